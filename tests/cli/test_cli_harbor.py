@@ -39,13 +39,13 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str
 def test_lint_says_what_is_different_here(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = call(capsys, "lint", str(task))
     assert (code, said["missions"], said["suite"]) == (0, 1, "task")
-    assert said["notes"] == {"task": ["task.toml: environment.fancy means nothing here"]}
+    assert said["notes"] == {"task": ["task.toml: environment.fancy is not supported and was ignored"]}
     code, said = call(capsys, "lint", str(task), "--host-root")
     assert said["notes"]["task"][0].startswith("not comparable: ")
     (task / "tests/test.sh").unlink()
     code, said = call(capsys, "lint", str(task))
     assert (code, said["error"]["code"]) == (1, "SUITE_INVALID")
-    assert [each["message"] for each in said["problems"]] == ["tests/test.sh is not there"]
+    assert [each["message"] for each in said["problems"]] == ["tests/test.sh is missing"]
 
 
 @pytest.mark.needs("bubblewrap")

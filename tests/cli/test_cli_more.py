@@ -135,7 +135,7 @@ def test_doctor_says_what_holds_and_keeps_it(
     assert main(["doctor", "--quick", "--provider", "off"]) == 0
     said = capsys.readouterr().out
     assert "network none is not enforced" in said
-    assert "usage limit (cut to 8 days: a later time was named): nothing uses https://model KEY until 2" in said
+    assert "usage limit (cut to 8 days: a later time was given): https://model KEY is not used until 2" in said
     assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 1  # asked for, and not there
     refused = json.loads(capsys.readouterr().out)
     assert (refused["ok"], refused["error"]["code"]) == (False, "SANDBOX_UNAVAILABLE")

@@ -85,10 +85,10 @@ def test_a_run_says_for_which_limit_it_waits(
     if jsonl:
         (event,) = (each for line in said.out.splitlines() if (each := json.loads(line)).get("event") == "waiting")
         assert (event["attempt_id"], event["mission_id"]) == ("answer.1", "answer")
-        assert event["message"].startswith("usage limit (cut to 8 days: a later time was named): nothing uses https://")
+        assert event["message"].startswith("usage limit (cut to 8 days: a later time was given): https://")
     else:
         (line,) = (line for line in said.err.splitlines() if line.startswith("waiting: usage limit"))
-        assert "nothing uses https://model\\x1b KEY until 2" in line
+        assert "https://model\\x1b KEY is not used until 2" in line
 
 
 def test_a_run_that_waits_for_room_says_so(
@@ -120,7 +120,7 @@ def test_a_run_that_does_not_pass_says_no_and_why(ran: Path, capsys: pytest.Capt
     assert told(capsys)["documents"]["feedback.json"]["claimed"] == "success"
     assert main(["attempt", "explain", "lies.1", "--run", str(ran)]) == 0
     words = capsys.readouterr().out
-    assert words.startswith("lies.1: claimed success, and failed verification\nThe verifier's command `grep -qx 42 ans")
+    assert words.startswith("lies.1: claimed success but failed verification\nThe verifier's command `grep -qx 42 ans")
     assert "\x1b" not in words
     assert main(["attempt", "interrupt", "lies.1", "--run", str(ran)]) == 0
     assert "ended already" in capsys.readouterr().out
@@ -173,7 +173,7 @@ def test_what_nothing_verifies_and_what_is_shared_is_said(tmp_path: Path, capsys
     assert "0 of 2 verified as done: nothing verifies these missions\n" in text
     assert "isolation: shared, so that attempts could reach each other" in text
     assert main(["attempt", "explain", "one.1", "--run", str(tmp_path / "out")]) == 0
-    assert "It shared its agent's process with other attempts" in capsys.readouterr().out
+    assert "It shared the agent's process with other attempts" in capsys.readouterr().out
 
 
 def test_why_missions_are_not_comparable_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

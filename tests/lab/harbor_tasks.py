@@ -1,4 +1,4 @@
-"""Small tasks in Harbor's format, written by the tests that run them, and runs of them."""
+"""Helpers that write small tasks in Harbor's format and run them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def task(
     test: str = PASSES_IF.format(condition="grep -qx 42 /app/answer.txt"),
     solve: str | None = "#!/bin/sh\necho 42 > /app/answer.txt\n",
 ) -> Path:
-    """The directory of a task that asks for a 42 in /app/answer.txt, unless something else is said."""
+    """Create the directory of a task that, by default, asks for a 42 in /app/answer.txt."""
     put(root / "task.toml", toml)
     put(root / "instruction.md", "Write 42 into /app/answer.txt\n")
     put(root / "tests/test.sh", test)
@@ -56,7 +56,7 @@ def task(
 
 
 class Ran:
-    """A run of tasks, with what is asked of it."""
+    """A run of tasks, with helpers to inspect it."""
 
     def __init__(
         self,

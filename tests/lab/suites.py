@@ -1,4 +1,4 @@
-"""Running suites in tests: small helpers around the same things the command line uses."""
+"""Helpers that run suites in tests, through the functions that the command line uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = '[suite]\nid = "test"\n'
 
 
 def mission(id: str, *steps: dict[str, Any], **fields: Any) -> str:
-    """A mission as TOML, with a script."""
+    """Return a mission as TOML, with a script."""
     lines = ["[[mission]]", f'id = "{id}"', 'prompt = "do it"', *(f"{name} = {toml(v)}" for name, v in fields.items())]
     for step in steps:
         lines += ["[[mission.script.step]]", *(f"{name} = {toml(value)}" for name, value in step.items())]
@@ -51,7 +51,7 @@ def say(text: str) -> dict[str, Any]:
 
 
 def plan(source: str, out: Path, base: Path, *, trust: bool = False, **options: Any) -> Plan:
-    """Plan a run; `trust` is consent to what the suite asks for beyond the defaults."""
+    """Plan a run; `trust` gives consent to what the suite requests beyond the defaults."""
     fields: dict[str, Any] = {"concurrency": 4, "provider": "bubblewrap", "chain": "scripted", **options}
     made = Plan(
         run_id=IdSource().new_id("run"),
@@ -75,7 +75,7 @@ def conduct(made: Plan, out: Path, on_event: OnEvent | None = None) -> Path:
 
 @contextlib.contextmanager
 def serving(*argv: str) -> Iterator[str]:
-    """A Python program that prints its address, as long as the block lasts."""
+    """Run a Python program that prints its address, for the duration of the block."""
     server = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
@@ -86,7 +86,7 @@ def serving(*argv: str) -> Iterator[str]:
 
 
 def patch_workers(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Let every worker of a run run some code first, which has `worker`, the module."""
+    """Make every worker of a run execute `code` first; `worker` is the module."""
     start = subprocess.Popen
 
     def hire(argv: list[str], **options: Any) -> subprocess.Popen[Any]:

@@ -1,4 +1,4 @@
-"""What is kept of a long text is redacted before it is cut: a secret across the cut leaves nothing behind."""
+"""Long texts are redacted before they are cut, so a secret across the cut leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LEAST = 6
 
 
 def prints(dots: int, *, behind: int = 0, to: int = 1) -> str:
-    """A command that prints the key between dots, and has no part of it that counts in its own words."""
+    """Return a command that prints the key between dots without containing it."""
     pieces = " ".join(KEY[at : at + LEAST - 1] for at in range(0, len(KEY), LEAST - 1))
     return f"{{ printf '%0{dots}d'; printf %s {pieces}; printf '%0{behind or 1}d'; }} >&{to}"
 
 
-def test_a_secret_across_a_cut_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_across_a_cut_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOO_API_KEY", KEY)
     kept, more = VERIFIER_KEPT, 2 * VERIFIER_KEPT
     verifier = [prints(kept - 20, behind=more, to=1), prints(more, behind=kept - 30, to=2)]

@@ -1,4 +1,4 @@
-"""Who is to blame for an attempt that failed: the agent, unless a failure was seen from outside its box."""
+"""A failure counts against the agent unless it was observed from outside its box."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Results = dict[str, tuple[str | None, str]]
 
 
 def ran(tmp_path: Path, model: str, missions: str, **options: Any) -> tuple[Plan, Path, Results]:
-    """Attempts by programs that are Python, their prompts the source; the code of the infra failure, and the reason."""
+    """Run Python programs given as prompts; return the infrastructure failure code and the reason of each."""
     out = tmp_path / "out"
     agent = {"command": ["/usr/bin/python3", "-"], "base_url": model, **options.pop("settings", {})}
     options = {"chain": "process", "runtimes": {"process": agent}, "retries": 1, **options}
@@ -71,7 +71,7 @@ def ran(tmp_path: Path, model: str, missions: str, **options: Any) -> tuple[Plan
     return made, out, {id: (each.result.infra, each.result.reason) for id, each in found.items() if each.result}
 
 
-def test_what_a_program_says_or_does_to_itself_is_its_own_failure(tmp_path: Path, model: str) -> None:
+def test_failures_a_program_reports_or_causes_count_against_it(tmp_path: Path, model: str) -> None:
     says = json.dumps({"type": "error", "status": 429, "message": "rate limited"})
     result = {"type": "result", "is_error": True, "api_error_status": 529, "result": "overloaded", "usage": {}}
     missions = mission("kills-itself", "import os; os.kill(os.getpid(), 9)")
@@ -82,7 +82,7 @@ def test_what_a_program_says_or_does_to_itself_is_its_own_failure(tmp_path: Path
     assert found == {
         "kills-itself.1": (None, "turn_failed"),
         "says-429.1": (None, "turn_failed"),
-        "says-529.1": (None, "completed"),  # of another dialect: not understood
+        "says-529.1": (None, "completed"),  # another dialect, not recognized
         "asks-for-nonsense.1": (None, "turn_failed"),
     }
     credential = credential_of(made)
@@ -91,7 +91,7 @@ def test_what_a_program_says_or_does_to_itself_is_its_own_failure(tmp_path: Path
     assert (state.halved_at, state.why) == (0.0, "")
 
 
-def test_an_overload_that_only_claude_claims_is_its_own_failure(tmp_path: Path, model: str) -> None:
+def test_overload_only_claimed_by_claude_counts_against_it(tmp_path: Path, model: str) -> None:
     result = {"type": "result", "is_error": True, "api_error_status": 529, "result": "overloaded", "usage": {}}
     _, _, found = ran(
         tmp_path, model, mission("says", f"print({json.dumps(result)!r})"), settings={"output": "claude_stream"}
@@ -99,7 +99,7 @@ def test_an_overload_that_only_claude_claims_is_its_own_failure(tmp_path: Path, 
     assert found == {"says.1": (None, "turn_failed")}
 
 
-def test_a_failure_that_the_gateway_saw_is_no_failure_of_the_agent(tmp_path: Path, model: str) -> None:
+def test_failure_seen_by_the_gateway_does_not_count_against_the_agent(tmp_path: Path, model: str) -> None:
     missions = mission("limited", ASK + "ask('[[http 429 retry_after=1]]'); sys.exit(1)")
     missions += mission("recovered", ASK + "ask('[[http 429]]'); ask('[[say fine]]'); sys.exit(1)")
     missions += mission("completed", ASK + "ask('[[http 500]]')")
@@ -116,7 +116,7 @@ def test_a_failure_that_the_gateway_saw_is_no_failure_of_the_agent(tmp_path: Pat
     assert Limiter(credential, 4).state().halved_at > 0
 
 
-def test_a_program_that_waits_for_a_failed_model_has_not_run_out_of_time_by_itself(tmp_path: Path, model: str) -> None:
+def test_timeout_while_waiting_for_a_failed_model_is_an_infra_failure(tmp_path: Path, model: str) -> None:
     retrying = ASK + "while True:\n    ask('[[http 401]]'); time.sleep(0.1)"
     missions = mission("refused", retrying, timeout=4.0)
     missions += mission("slow", ASK + "ask('[[say fine]]'); time.sleep(600)", timeout=4.0)
@@ -127,7 +127,7 @@ def test_a_program_that_waits_for_a_failed_model_has_not_run_out_of_time_by_itse
     assert record["error"]["seen_by"] == "gateway"
 
 
-def test_a_look_at_the_base_url_leaves_the_evidence_valid(tmp_path: Path, model: str) -> None:
+def test_request_to_the_base_url_keeps_the_evidence_valid(tmp_path: Path, model: str) -> None:
     look = ASK + "urllib.request.urlopen(urllib.request.Request(url, method='HEAD'))\nask('[[say fine]]')"
     made, out, found = ran(tmp_path, model, mission("looks", look))
     assert found == {"looks.1": (None, "completed")}

@@ -32,7 +32,7 @@ def run(suite: str, tmp_path: Path, **options: Any) -> dict[str, Attempt]:
 
 
 def test_config_written_by_the_agent_does_not_configure_the_verifier(tmp_path: Path) -> None:
-    """A wrong answer stays the agent's failure, whatever configuration the agent leaves beside it."""
+    """A wrong answer counts against the agent, whatever configuration it leaves."""
     missions = [
         mission(
             name,

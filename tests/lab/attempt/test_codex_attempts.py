@@ -1,4 +1,4 @@
-"""Real Codex attempts against a fake model: many at once, limits that pause them, and the same by another way."""
+"""Real Codex attempts against a fake model: concurrent ones, limits that pause them, and parity with a command line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ anyio.run(serve)
 
 @pytest.fixture
 def limited_once() -> Iterator[str]:
-    """A model that says of the first request of all that the plan is used up, for a few seconds."""
+    """Run a model that reports an exhausted plan for a few seconds at the very first request."""
     with serving("-c", LIMITED_ONCE) as url:
         yield url
 
@@ -69,7 +69,7 @@ def codex(source: str, out: Path, model: str, **options: Any) -> Plan:
     return plan(source, out, out.parent, chain="codex_app_server!", flags=said, **options)
 
 
-def test_many_attempts_at_once_each_in_its_own_session_and_trace(
+def test_concurrent_attempts_have_separate_sessions_and_traces(
     tmp_path: Path, model: str, rounds: Callable[[int, int], int]
 ) -> None:
     count = rounds(6, 18)
@@ -104,7 +104,7 @@ def test_many_attempts_at_once_each_in_its_own_session_and_trace(
     assert [each.code for each in validate(load_bundle(run), strict=True)] == []
 
 
-def test_a_shared_process_carries_many_attempts_and_none_of_them_is_promotable(tmp_path: Path, model: str) -> None:
+def test_shared_process_runs_many_attempts_and_none_is_promotable(tmp_path: Path, model: str) -> None:
     source = HEAD + "".join(
         prompt(f"m{n}", f"[[run echo marker-{n}-marker; echo 42 > answer.txt]] [[say done]]") for n in range(3)
     )
@@ -123,7 +123,7 @@ def test_a_shared_process_carries_many_attempts_and_none_of_them_is_promotable(t
         assert not emit_promotion(run / found[f"m{n}.1"].path).promotable
 
 
-def test_a_usage_limit_pauses_the_credential_and_burns_no_attempts(tmp_path: Path, limited_once: str) -> None:
+def test_usage_limit_pauses_the_credential_without_using_up_attempts(tmp_path: Path, limited_once: str) -> None:
     source = HEAD + prompt("limited", "[[run echo 42 > answer.txt]] [[say done]]")
     made = codex(source, tmp_path / "out", limited_once, retries=0)
     conduct(made, tmp_path / "out")
@@ -161,7 +161,7 @@ MISSIONS = HEAD + "".join(
 )
 
 
-def test_the_same_missions_score_the_same_by_protocol_and_by_command_line(tmp_path: Path, model: str) -> None:
+def test_protocol_and_command_line_score_the_same(tmp_path: Path, model: str) -> None:
     native = codex(MISSIONS, tmp_path / "native", model)
     binary = find_binary()
     port = model.split(":")[2].split("/")[0]

@@ -1,4 +1,4 @@
-"""Conditions in real attempts: what the agent said, called and left, held against `expect` by one run."""
+"""Conditions of `expect` checked in one real run against what the agent said, called and left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case(NamedTuple):
     expect: dict[str, Any]
     verified: str
     found: str = ""
-    """What a condition that is not met says it found."""
+    """The value that an unmet condition reports."""
 
 
 def file(verified: str, found: str = "", **condition: Any) -> Case:
@@ -63,7 +63,7 @@ SAID = {
     "no-members": Case({"result_json": {}}, "none"),
     "words": Case({"result": "fortytwo"}, "passed"),
     "members": Case({"result_json": {"answer": "fortytwo"}}, "passed"),
-    "said-nothing": Case({"result": "."}, "failed", "nothing was said"),
+    "said-nothing": Case({"result": "."}, "failed", "no message"),
     "other-words": Case({"result": "fiftytwo"}, "failed", ANSWER),
 }
 CALLED = {
@@ -74,9 +74,9 @@ CALLED = {
     "other-exit-code": Case({"commands": [{"match": "^echo hi$", "exit_code": 1}]}, "failed", "0"),
     "no-exit-code": Case({"commands": [{"match": "^write_file", "exit_code": 0}]}, "failed", "unknown"),
     "any-exit-code": Case({"commands": [{"match": "^write_file"}]}, "passed"),
-    "missing-program": Case({"observed": True, "commands": ["^no-such-program"]}, "failed", "3 others"),
+    "missing-program": Case({"observed": True, "commands": ["^no-such-program"]}, "failed", "3 other calls"),
     "failed-tool": Case({"observed": True, "commands": ["^read_file"]}, "passed"),
-    "refused-path": Case({"observed": True, "commands": ["^write_file .*outside"]}, "failed", "3 others"),
+    "refused-path": Case({"observed": True, "commands": ["^write_file .*outside"]}, "failed", "3 other calls"),
 }
 CALLS = (
     write("note", "x"),
@@ -114,6 +114,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.parametrize(("id", "case"), (FILES | SAID | CALLED).items(), ids=FILES | SAID | CALLED)
-def test_a_condition_holds_or_says_what_was_found(ran: Ran, id: str, case: Case) -> None:
+def test_condition_is_met_or_reports_what_was_found(ran: Ran, id: str, case: Case) -> None:
     assert ran.verified[id] == case.verified, ran.unmet[id]
     assert [case.found in each["found"] for each in ran.unmet[id]] == [True] * (case.verified == "failed")

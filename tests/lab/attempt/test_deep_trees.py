@@ -1,4 +1,4 @@
-"""An agent that nests directories deeper, or names them longer, than programs can bear ends like any other."""
+"""An agent that creates very deep or long paths ends like any other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def nest(levels: int, name: str) -> str:
     return NEST.format(levels=levels, name=f'"{name}"')
 
 
-def test_it_ends_with_evidence_and_disturbs_nobody(deep_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_deep_tree_ends_with_evidence_and_affects_no_other_attempt(
+    deep_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     answer = {"commands": ["test -e answer"]}
     source = HEAD + "".join(
         [
@@ -44,6 +46,6 @@ def test_it_ends_with_evidence_and_disturbs_nobody(deep_path: Path, capfd: pytes
     for each in found.values():
         assert document(out, made, each, "artifact_index.json")["status"] == "ok"
         left = document(out, made, each, "final_snapshot.json")["not_in_it"]
-        assert len(left) == (each.id != "neighbour.1"), "what is too deep is named"
+        assert len(left) == (each.id != "neighbour.1"), "paths that are too deep are listed"
     assert verify(run).ok
     assert not (out / ".work" / made.run_id).exists()

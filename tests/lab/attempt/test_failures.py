@@ -1,4 +1,4 @@
-"""Whatever goes wrong in an attempt ends that attempt, with a code: not its worker, not its siblings, not its run."""
+"""A failure in an attempt ends that attempt with a code, and affects no worker, other attempt or run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that whatever kills it kills all that is under way."""
+    """Make whatever kills one attempt kill all running ones."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
@@ -55,7 +55,7 @@ def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]
 
 
 def until(made: Plan, out: Path, ended: str, then: str) -> Callable[[dict[str, Any]], None]:
-    """When one attempt has ended, another, which would go on for ever, is interrupted."""
+    """When one attempt has ended, interrupt another that would never end."""
 
     def hear(event: dict[str, Any]) -> None:
         if event["event"] == "ended" and event["attempt_id"] == ended:
@@ -84,7 +84,7 @@ def gone(path: Path) -> None:
     ("damage", "code", "tries"),
     [(not_utf8, "PROOFBOX_INTERNAL", 1), (directory, "PROOFBOX_IO", 2), (gone, "PROOFBOX_IO", 2)],
 )
-def test_an_unexpected_error_ends_one_attempt_and_its_siblings_go_on(
+def test_unexpected_error_ends_only_its_attempt(
     out: Path, tmp_path: Path, damage: Callable[[Path], None], code: str, tries: int
 ) -> None:
     (tmp_path / "prompt.txt").write_text("do it")
@@ -119,7 +119,7 @@ WORDS = {"says": '{"status": "success", "s": "\\ud800"}', "says-much": '{"a":' *
 
 @boxed
 @pytest.mark.usefixtures("one_worker")
-def test_nothing_that_an_agent_leaves_or_says_ends_more_than_its_attempt(out: Path, tmp_path: Path) -> None:
+def test_agent_output_cannot_end_other_attempts(out: Path, tmp_path: Path) -> None:
     hooks = command(f"mkdir {STRANGE}; echo > {STRANGE}/conftest.py; mkfifo p{STRANGE}")
     source = HEAD + "".join(
         [
@@ -154,7 +154,7 @@ artifacts.write_all = fails
 
 @boxed
 @pytest.mark.usefixtures("one_worker")
-def test_documents_that_can_not_be_written_fail_the_bundle_and_the_attempt_is_tried_again(
+def test_unwritable_documents_fail_the_bundle_and_the_attempt_is_retried(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch_workers(monkeypatch, CAN_NOT_WRITE)
@@ -182,7 +182,7 @@ BundleWriter._commit = fails
 
 @boxed
 @pytest.mark.usefixtures("one_worker")
-def test_a_worker_that_can_not_commit_an_attempt_gives_it_up_and_keeps_the_others(
+def test_worker_gives_up_an_attempt_that_it_cannot_commit(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch_workers(monkeypatch, CAN_NOT_COMMIT)
@@ -203,10 +203,10 @@ def test_a_worker_that_can_not_commit_an_attempt_gives_it_up_and_keeps_the_other
 
 @boxed
 @pytest.mark.parametrize("left", ["", "/.proofbox-tmp-left", "/a-file"])
-def test_a_place_that_is_taken_ends_the_attempt_and_not_the_run(
+def test_occupied_attempt_path_fails_the_attempt_not_the_run(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    """As by a worker that was killed before it had a status to its name, or by somebody else's files."""
+    """Simulate a worker killed before it wrote a status, or files of another program."""
     place = f"'/'.join(sys.argv[1:3]) + '/attempts/answer.1.e1{left}'"
     patch_workers(monkeypatch, f"os.makedirs(os.path.dirname({place}), exist_ok=True)\nopen({place}, 'a').close()")
     made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
@@ -215,7 +215,7 @@ def test_a_place_that_is_taken_ends_the_attempt_and_not_the_run(
     assert load_bundle(run).index.status == "partial"
 
 
-def test_a_template_that_could_not_be_made_is_made_for_the_next(tmp_path: Path) -> None:
+def test_failed_template_is_created_again_for_the_next_attempt(tmp_path: Path) -> None:
     templates = Templates(tmp_path / "templates", "w", SystemClock())
     for _ in range(2):
         with pytest.raises(FileNotFoundError):
@@ -229,9 +229,7 @@ def test_a_template_that_could_not_be_made_is_made_for_the_next(tmp_path: Path) 
     forget_workspaces(tmp_path / "templates", lambda _: None)
 
 
-def test_templates_are_kept_open_one_for_each_who_forks_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_open_template_is_kept_per_concurrent_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Workspace] = []
     closed: list[Workspace] = []
     plain_open, plain_close = Workspace.open, Workspace.close
@@ -253,16 +251,16 @@ def test_templates_are_kept_open_one_for_each_who_forks_at_once(
         forks = threads.map(lambda number: templates.fork("m", tmp_path / f"fork-{number}"), range(FORKS_OF_A_STORE))
         for fork in forks:
             fork.forget()
-    assert 1 <= len(opened) <= 4, "as many as forked at once, and no more"
+    assert 1 <= len(opened) <= 4, "at most one per concurrent fork"
     assert not set(opened) & set(closed)
     for number in range(MOST_IDLE):
         (tmp_path / f"templates/m{number}" / GIVEN).mkdir(parents=True)
         templates.fork(f"m{number}", tmp_path / f"fork-of-m{number}").forget()
-    assert set(opened) & set(closed) == set(opened[:-MOST_IDLE]), "the last used ones stay open, and no others"
+    assert set(opened) & set(closed) == set(opened[:-MOST_IDLE]), "only the most recently used ones stay open"
     forget_workspaces(tmp_path / "templates", lambda _: None)
 
 
-def test_a_template_that_breaks_while_it_is_idle_harms_no_other_mission(tmp_path: Path) -> None:
+def test_broken_idle_template_does_not_affect_other_missions(tmp_path: Path) -> None:
     templates = Templates(tmp_path / "templates", "w", SystemClock())
     for number in range(MOST_IDLE + 2):
         (tmp_path / f"templates/m{number}" / GIVEN).mkdir(parents=True)
@@ -279,10 +277,10 @@ def group(*errors: Exception) -> ExceptionGroup[Exception]:
     return ExceptionGroup("several", [ExceptionGroup("inner", list(errors))])
 
 
-def test_every_error_comes_to_one_with_a_code() -> None:
+def test_every_error_maps_to_a_typed_error() -> None:
     ours = RuntimeCrashed("it is gone", op="turn")
     assert typed(ours) is ours
-    assert typed(group(ValueError("x"), ours)) is ours, "a task group hides it"
+    assert typed(group(ValueError("x"), ours)) is ours, "found inside a task group"
     assert typed(group(KeyError("x"))).code == "PROOFBOX_INTERNAL"
     full = typed(OSError(errno.ENOSPC, "No space left on device"))
     assert (full.code, full.retryable) == ("PROOFBOX_IO", True)
@@ -291,7 +289,7 @@ def test_every_error_comes_to_one_with_a_code() -> None:
     assert "ZeroDivisionError" in internal.message
 
 
-def test_only_what_may_go_better_is_tried_again() -> None:
+def test_only_retryable_failures_are_retried() -> None:
     clock = SystemClock()
     assert retry_after(None, clock) is None
     assert retry_after(AgentError("no", op="turn"), clock) is None
@@ -301,7 +299,7 @@ def test_only_what_may_go_better_is_tried_again() -> None:
 
 
 @given(st.recursive(st.text(st.characters(categories=None)), lambda it: st.lists(it) | st.dictionaries(st.text(), it)))
-def test_whatever_is_said_can_be_written_down(said: Any) -> None:
+def test_any_agent_text_can_be_recorded(said: Any) -> None:
     written = sayable(said)
     parse_strict(canonical_bytes(written))
     try:
@@ -319,7 +317,7 @@ def test_whatever_is_said_can_be_written_down(said: Any) -> None:
         ("oracle", "off", {"solution": "solve.sh"}, "SANDBOX_POLICY_REFUSED"),
     ],
 )
-def test_a_box_that_can_not_be_had_is_no_failure_of_the_agent(
+def test_unavailable_box_does_not_count_against_the_agent(
     out: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -337,7 +335,7 @@ def test_a_box_that_can_not_be_had_is_no_failure_of_the_agent(
 
 
 @boxed
-def test_a_box_that_did_not_start_under_the_first_command_is_no_failure_of_the_agent(
+def test_box_failure_at_first_command_does_not_count_against_the_agent(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "bin"

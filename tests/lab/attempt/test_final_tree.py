@@ -1,4 +1,4 @@
-"""What a snapshot can't tell is not taken for absent."""
+"""Paths that a snapshot cannot answer for are not reported as absent."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from proofbox.workspace.model import SkippedPath
 from proofbox.workspace.workspace import Workspace
 
 
-def test_nobody_can_tell_what_is_below_a_directory_that_was_not_read(tmp_path: Path) -> None:
+def test_content_of_an_unreadable_directory_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     with Workspace.init(tmp_path / "ws", track=False) as workspace:
         final = workspace.snapshot("final")
         find = finder(workspace, msgspec.structs.replace(final, skipped=(SkippedPath("closed", "Permission denied"),)))
         below = find(("closed", "x"), None)
-        assert (below.there, below.what) == (None, "closed is in no snapshot: Permission denied")
+        assert (below.there, below.what) == (None, "closed is not in the snapshot: Permission denied")
         assert find(("closed",), None).there is True
         assert find(("other",), None) == NOTHING

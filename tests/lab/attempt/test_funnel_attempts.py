@@ -1,4 +1,4 @@
-"""Process agents in a suite: what they have run through the funnel is in the evidence as observed, and nothing else is.
+"""Process agents in a suite: only calls through the funnel are recorded as observed.
 
 The agent is a shell, and its mission's prompt is the script that it plays.
 """
@@ -25,7 +25,7 @@ from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import Plan
 
-# One run for all of these: they go to one worker.
+# All use one run, so they must run in one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("funnel")]
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
@@ -142,7 +142,7 @@ def run(suite: str, base: Path) -> Ran:
     return Ran(out, made, attempts(made, out))
 
 
-def test_the_evidence_of_all_of_them_is_whole_and_verifies(ran: Ran) -> None:
+def test_evidence_of_all_attempts_is_complete_and_verifies(ran: Ran) -> None:
     bundle = load_bundle(ran.out / ran.plan.run_id)
     assert validate(bundle, strict=True) == []
     assert verify(ran.out / ran.plan.run_id).ok
@@ -161,12 +161,12 @@ def test_calls_are_steps_with_snapshots_and_decisions(ran: Ran) -> None:
     assert (report["tool_calls"], report["tool_calls_observed"]) == (2, 2)
 
 
-def test_what_is_done_directly_is_in_the_files_and_in_no_call(ran: Ran) -> None:
+def test_direct_actions_change_files_but_record_no_call(ran: Ran) -> None:
     assert ran.result("direct").verified == "passed"
     assert ran.calls("direct") == []
 
 
-def test_a_forged_call_is_the_agent_s_word_and_does_not_count(ran: Ran) -> None:
+def test_forged_call_is_not_observed_and_does_not_count(ran: Ran) -> None:
     assert [source for _, _, source in ran.calls("forges")] == ["runtime_reported"] * 2
     assert ran.result("forges").verified == "failed"
     assert ran.result("has-it-run").verified == "passed"
@@ -210,14 +210,15 @@ def test_a_condition_can_ask_for_an_exit_code(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize("id", ["no-server", "no-such-tool"])
-def test_a_tool_call_that_no_server_carried_out_does_not_count(ran: Ran, id: str) -> None:
+def test_tool_call_that_no_server_ran_does_not_count(ran: Ran, id: str) -> None:
     calls = lines(ran.out, ran.plan, ran.attempts[f"{id}.1"], "tool.calls.jsonl")
     found = [call["started"] for call in calls if call["tool"] == "mcp/delete_file"]
-    assert found in ([[False]] if id == "no-such-tool" else [[None], []])  # a server that is gone may be asked or not
+    # A server that has exited may or may not be called.
+    assert found in ([[False]] if id == "no-such-tool" else [[None], []])
     assert ran.result(id).verified == "failed"
 
 
-def test_what_was_declined_was_not_run(ran: Ran) -> None:
+def test_declined_call_is_not_run(ran: Ran) -> None:
     assert ran.calls("declined-and-unwanted") == [("git push origin", "declined", "observed")]
     assert ran.result("declined-and-unwanted").verified == "passed"
     assert ran.result("declined-and-wanted").verified == "failed"
@@ -233,14 +234,14 @@ def test_conditions_see_the_tools_of_a_server_as_policies_do(ran: Ran) -> None:
     assert unmet["found"] in [each["subject"] for each in decisions]
 
 
-def test_failures_are_counted_by_what_they_were(ran: Ran) -> None:
+def test_failures_are_counted_by_code(ran: Ran) -> None:
     def failures(id: str) -> Any:
         return document(ran.out, ran.plan, ran.attempts[f"{id}.1"], "attempt.report.json")["tool_failures"]
 
     assert (failures("fails"), failures("declined"), failures("honest")) == ({"exit_3": 1}, {"declined": 1}, {})
 
 
-def test_nonsense_leaves_the_record_as_it_is(ran: Ran) -> None:
+def test_malformed_requests_do_not_change_the_record(ran: Ran) -> None:
     assert ran.result("garbage").infra is None
     assert ran.calls("garbage") == [("true", "completed", "observed")]
 
@@ -257,7 +258,7 @@ def test_a_call_left_running_ends_with_its_turn(ran: Ran) -> None:
     assert status == "abandoned"
 
 
-def test_time_and_budget_end_the_calls_as_well(ran: Ran, tmp_path: Path) -> None:
+def test_timeout_and_budget_end_running_calls(ran: Ran, tmp_path: Path) -> None:
     assert ran.result("too-many").reason == "budget_exceeded"
 
     def too_long(limit: float) -> Ran:
@@ -279,7 +280,7 @@ def test_secrets_are_redacted_and_nothing_is_left(ran: Ran) -> None:
             continue
 
 
-def test_as_a_user_types_it(tmp_path: Path) -> None:
+def test_funnel_suite_runs_from_the_command_line(tmp_path: Path) -> None:
     """A suite, the settings of the runtime, one command."""
     (tmp_path / "agent.sh").write_text("cat >/dev/null; proofbox run -n -- sh -c 'echo 42 > answer.txt'; echo done\n")
     (tmp_path / "suite.toml").write_text(HEAD + mission("answer", "write 42", verify=ANSWER))

@@ -1,4 +1,4 @@
-"""What an agent says is read by a fixed rule, and what is expected of it is held against what was seen."""
+"""Claims are read by a fixed rule, and expectations are compared with what was observed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_feedback_is_exactly_one_of_the_two_and_can_be_stored(message: str) -> N
     assert len(canonical_bytes(document)) < 1 << 20
 
 
-def test_every_condition_that_does_not_hold_is_named() -> None:
+def test_every_unmet_condition_is_reported() -> None:
     expect = Expect(
         claimed="success",
         result="4[23]",
@@ -83,7 +83,7 @@ def test_every_condition_that_does_not_hold_is_named() -> None:
     ]
 
 
-def test_nothing_expected_is_nothing_unmet() -> None:
+def test_no_expectations_means_nothing_unmet() -> None:
     assert unmet(Expect(), read_feedback("whatever"), [], no_files) == []
 
 
@@ -96,7 +96,7 @@ def test_members_are_compared_as_json() -> None:
     ]
 
 
-def test_of_a_long_message_both_ends_are_kept_and_its_beginning_claims() -> None:
+def test_long_message_keeps_both_ends_and_its_beginning_is_the_claim() -> None:
     found = read_feedback("done: " + "x" * 100_000 + "the last words")
     assert (found.claimed, found.truncated) == ("success", True)
     assert found.said is not None

@@ -1,4 +1,4 @@
-"""An attempt is stopped wherever it is, its siblings go on, and what is told of it is what happens."""
+"""An attempt can be interrupted in any state without affecting others, and the message says what happens."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def when(event: str, id: str, act: Callable[[], None]) -> Callable[[dict[str, An
             {"setup": [LONG], "verify": ANSWER},
             STOPPED,
             "before its agent is begun",
-            "on request, while it was set up",
+            "on request, during setup",
         ),
         (
             "verifying",
             {"verify": {"commands": [LONG]}, "expect": {"claimed": "success"}},
             ("success", "none", None, "interrupted"),
             "so that it is not verified",
-            "on request, while it was verified",
+            "on request, during verification",
         ),
     ],
 )
-def test_one_in_its_setup_or_its_verifier_is_stopped_there(
+def test_interrupt_stops_setup_and_verifier(
     out: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -91,7 +91,7 @@ def test_one_in_its_setup_or_its_verifier_is_stopped_there(
     assert validate(load_bundle(run), strict=False) == []
 
 
-def test_one_in_the_queue_is_never_begun(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_queued_attempt_never_starts(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = HEAD + mission("waits", command(LONG), verify=ANSWER) + mission("queued", *DOES_IT, verify=ANSWER)
     made = plan(source, out, tmp_path, concurrency=1)
     said: list[str] = []
@@ -101,7 +101,7 @@ def test_one_in_the_queue_is_never_begun(out: Path, tmp_path: Path, capsys: pyte
         events.append((event["attempt_id"], event["event"]))
         if events[-1] == ("waits.1", "running"):
             said.append(interrupt(out, "queued.1", capsys))
-        if events[-1] == ("queued.1", "ended"):  # and not in its turn
+        if events[-1] == ("queued.1", "ended"):  # before its turn
             said.append(interrupt(out, "waits.1", capsys))
 
     run = conduct(made, out, hear)
@@ -118,7 +118,7 @@ def test_one_in_the_queue_is_never_begun(out: Path, tmp_path: Path, capsys: pyte
     assert {each.code for each in validate(inner, strict=True)} == {"artifact_missing"}
 
 
-def test_one_that_waits_for_its_next_try_is_not_waited_for(out: Path, tmp_path: Path) -> None:
+def test_interrupt_cancels_a_pending_retry(out: Path, tmp_path: Path) -> None:
     later = {"fault": "usage_limit", "resets_at": 4_000_000_000}
     made = plan(HEAD + mission("limited", later), out, tmp_path)
 
@@ -133,7 +133,7 @@ def test_one_that_waits_for_its_next_try_is_not_waited_for(out: Path, tmp_path: 
     }
 
 
-def test_where_nobody_conducts_the_run_it_takes_effect_when_that_is_resumed(
+def test_interrupt_without_a_conductor_takes_effect_on_resume(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = HEAD + mission("killed", *DOES_IT, verify=ANSWER) + mission("queued", *DOES_IT, verify=ANSWER) + GOOD
@@ -155,10 +155,10 @@ def test_where_nobody_conducts_the_run_it_takes_effect_when_that_is_resumed(
     }
 
 
-def test_one_that_ended_with_its_run_is_not_tried_again(
+def test_interrupted_attempt_that_ended_with_its_run_is_not_retried(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As after Ctrl-C: what was under way is closed, and would be tried again when the run is resumed."""
+    """As after Ctrl-C: running attempts are closed, and would be retried when the run is resumed."""
     made = plan(HEAD + mission("waits", command("sleep 600"), verify=ANSWER), out, tmp_path)
 
     def leave(_: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A mission's capabilities hold for the agent's tools and for its commands, whichever agent it is."""
+"""A mission's capabilities apply to the agent's tools and commands, for every agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("rules", "hidden"), [("sandbox", ".env"), ("rules.toml", "private/key")])
-def test_what_is_denied_is_out_of_reach_of_tools_and_commands(base: Path, rules: str, hidden: str) -> None:
+def test_denied_paths_are_unreachable_for_tools_and_commands(base: Path, rules: str, hidden: str) -> None:
     steps = (
         {"tool": "read_file", "args": {"path": hidden}},
         command(f"cat {hidden}; cat open.txt; grep -rs secret-of ."),
@@ -61,7 +61,7 @@ allow = ["**"]
 """
 
 
-def test_a_program_is_held_to_them_by_its_box(base: Path) -> None:
+def test_box_enforces_capabilities_on_a_program(base: Path) -> None:
     (base / "read.toml").write_text(READ_ALONE)
     settings = {"process": {"command": ["sh", "-c", "cat .env open.txt; echo x > open.txt; echo done"]}}
     source = HEAD + mission("looks", workspace="start", capabilities="read.toml")

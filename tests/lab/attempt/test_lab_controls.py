@@ -33,7 +33,7 @@ def test_oracle_passes_by_its_solution_and_nop_fails(tmp_path: Path) -> None:
     assert calls == []
 
 
-def test_oracle_without_a_solution_is_no_failure_of_the_mission(tmp_path: Path) -> None:
+def test_oracle_without_a_solution_does_not_fail_the_mission(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + mission("answer", verify=VERIFY), out, tmp_path, chain="oracle")
     conduct(made, out)

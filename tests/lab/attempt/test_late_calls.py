@@ -1,4 +1,4 @@
-"""Calls that outlive their turn: background commands, interrupted ones, sub-agents. All of them are on record."""
+"""Calls that outlive their turn are recorded: background commands, interrupted ones, sub-agents."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_shared_session_that_crashed_too_often_is_replaced(out: Path, model: str
         ("shared", "stray", "CALL_UNATTRIBUTED"),
     ],
 )
-def test_conditions_on_calls_fail_where_calls_may_be_missing(out: Path, isolation: str, mode: str, code: str) -> None:
+def test_conditions_on_calls_fail_if_calls_may_be_missing(out: Path, isolation: str, mode: str, code: str) -> None:
     expect = {"no_commands": ["^rm "], "max_tool_calls": 9, "min_tool_calls": 0, "claimed": "none"}
     source = HEAD + mission("odd", "do it", expect=expect, env=[f"FAKE_MODE={mode}"])
     said = {"base_url": "http://127.0.0.1:9/v1", "binary": str(FAKE)}

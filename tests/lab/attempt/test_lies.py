@@ -1,4 +1,4 @@
-"""An agent lies, tampers, kills, fills and leaves things behind: each is caught, or does nothing."""
+"""Agents that lie, tamper, kill processes, fill the disk or leave processes: each is caught or has no effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proofbox.lab.reports.explain import explain
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import Plan
 
-# One run for all of these: they go to one worker.
+# All use one run, so they must run in one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("lies")]
 
 CHECK = "import app\nassert app.answer() == 42\nprint('all is well')\n"
@@ -124,15 +124,15 @@ def test_planted_hooks_are_named(ran: Ran) -> None:
     assert sorted(report["put_back"]) == ["conftest.py", "sitecustomize.py"]
 
 
-def test_a_forged_line_is_in_no_trace_and_the_real_one_is_out_of_reach(ran: Ran) -> None:
+def test_forged_trace_lines_are_ignored_and_the_real_trace_is_unreachable(ran: Ran) -> None:
     attempt = ran.attempts["forges-a-trace.1"]
     (call,) = lines(ran.out, ran.plan, attempt, "tool.calls.jsonl")
     assert call["tool"] != "forged"
     found = [line for line in call["output_preview"].splitlines() if line.endswith(".jsonl")]
-    assert [Path(line).parent.name for line in found] == ["workspace"], "its own file, and none of ours"
+    assert [Path(line).parent.name for line in found] == ["workspace"], "its own file, not one of the evidence"
 
 
-def test_feedback_is_what_was_said_not_what_lies_about(ran: Ran) -> None:
+def test_feedback_is_the_final_message_not_a_file(ran: Ran) -> None:
     assert ran.verdict("fakes-feedback") == ("failure", "failed", None)
 
 
@@ -174,6 +174,6 @@ def test_secrets_are_in_no_file_of_the_evidence(ran: Ran) -> None:
             assert SECRET.encode() not in path.read_bytes(), path.name
 
 
-def test_the_evidence_of_all_of_it_verifies(ran: Ran) -> None:
+def test_evidence_of_all_attempts_verifies(ran: Ran) -> None:
     found = verify(ran.out)
     assert found.ok, found.findings

@@ -1,4 +1,4 @@
-"""What is recorded of a program that breaks off, and of one that is stopped."""
+"""Records of a program that crashes, and of one that is stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 
 def ran(tmp_path: Path, script: str, *, timeout: float = 60.0, **settings: Any) -> tuple[Path, Plan, Attempt]:
-    """One attempt of an agent that is a shell, and its prompt the script."""
+    """Run one attempt of a shell agent whose prompt is the script."""
     suite = f'{HEAD}[[mission]]\nid = "m"\nprompt = {json.dumps(script)}\ntimeout = {timeout}\n'
     out = tmp_path / "out"
     agent = {"command": ["/bin/sh", "-s"], **settings}
@@ -28,7 +28,7 @@ def ran(tmp_path: Path, script: str, *, timeout: float = 60.0, **settings: Any) 
     return out, made, attempts(made, out)["m.1"]
 
 
-def test_a_stream_that_breaks_off_is_in_the_report_and_no_valid_evidence(tmp_path: Path) -> None:
+def test_broken_stream_is_reported_and_invalidates_the_evidence(tmp_path: Path) -> None:
     started = {"type": "item.started", "item": {"id": "i0", "type": "command_execution", "command": "make"}}
     script = f"""printf '%s\\n%s' '{json.dumps(started)}' '{{"type":"item.comp'"""
     out, made, attempt = ran(tmp_path, script, output="codex_exec")
@@ -41,7 +41,7 @@ def test_a_stream_that_breaks_off_is_in_the_report_and_no_valid_evidence(tmp_pat
     assert [each.code for each in validate(load_bundle(out / made.run_id), strict=False)] == codes
 
 
-def test_what_a_stopped_agent_had_printed_is_kept_and_is_no_claim(tmp_path: Path) -> None:
+def test_output_of_a_stopped_agent_is_kept_but_claims_nothing(tmp_path: Path) -> None:
     out, made, attempt = ran(tmp_path, "echo done so far; exec sleep 600", timeout=4)
     assert attempt.result is not None
     assert (attempt.result.reason, attempt.result.claimed) == ("timed_out", "none")
@@ -52,7 +52,7 @@ def test_what_a_stopped_agent_had_printed_is_kept_and_is_no_claim(tmp_path: Path
     assert validate(load_bundle(out / made.run_id), strict=True) == []
 
 
-def test_a_crash_is_the_agents_failure_and_what_it_broke_off_is_a_finding(tmp_path: Path) -> None:
+def test_crash_counts_against_the_agent_and_its_open_calls_are_findings(tmp_path: Path) -> None:
     out, made, attempt = ran(tmp_path, "kill -9 $$", output="codex_exec")
     assert attempt.result is not None
     assert (attempt.result.infra, attempt.result.reason) == (None, "turn_failed")
@@ -61,9 +61,9 @@ def test_a_crash_is_the_agents_failure_and_what_it_broke_off_is_a_finding(tmp_pa
     assert {each.code for each in validate(load_bundle(out / made.run_id), strict=False)} == {"STREAM_NOT_ENDED"}
 
 
-def test_what_a_failed_model_broke_off_counts_as_lacking(tmp_path: Path) -> None:
+def test_calls_cut_off_by_a_failed_model_count_as_missing(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         script = 'python3 -c \'import os, urllib.request as u; u.urlopen(os.environ["OPENAI_BASE_URL"] + "/x")\''
         out, made, attempt = ran(tmp_path, script, output="codex_exec", base_url=url)

@@ -1,4 +1,4 @@
-"""What an attempt was given, what was in force and what it used are three things, and all in its report."""
+"""The report of an attempt has the requested, enforced and observed resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.needs("bubblewrap", "root")
 EATS = "python3 -c 'x = bytearray(600 << 20); x[::4096] = x[::4096]'"
 
 
-def test_a_box_that_was_short_of_memory_says_so(tmp_path: Path) -> None:
+def test_out_of_memory_is_reported(tmp_path: Path) -> None:
     source = HEAD + mission("eats", command(EATS), say("done"), limits={"memory": 200, "cpus": 1.0})
     made = plan(source, tmp_path / "out", tmp_path)
     conduct(made, tmp_path / "out")

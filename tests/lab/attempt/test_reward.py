@@ -1,4 +1,4 @@
-"""Rewards, as a hostile program may leave them: a number that all agree on, or none with its reason."""
+"""Rewards written by a possibly hostile program: a valid number, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_number_is_a_reward(tmp_path: Path, text: str, value: float, *, passed
         *(("reward.json", text) for text in ('{"a": 1, "a": 0}', '{"a": NaN}', '{"a": {"b": 1}}', "{" * 5000)),
     ],
 )
-def test_what_is_no_number_is_no_reward(tmp_path: Path, name: str, text: str) -> None:
+def test_non_number_is_not_a_reward(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     found = read_reward(tmp_path)
     assert (found.value, found.passed, found.problem) == (None, None, "reward_malformed")
@@ -61,7 +61,7 @@ def test_neither_links_nor_pipes_are_followed(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False) | st.booleans()))
-def test_any_object_passes_only_by_its_numbers(tmp_path: Path, values: dict[str, float | bool]) -> None:
+def test_object_passes_only_by_its_numbers(tmp_path: Path, values: dict[str, float | bool]) -> None:
     (tmp_path / "reward.json").write_text(json.dumps(values))
     found = read_reward(tmp_path)
     numbers = [value for value in values.values() if not isinstance(value, bool)]

@@ -1,4 +1,4 @@
-"""A shared run: what one box and one session can't be for every mission is refused before anything begins."""
+"""Shared isolation refuses missions that cannot use the same box and session, before anything starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROCESS = {"process": {"command": ["/bin/sh", "-s"]}}
         ({"solution": "solve.sh"}, {"chain": "process,oracle"}, "solution"),
     ],
 )
-def test_missions_that_need_different_boxes_are_refused_by_name(
+def test_missions_that_need_different_boxes_cannot_share(
     tmp_path: Path, fields: dict[str, Any], options: dict[str, Any], named: str
 ) -> None:
     (tmp_path / "solve.sh").touch()
@@ -39,13 +39,13 @@ def test_missions_that_need_different_boxes_are_refused_by_name(
 
 
 @pytest.mark.parametrize("fields", [{"capabilities": "agent"}, {"workdir": "/app"}])
-def test_what_binds_a_box_to_one_attempt_can_not_be_shared(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_fields_that_need_a_box_per_attempt_cannot_be_shared(tmp_path: Path, fields: dict[str, Any]) -> None:
     source = HEAD + mission("only", **fields)
-    with pytest.raises(SuiteInvalid, match=f"'only' has {next(iter(fields))}"):
+    with pytest.raises(SuiteInvalid, match=f"'only' sets {next(iter(fields))}"):
         plan(source, tmp_path / "out", tmp_path, chain="process", isolation="shared", runtimes=PROCESS)
 
 
-def test_what_holds_for_each_attempt_by_itself_may_differ(tmp_path: Path) -> None:
+def test_per_attempt_fields_may_differ(tmp_path: Path) -> None:
     ours = {"timeout": 5, "limits": {"disk": 9}, "provider": "docker", "solution": "solve.sh"}
     (tmp_path / "solve.sh").touch()
     source = HEAD + mission("first") + mission("second", **ours)

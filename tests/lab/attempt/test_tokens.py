@@ -1,4 +1,4 @@
-"""Tokens of attempts: the gateway's sum is reported and held to the budget, and a different report is a finding."""
+"""Token counts: the gateway's total is reported and checked against the budget; a different report is a finding."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def spent(tokens: dict[str, Any]) -> dict[str, int]:
     return {source: each["input_tokens"] + each["output_tokens"] for source, each in tokens.items()}
 
 
-def test_a_report_that_differs_from_what_passed_is_a_finding(tmp_path: Path, model: str) -> None:
+def test_reported_tokens_that_differ_from_the_gateway_are_a_finding(tmp_path: Path, model: str) -> None:
     run = ran(
         tmp_path,
         mission("low", "exec python3 ask.py 5 2000"),
@@ -128,7 +128,7 @@ def test_a_report_that_differs_from_what_passed_is_a_finding(tmp_path: Path, mod
     assert run.codes() == ["USAGE_DISAGREES"]
 
 
-def test_a_report_that_agrees_and_no_report_at_all_are_no_finding(tmp_path: Path, model: str) -> None:
+def test_matching_or_missing_token_report_is_not_a_finding(tmp_path: Path, model: str) -> None:
     missions = mission("honest", "exec python3 ask.py 2 2000") + mission("silent", "exec python3 ask.py 2")
     run = ran(tmp_path, missions, **shell(model))
     assert spent(run.report("honest.1")["tokens"]) == {"gateway": 2100, "runtime_reported": 2100}
@@ -136,7 +136,7 @@ def test_a_report_that_agrees_and_no_report_at_all_are_no_finding(tmp_path: Path
     assert run.codes() == []
 
 
-def test_a_budget_is_held_against_what_passed_and_not_against_what_is_reported(tmp_path: Path, model: str) -> None:
+def test_budget_counts_gateway_tokens_not_reported_ones(tmp_path: Path, model: str) -> None:
     budget = "budget = { tokens = 3000 }"
     missions = mission("silent", "exec python3 ask.py 50", budget) + mission("low", "exec python3 ask.py 50 10", budget)
     missions += mission("within", "exec python3 ask.py 2", budget)
@@ -174,7 +174,7 @@ def test_calls_from_codex_commands_to_the_gateway_are_counted_and_a_finding(tmp_
 
 
 @pytest.mark.needs("codex")
-def test_in_a_shared_session_direct_calls_are_a_finding_and_in_no_attempts_count(tmp_path: Path, model: str) -> None:
+def test_direct_calls_in_a_shared_session_are_a_finding_and_not_counted(tmp_path: Path, model: str) -> None:
     missions = mission("direct", "[[run python3 ask.py 3]] [[say done]]")
     run = ran(
         tmp_path,

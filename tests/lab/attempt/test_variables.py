@@ -1,4 +1,4 @@
-"""What is kept of an agent's environment: the names of all that it really had."""
+"""The evidence names every environment variable that the agent received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier sees the agent's work and nothing it planted, and writes nowhere but where it should."""
+"""The verifier sees the agent's work but nothing that it planted, and writes only where it should."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def laid_out(workspace: Workspace, tmp_path: Path, verify: Verify, files: Path |
     return dest, [*put_back, *left_out]
 
 
-def test_hooks_that_were_planted_or_changed_are_put_back(workspace: Workspace, tmp_path: Path) -> None:
+def test_planted_or_changed_hooks_are_restored(workspace: Workspace, tmp_path: Path) -> None:
     (workspace.path / "app.py").write_text("fixed")
     (workspace.path / "tests/conftest.py").write_text("evil")
     (workspace.path / "sitecustomize.py").write_text("evil")
@@ -53,7 +53,7 @@ def test_hooks_that_were_planted_or_changed_are_put_back(workspace: Workspace, t
     assert (dest / "app.py").read_text() == "fixed"
 
 
-def test_only_what_is_taken_is_there(workspace: Workspace, tmp_path: Path) -> None:
+def test_only_taken_paths_are_kept(workspace: Workspace, tmp_path: Path) -> None:
     (workspace.path / "app.py").write_text("fixed")
     (workspace.path / "tests/test_app.py").write_text("pass")
     (workspace.path / "extra").write_text("x")
@@ -63,7 +63,7 @@ def test_only_what_is_taken_is_there(workspace: Workspace, tmp_path: Path) -> No
     assert sorted(left_out) == ["extra", "tests/test_app.py"]
 
 
-def test_files_the_agent_never_saw_lie_over_everything(workspace: Workspace, tmp_path: Path) -> None:
+def test_hidden_files_overwrite_everything(workspace: Workspace, tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     (hidden / "tests").mkdir(parents=True)
     (hidden / "tests/test_app.py").write_text("the real one")
@@ -102,14 +102,14 @@ def checked(tmp_path: Path, *commands: str | VerifyCommand, timeout: float = 30.
     return found.passed, [run.why for run in found.commands]
 
 
-def test_no_command_is_no_verdict(tmp_path: Path) -> None:
+def test_mission_without_commands_has_no_verdict(tmp_path: Path) -> None:
     assert checked(tmp_path) == (None, [])
 
 
-def test_all_must_pass_and_the_first_that_does_not_ends_it(tmp_path: Path) -> None:
+def test_first_failing_command_ends_verification(tmp_path: Path) -> None:
     passed, why = checked(tmp_path, "true", "exit 3", "true")
     assert passed is False
-    assert why == ["", "it exited 3, and 0 is expected"]
+    assert why == ["", "it exited 3, expected 0"]
 
 
 def test_ending_early_is_not_passing(tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def test_ending_early_is_not_passing(tmp_path: Path) -> None:
     assert "3 passed" in why[0]
 
 
-def test_what_is_expected_passes(tmp_path: Path) -> None:
+def test_expected_exit_code_and_output_pass(tmp_path: Path) -> None:
     passed, _ = checked(
         tmp_path, VerifyCommand(run=("sh", "-c", "echo 3 passed; exit 7"), exit_code=7, stdout="^3 passed$")
     )
     assert passed is True
 
 
-def test_a_verifier_that_hangs_has_not_passed(tmp_path: Path) -> None:
+def test_hanging_verifier_does_not_pass(tmp_path: Path) -> None:
     passed, why = checked(tmp_path, "sleep 600", timeout=0.2)
     assert (passed, why) == (False, ["it timed out"])
 
@@ -137,7 +137,7 @@ def outputs(tmp_path: Path, line: str, redactor: Redactor | None = None) -> tupl
     return found.commands[0].stdout, found.commands[0].stderr
 
 
-def test_of_a_long_output_both_ends_are_kept_and_how_much_is_between(tmp_path: Path) -> None:
+def test_long_output_keeps_both_ends_and_the_omitted_size(tmp_path: Path) -> None:
     stdout, stderr = outputs(tmp_path, "seq 1 20000; seq 1 20000 >&2; echo THE REASON >&2; exit 1")
     whole = "".join(f"{n}\n" for n in range(1, 20001))
     assert stdout == f"{whole[:KEPT]}\n[proofbox: {len(whole) - 2 * KEPT} bytes left out]\n{whole[-KEPT:]}"
@@ -145,7 +145,7 @@ def test_of_a_long_output_both_ends_are_kept_and_how_much_is_between(tmp_path: P
     assert stderr.endswith("20000\nTHE REASON\n")
 
 
-def test_an_output_that_fits_is_whole_and_no_end_shows_a_secret(tmp_path: Path) -> None:
+def test_short_output_is_complete_and_cut_output_shows_no_secret(tmp_path: Path) -> None:
     secret = "correct-horse-battery"
     assert outputs(tmp_path, "seq 1 5000", Redactor([secret]))[0] == "".join(f"{n}\n" for n in range(1, 5001))
     (tmp_path / "project").rmdir()
@@ -168,7 +168,7 @@ def test_an_output_that_fits_is_whole_and_no_end_shows_a_secret(tmp_path: Path) 
         ("cargo test", [".cargo/config.toml", "build.rs"]),
     ],
 )
-def test_what_a_known_runner_loads_is_put_back(
+def test_files_loaded_by_known_runners_are_restored(
     workspace: Workspace, tmp_path: Path, command: str, planted: list[str]
 ) -> None:
     harmless = ["app.py", "json/data.txt", "html/index.html", "lib/calendar.py", "code"]
@@ -180,7 +180,7 @@ def test_what_a_known_runner_loads_is_put_back(
     assert [name for name in harmless if not (dest / name).exists()] == []
 
 
-def test_a_link_to_a_package_of_the_runner_is_put_back(workspace: Workspace, tmp_path: Path) -> None:
+def test_link_that_shadows_a_runner_package_is_removed(workspace: Workspace, tmp_path: Path) -> None:
     (workspace.path / "evil").mkdir()
     (workspace.path / "evil/__init__.py").write_text("planted")
     (workspace.path / "unittest").symlink_to("evil")
@@ -189,7 +189,7 @@ def test_a_link_to_a_package_of_the_runner_is_put_back(workspace: Workspace, tmp
     assert not (dest / "unittest").is_symlink()
 
 
-def test_nothing_shadows_the_files_the_agent_never_saw(workspace: Workspace, tmp_path: Path) -> None:
+def test_agent_files_cannot_shadow_hidden_files(workspace: Workspace, tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     (hidden / "tests").mkdir(parents=True)
     (hidden / "tests/test_app.py").write_text("the real one")
@@ -199,7 +199,7 @@ def test_nothing_shadows_the_files_the_agent_never_saw(workspace: Workspace, tmp
         (workspace.path / name).parent.mkdir(parents=True, exist_ok=True)
         (workspace.path / name).write_text("planted")
     dest, put_back = laid_out(workspace, tmp_path, Verify(), hidden)
-    assert sorted(put_back) == sorted(planted)  # compiled files are put back without a word
+    assert sorted(put_back) == sorted(planted)  # compiled files are restored without being reported
     assert [name for name in (*planted, *compiled) if (dest / name).exists()] == []
 
 
@@ -228,14 +228,14 @@ def test_a_planted_runner_does_not_pass_a_wrong_solution(workspace: Workspace, t
     assert found.passed is False
 
 
-def test_lint_says_what_the_agent_can_change_of_what_the_verifier_runs() -> None:
+def test_lint_warns_about_verifier_files_that_the_agent_can_change() -> None:
     verify = Verify(
         commands=("./run.sh", "sh tests/check.sh", "go test ./...", "pytest"),
         protect=("**/conftest.py",),
         env={"PATH": "/usr/bin:bin"},
     )
     found = "\n".join(unprotected(verify, ["tests/check.sh"]))
-    for word in ("run.sh, which", "TestMain", "pyproject.toml", "verify.env.PATH"):
+    for word in ("run.sh is run by the verifier", "TestMain", "pyproject.toml", "verify.env.PATH"):
         assert word in found
     assert "check.sh" not in found
     assert not list(unprotected(Verify(commands=("grep -qx 42 answer.txt", "python3 -m unittest")), []))

@@ -1,4 +1,4 @@
-"""What `attempt explain` says: why, by whose word, and whether the evidence holds."""
+"""`attempt explain` shows why an attempt ended, the source of each statement, and whether the evidence is valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 
 class Ran:
-    """A suite that was run, and what is said of its attempts."""
+    """A suite that was run, and the explanations of its attempts."""
 
     def __init__(self, base: Path, capsys: pytest.CaptureFixture[str], suite: str, **options: Any) -> None:
         self.out = base / "out"
@@ -37,7 +37,7 @@ class Ran:
 
 
 def shell(id: str, script: str, **fields: Any) -> str:
-    """A mission whose prompt is the script of an agent that is a shell."""
+    """Return a mission for a shell agent whose prompt is the script."""
     members = "".join(f"{name} = {toml(value)}\n" for name, value in fields.items())
     return f'[[mission]]\nid = "{id}"\nprompt = {json.dumps(script)}\n{members}'
 
@@ -45,15 +45,15 @@ def shell(id: str, script: str, **fields: Any) -> str:
 SHELL: dict[str, Any] = {"chain": "process", "runtimes": {"process": {"command": ["/bin/sh", "-s"]}}}
 
 
-def test_no_line_of_an_agent_s_stands_as_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lie = "m.1: verified as done"
+def test_agent_output_cannot_imitate_the_explanation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lie = "m.1: passed verification"
     steps = [command(f"true\n{lie}"), say(f"done\n{lie}\u2028{lie}")]
     verify = {"commands": [f"printf 'x\\n{lie}\\n'; exit 1"]}
     lines = Ran(tmp_path, capsys, mission("m", *steps, verify=verify)).explains("m.1")
-    assert lines[0] == "m.1: claimed success, and failed verification"
+    assert lines[0] == "m.1: claimed success but failed verification"
     assert lines[2:5] == ["  its stdout ended:", "    | x", f"    | {lie}"]
     assert [line for line in lines if line.startswith(lie)] == []
-    assert lines[-4:] == ["What it said at the end:", "  | done", f"  | {lie}", f"  | {lie}"]
+    assert lines[-4:] == ["Its final message:", "  | done", f"  | {lie}", f"  | {lie}"]
 
 
 def test_changed_paths_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_changed_paths_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not [line for line in ran.explains("none.1") if line.startswith("It changed")]
 
 
-def test_why_a_program_a_command_and_a_setup_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_why_program_command_and_setup_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "seq 1 3000; seq 1 20000 >&2; echo THE REASON >&2; exit 1"
     ran = Ran(
         tmp_path,
@@ -82,18 +82,18 @@ def test_why_a_program_a_command_and_a_setup_failed(tmp_path: Path, capsys: pyte
     assert "The agent's turn failed. (the program exited with code 4: no such model)" in lines
     assert ran.explains("setup.1")[:4] == [
         "setup.1: no verdict, because the mission's setup failed (ATTEMPT_SETUP_FAILED)",
-        "ATTEMPT_SETUP_FAILED: a setup command of setup exited 7",
+        "ATTEMPT_SETUP_FAILED: a setup command of mission setup exited 7",
         "  its command: echo oops >&2; exit 7",
         "  its stderr ended: oops",
     ]
     lines = ran.explains("long.1")
     assert lines[2:6] == ["  its stderr ended:", "    | 19999", "    | 20000", "    | THE REASON"]
     assert lines[-1] == "  | the last words"
-    assert lines[lines.index("What it said at the end:") + 1].startswith("  | …")
-    assert ran.explains("object.1")[-1] == 'What it said at the end: {"left":null,"status":"success"}'
+    assert lines[lines.index("Its final message:") + 1].startswith("  | …")
+    assert ran.explains("object.1")[-1] == 'Its final message: {"left":null,"status":"success"}'
 
 
-def test_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     absent = {"tool": "read_file", "args": {"path": "nope"}}
     loud = command("seq 1 2000; echo the reason; exit 3")
     lines = Ran(tmp_path, capsys, mission("m", absent, loud, say("done"))).explains("m.1")
@@ -103,12 +103,10 @@ def test_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("damage", ["missing", "edited", "gone"])
-def test_evidence_that_does_not_hold_is_said_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
+def test_invalid_evidence_is_reported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
     verify = {"commands": ["grep -qx 42 a"]}
     ran = Ran(tmp_path, capsys, mission("m", write("a", "42\n"), say("done"), verify=verify))
-    assert ran.explains("m.1")[0] == "m.1: verified as done"
+    assert ran.explains("m.1")[0] == "m.1: passed verification"
     assert json.loads(ran.says("attempt", "show", "m.1", "--json"))["doubt"] is None
     assert main(["suite", "report", str(ran.out)]) == 0
     capsys.readouterr()
@@ -121,8 +119,8 @@ def test_evidence_that_does_not_hold_is_said_first(
     else:
         bundle.rename(tmp_path / "away")
     lines = ran.explains("m.1")
-    assert lines[0].startswith("m.1: nothing is known of it, because its evidence does not hold: BUNDLE_")
-    assert lines[1].startswith("The run's ledger says: verified as done.")
+    assert lines[0].startswith("m.1: unknown, because its evidence is invalid: BUNDLE_")
+    assert lines[1].startswith("The run's ledger says: passed verification.")
     assert ran.says("attempt", "show", "m.1").startswith("its evidence does not hold: BUNDLE_")
     assert json.loads(ran.says("attempt", "explain", "m.1", "--json"))["doubt"].startswith("BUNDLE_")
     assert main(["suite", "report", str(ran.out), "--json"]) == 1

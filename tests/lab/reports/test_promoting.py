@@ -1,4 +1,4 @@
-"""Evidence that does not agree with itself is neither valid nor promoted, whatever digests were made anew."""
+"""Inconsistent evidence is neither valid nor promoted, even if its digests were recomputed."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ FORGERIES = (
 
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
-def test_a_run_that_does_not_agree_with_itself_is_not_promoted(
+def test_inconsistent_run_is_not_promoted(
     ran: Path, tmp_path: Path, forge: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "out" / ran.name
     shutil.copytree(ran, run)
     forge(run)
     repin(run)
-    assert verify(run).ok, "every digest was made anew"
+    assert verify(run).ok, "all digests were recomputed"
     new_key(tmp_path / "key")
     assert main(["validate", str(run), "--strict"]) == 1
     assert main(["report", str(run), "--strict"]) == 1
@@ -105,7 +105,7 @@ def test_a_run_that_does_not_agree_with_itself_is_not_promoted(
     assert not list((tmp_path / "out").glob("*.promotion.json"))
 
 
-def test_a_run_that_agrees_with_itself_is_promoted(ran: Path, tmp_path: Path) -> None:
+def test_consistent_run_is_promoted(ran: Path, tmp_path: Path) -> None:
     run = tmp_path / "out" / ran.name
     shutil.copytree(ran, run)
     repin(run)

@@ -1,4 +1,4 @@
-"""An attempt that was lost and made again: what is said of it, and that a run which completed stays valid."""
+"""An attempt that was lost and replaced: how it is reported, and that the completed run stays valid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIES_AT_FIRST = """
 real = worker.run_attempt
 worker.run_attempt = lambda each, *rest: real(each, *rest) if each.parent else os.kill(os.getpid(), 9)
 """
-NOTE = "m.1 was lost, because its worker died; m.1.r1 was made in its place"
+NOTE = "m.1 was lost because its worker died; m.1.r1 replaced it"
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def made(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 
 @pytest.mark.parametrize("command", ["validate", "report"])
-def test_a_run_that_completed_is_valid_and_says_what_was_made_again(
+def test_completed_run_is_valid_and_lists_replaced_attempts(
     made: Plan, out: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     assert main([command, str(out), "--strict"]) == 0
@@ -49,15 +49,15 @@ def test_a_run_that_completed_is_valid_and_says_what_was_made_again(
     assert main([command, str(out), "--strict"]) != 0
 
 
-def test_what_took_its_place_is_explained(made: Plan, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replacement_is_explained(made: Plan, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attempt", "explain", "m.1", "--run", str(out / made.run_id)]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("m.1: no verdict, because the machinery failed (ATTEMPT_WORKER_LOST)\n")
-    assert "\nm.1.r1 was made in its place.\n" in said
+    assert said.startswith("m.1: no verdict, because the infrastructure failed (ATTEMPT_WORKER_LOST)\n")
+    assert "\nm.1.r1 replaced it.\n" in said
     assert "resume" not in said
 
 
-def test_a_result_that_was_lost_is_not_whole(
+def test_lost_result_is_incomplete(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = plan(SUITE, out, tmp_path, retries=0)
@@ -69,7 +69,7 @@ def test_a_result_that_was_lost_is_not_whole(
 
 
 @pytest.mark.parametrize("command", ["validate", "report"])
-def test_a_newer_run_that_is_not_whole_is_noted(
+def test_newer_incomplete_run_is_noted(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     good = plan(SUITE, out, tmp_path)

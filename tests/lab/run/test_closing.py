@@ -1,4 +1,4 @@
-"""What becomes of an attempt whose worker is gone: its bundle counts only if it is whole, complete and of one story."""
+"""Closing an attempt whose worker died: its bundle counts only if it is intact, complete and consistent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def planned(out: Path) -> Plan:
 
 
 def claimed(made: Plan, out: Path) -> Attempt:
-    """As a worker has it that never says anything of it again."""
+    """Return an attempt claimed by a worker that never updates it again."""
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         attempt = ledger.claim("gone", ledger.begin_epoch(), 60.0)
     assert attempt is not None
@@ -67,7 +67,7 @@ def claimed(made: Plan, out: Path) -> Attempt:
 
 
 def disown(bundle: Path) -> None:
-    """Let its writer be one that has died."""
+    """Make the writer of a bundle look dead."""
     status = bundle / "run_status.json"
     status.write_bytes(status.read_bytes().replace(b'"pid":%d' % os.getpid(), b'"pid":1'))
 
@@ -86,9 +86,7 @@ def says_passed(bundle: BundleWriter, **changes: Any) -> None:
     bundle.write_json("attempt.report.json", {**REPORT, **changes})
 
 
-def test_a_bundle_that_failed_never_counts_as_passed_whatever_its_documents_say(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_bundle_never_counts_as_passed(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = planned(out)
     attempt = claimed(made, out)
     with contextlib.suppress(RecursionError), bundle_of(made, out, attempt) as bundle:
@@ -110,8 +108,8 @@ def test_a_bundle_that_failed_never_counts_as_passed_whatever_its_documents_say(
 
 
 @pytest.mark.parametrize("member", ["pid_namespace", "host"])
-def test_a_run_is_resumed_from_another_container_than_it_began_in(out: Path, member: str) -> None:
-    """Whether its worker lives can't be seen from there; that it is alone, the conductor knows by its lock."""
+def test_run_is_resumed_from_another_container(out: Path, member: str) -> None:
+    """The worker's process cannot be checked from there, but the conductor's lock shows that it is the only one."""
     made = planned(out)
     attempt = claimed(made, out)
     bundle_of(made, out, attempt).__enter__()
@@ -142,16 +140,14 @@ def no_verdict(bundle: BundleWriter) -> None:
 
 
 def taken_over(bundle: BundleWriter) -> None:
-    """By a conductor that died before the ledger heard of it."""
+    """Simulate a conductor that died before it updated the ledger."""
     says_passed(bundle)
     bundle.write_json("attempt.torn.json", {"schema_version": "proofbox.torn_attempt/1"})
     bundle.mark_partial("its worker died")
 
 
 @pytest.mark.parametrize("fill", [wrong_name, contradicts, no_report, no_verdict, taken_over])
-def test_a_committed_bundle_that_does_not_tell_one_story_is_an_infra_failure(
-    out: Path, fill: Callable[[BundleWriter], None]
-) -> None:
+def test_inconsistent_committed_bundle_is_an_infra_failure(out: Path, fill: Callable[[BundleWriter], None]) -> None:
     made = planned(out)
     attempt = claimed(made, out)
     with bundle_of(made, out, attempt) as bundle:
@@ -162,7 +158,7 @@ def test_a_committed_bundle_that_does_not_tell_one_story_is_an_infra_failure(
     assert not emit_promotion(run).promotable
 
 
-def test_a_bundle_of_another_attempt_is_not_this_one_s(out: Path) -> None:
+def test_bundle_of_another_attempt_does_not_count(out: Path) -> None:
     made = planned(out)
     attempt = claimed(made, out)
     with bundle_of(made, out, attempt, run_id="run-other.answer.1") as bundle:
@@ -173,9 +169,7 @@ def test_a_bundle_of_another_attempt_is_not_this_one_s(out: Path) -> None:
 
 @pytest.mark.parametrize("name", ["attempt.report.json", "outcome.json", "run_status.json", "artifact_index.json"])
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"{"), lambda path: path.unlink()])
-def test_a_damaged_bundle_ends_the_attempt_and_not_the_run(
-    out: Path, name: str, damage: Callable[[Path], None]
-) -> None:
+def test_damaged_bundle_fails_the_attempt_not_the_run(out: Path, name: str, damage: Callable[[Path], None]) -> None:
     made = planned(out)
     attempt = claimed(made, out)
     with bundle_of(made, out, attempt) as bundle:
@@ -200,7 +194,7 @@ worker.main(sys.argv[1:])
 
 
 def work_until_death(made: Plan, out: Path, patch: str) -> None:
-    """A worker by itself, which dies where it is told to."""
+    """Run a worker that dies at a given point."""
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         epoch = ledger.begin_epoch()
     (out / made.run_id).mkdir()
@@ -213,7 +207,7 @@ def work_until_death(made: Plan, out: Path, patch: str) -> None:
     (out / "kept").rmdir()
 
 
-def test_a_worker_that_died_after_its_commit_is_believed_by_its_bundle(out: Path) -> None:
+def test_bundle_counts_if_its_worker_died_after_the_commit(out: Path) -> None:
     made = planned(out)
     work_until_death(made, out, "worker.Ledger.end = die")
     run = conduct(made, out)
@@ -222,7 +216,7 @@ def test_a_worker_that_died_after_its_commit_is_believed_by_its_bundle(out: Path
     assert validate(load_bundle(run), strict=True) == []
 
 
-def test_a_verdict_that_its_worker_did_not_live_to_commit_is_kept_and_counts_for_nothing(out: Path) -> None:
+def test_uncommitted_verdict_of_a_dead_worker_is_kept_but_does_not_count(out: Path) -> None:
     made = planned(out)
     work_until_death(made, out, "artifacts.BundleWriter._commit = die")
     run = conduct(made, out)
@@ -235,8 +229,8 @@ def test_a_verdict_that_its_worker_did_not_live_to_commit_is_kept_and_counts_for
     assert validate(load_bundle(run), strict=False) == []
 
 
-def test_a_ledger_that_says_more_than_the_bundle_does_not_make_a_run_whole(out: Path) -> None:
-    """Whoever entered it: what is counted is what the bundles bear out."""
+def test_ledger_result_without_bundle_does_not_complete_a_run(out: Path) -> None:
+    """Only results that the bundles confirm are counted, whatever the ledger says."""
     made = planned(out)
     attempt = claimed(made, out)
     with contextlib.suppress(RecursionError), bundle_of(made, out, attempt) as bundle:
@@ -253,7 +247,7 @@ def test_a_ledger_that_says_more_than_the_bundle_does_not_make_a_run_whole(out: 
     assert main(["suite", "report", str(out)]) == 1
 
 
-def test_a_summary_that_counts_a_failed_attempt_as_passed_is_found_out(out: Path) -> None:
+def test_summary_that_counts_a_failed_attempt_as_passed_is_a_finding(out: Path) -> None:
     with BundleWriter(out, run_id="run-1") as run:
         with contextlib.suppress(RecursionError), run.nested("attempts/a") as inner:
             says_passed(inner)

@@ -1,4 +1,4 @@
-"""`[suite] most`: an attempt is bounded by what will really run it, its provider and its strategy."""
+"""`[suite] most`: an attempt is limited by the provider and the strategy that will run it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def head(most: str) -> str:
 
 
 def at_once(most: str, out: Path, base: Path, **options: Any) -> int:
-    """How many of four attempts may be under way."""
+    """Return how many of four attempts may run concurrently."""
     made = plan(head(most) + mission("a", replicates=4), out, base, **options)
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         epoch = ledger.begin_epoch()
@@ -46,21 +46,21 @@ def at_once(most: str, out: Path, base: Path, **options: Any) -> int:
         ("docker = 1", "nobody", 4),
     ],
 )
-def test_the_lane_of_an_attempt_is_what_will_run_it(
+def test_lane_is_the_provider_and_strategy_that_will_run_the_attempt(
     tmp_path: Path, most: str, provider: str | None, allowed: int
 ) -> None:
     options = {"chain": "process", "provider": provider, "runtimes": PROCESS}
     assert at_once(most, tmp_path / "out", tmp_path, **options) == allowed
 
 
-def test_a_provider_of_the_users_own_settings_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_from_user_settings_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "config/proofbox").mkdir(parents=True)
     (tmp_path / "config/proofbox/config.toml").write_text('provider = "off"\n')
     assert at_once("off = 3", tmp_path / "out", tmp_path, provider=None) == 3
 
 
-def test_the_strategy_is_the_one_of_the_chain_that_can_be_used(tmp_path: Path) -> None:
+def test_lane_uses_the_first_usable_strategy(tmp_path: Path) -> None:
     suite, out = tmp_path / "suite.toml", tmp_path / "out"
     suite.write_text(head("scripted = 1") + mission("a", say("done")))
     main(["suite", "run", str(suite), "--out", str(out), "--strategies", "process,scripted", "--provider", "off"])
@@ -69,7 +69,7 @@ def test_the_strategy_is_the_one_of_the_chain_that_can_be_used(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("name", "hint"), [("dockr", "docker"), ("script", "scripted"), ("auto", "known: ")])
-def test_a_bound_for_nobody_is_refused_at_its_place(tmp_path: Path, name: str, hint: str) -> None:
+def test_limit_for_an_unknown_name_is_refused(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(SuiteInvalid, match=f"'{name}' is neither a provider nor a strategy") as refused:
         plan(head(f"docker = 1, {name} = 2") + mission("a"), tmp_path / "out", tmp_path)
     (problem,) = refused.value.details["problems"]

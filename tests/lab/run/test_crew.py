@@ -1,4 +1,4 @@
-"""Who watches a run may leave, and workers may die: the run stops in order, and can be gone on with."""
+"""Listeners may fail and workers may die: the run stops in order and can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAITS = mission("waits", command("sleep 600"), verify=ANSWER)
 
 
 def go_on(out: Path, run_id: str) -> dict[str, str]:
-    """Conduct it to its end, with what would never end interrupted; of each result what the verifier found."""
+    """Conduct the run to its end, interrupting what would never end; return the verdict of each result."""
 
     def hear(event: dict[str, Any]) -> None:
         if event["event"] == "running" and event["mission_id"] == "waits":
@@ -50,7 +50,7 @@ def go_on(out: Path, run_id: str) -> dict[str, str]:
 DONE = {"answer1": "passed", "answer2": "passed", "answer3": "passed", "waits1": "failed"}
 
 
-def test_whoever_stops_listening_stops_the_run_in_order_and_it_is_gone_on_with(tmp_path: Path) -> None:
+def test_failing_listener_stops_the_run_and_it_can_be_resumed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + WAITS + WORKS, out, tmp_path, concurrency=2)
     heard: list[dict[str, Any]] = []
@@ -61,12 +61,12 @@ def test_whoever_stops_listening_stops_the_run_in_order_and_it_is_gone_on_with(t
 
     with pytest.raises(BrokenPipeError):
         conduct(made, out, leave)
-    assert len(heard) == 1, "nothing more is told"
-    assert "claimed" not in {each.state for each in attempts(made, out).values()}, "what was under way is closed"
+    assert len(heard) == 1, "no more events are forwarded"
+    assert "claimed" not in {each.state for each in attempts(made, out).values()}, "running attempts are closed"
     assert go_on(out, made.run_id) == DONE
 
 
-def test_events_are_read_up_to_the_first_and_the_run_is_resumed(tmp_path: Path) -> None:
+def test_run_is_resumed_after_a_reader_stops_at_the_first_event(tmp_path: Path) -> None:
     """`suite run --jsonl | head -1`"""
     (tmp_path / "suite.toml").write_text(HEAD + WAITS + WORKS)
     argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--jsonl", "--provider", "bubblewrap"]
@@ -77,21 +77,21 @@ def test_events_are_read_up_to_the_first_and_the_run_is_resumed(tmp_path: Path) 
     run.stdout.close()
     said = run.stderr.read()
     run.stderr.close()
-    assert run.wait() == 141, "the run is not done"
+    assert run.wait() == 141, "the run is not complete"
     assert "Traceback" not in said
     assert "proofbox suite resume" in said
     assert go_on(*find_run(tmp_path / "out")) == DONE
 
 
-def test_an_interrupted_run_has_a_document_too(tmp_path: Path) -> None:
-    """Ctrl-C, with --json: what is told is how to go on."""
+def test_interrupted_run_prints_a_json_document(tmp_path: Path) -> None:
+    """Ctrl-C with --json: the document says how to resume."""
     (tmp_path / "suite.toml").write_text(HEAD + WAITS)
     argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--json", "--provider", "bubblewrap"]
     run = subprocess.Popen(
         argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     until_claimed(tmp_path / "out", run)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: its workers hear it as well
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: its workers receive it as well
     said, beside = run.communicate(timeout=60)
     assert run.returncode == 130
     assert beside.startswith("interrupted; go on with: ")
@@ -106,7 +106,7 @@ def test_an_interrupted_run_has_a_document_too(tmp_path: Path) -> None:
 
 
 def until_claimed(out: Path, run: subprocess.Popen[str]) -> None:
-    """Until an attempt of the run is under way."""
+    """Wait until an attempt of the run is running."""
     while run.poll() is None:
         ledgers = list(out.glob("*.ledger"))
         if ledgers:
@@ -117,7 +117,7 @@ def until_claimed(out: Path, run: subprocess.Popen[str]) -> None:
     raise AssertionError("it ended before anything was under way")
 
 
-def test_a_worker_that_nobody_hears_works_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_a_listener_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     patch_workers(monkeypatch, "r, w = os.pipe(); os.close(r); os.dup2(w, 1)")
     made = plan(HEAD + WORKS, out, tmp_path)
@@ -125,7 +125,7 @@ def test_a_worker_that_nobody_hears_works_on(tmp_path: Path, monkeypatch: pytest
     assert [each.result and each.result.verified for each in attempts(made, out).values()] == ["passed"] * 3
 
 
-def test_what_else_a_worker_writes_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_worker_output_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     patch_workers(monkeypatch, r"os.write(1, b'\xff\n[]\n{\n' + b'[' * 9999 + b'\n')")
     made = plan(HEAD + WORKS, out, tmp_path)
@@ -134,20 +134,18 @@ def test_what_else_a_worker_writes_is_passed_over(tmp_path: Path, monkeypatch: p
     assert sum(each["event"] == "ended" for each in events) == 3
 
 
-def test_workers_that_die_before_they_begin_anything_end_the_run_with_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_die_at_start_end_the_run_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + WORKS, out, tmp_path)
     with monkeypatch.context() as patch:
         patch_workers(patch, "sys.exit(3)")
-        with pytest.raises(WorkerLost, match="before they have done anything"):
+        with pytest.raises(WorkerLost, match="before they start an attempt"):
             conduct(made, out)
     conduct(made, out)
     assert [each.result and each.result.verified for each in attempts(made, out).values()] == ["passed"] * 3
 
 
-def test_the_first_failure_to_tell_is_the_one_that_is_raised() -> None:
+def test_first_forwarding_failure_is_raised() -> None:
     def fail(event: dict[str, Any]) -> None:
         raise ValueError(event["event"])
 

@@ -1,4 +1,4 @@
-"""The ledger: what it says of attempts holds, whoever asks, and whoever was killed."""
+"""The ledger stays correct with concurrent processes and after kills."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(path: Path, count: int = 3, clock: ManualClock | None = None) -> Ledger
 
 
 class TheLedger(RuleBasedStateMachine):
-    """Workers claim, end, lose and take over; a plain dictionary says what should be the case."""
+    """Workers claim, end, lose and take over attempts; a plain dictionary is the model."""
 
     workers = Bundle("workers")
     held = Bundle("held")
@@ -157,7 +157,7 @@ while (attempt := ledger.claim(sys.argv[2], 1, 60.0)) is not None:
 """
 
 
-def test_no_attempt_is_given_twice_to_many_processes(tmp_path: Path) -> None:
+def test_concurrent_processes_never_claim_the_same_attempt(tmp_path: Path) -> None:
     ledger = make(tmp_path / "ledger", 200)
     ledger.begin_epoch()
     ledger.close()
@@ -171,9 +171,7 @@ def test_no_attempt_is_given_twice_to_many_processes(tmp_path: Path) -> None:
     assert sorted(got) == sorted(f"att-{n}" for n in range(200))
 
 
-def test_a_claimer_that_is_killed_leaves_a_ledger_others_can_use(
-    tmp_path: Path, rounds: Callable[[int, int], int]
-) -> None:
+def test_killed_claimer_leaves_a_usable_ledger(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     with make(tmp_path / "ledger", 5000) as ledger:
         ledger.begin_epoch()
         for number in range(rounds(3, 50)):
@@ -206,7 +204,7 @@ def test_an_interrupt_reaches_the_worker_with_its_heartbeat(tmp_path: Path) -> N
         assert ledger.heartbeat("w", LEASE) == ["att-0"]
 
 
-def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_ledger_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunUnknown):
         Ledger(tmp_path / "none")
     (tmp_path / "text").write_text("not a database, but long enough to be taken for one" * 50)
@@ -223,10 +221,10 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("written_to", [False, True])
-def test_it_is_read_where_nothing_can_be_written(tmp_path: Path, written_to: bool) -> None:
+def test_ledger_is_readable_on_read_only_storage(tmp_path: Path, written_to: bool) -> None:
     with make(tmp_path / "a#b.ledger") as writer:
         if written_to:
-            writer.set_about("said", "later")  # and is in the log alone
+            writer.set_about("said", "later")  # only in the WAL
         else:
             writer.close()
         code = (
@@ -241,13 +239,13 @@ def test_it_is_read_where_nothing_can_be_written(tmp_path: Path, written_to: boo
     assert ("a#b.ledger-wal" in left) is written_to
 
 
-def test_one_that_can_not_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+def test_inaccessible_ledger_is_not_reported_as_damaged(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     with pytest.raises(IoFailed, match="unable to open"):
         Ledger(tmp_path / "ledger")
 
 
-def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:
+def test_lane_limits_concurrent_attempts(tmp_path: Path) -> None:
     planned = [PlannedAttempt(f"att-{n}", "m", n, lane="docker" if n < 4 else "other") for n in range(6)]
     with Ledger.create(tmp_path / "ledger", {}, planned) as ledger:
         ledger.bound_lane("docker", 2)
@@ -277,7 +275,7 @@ def test_every_lane_of_an_attempt_must_have_room(tmp_path: Path) -> None:
         assert [each.id for each in got] == ["att-1", "att-2"]
 
 
-def test_it_knows_when_each_thing_happened(tmp_path: Path) -> None:
+def test_ledger_records_times(tmp_path: Path) -> None:
     clock = ManualClock()
     began = clock.now().timestamp()
     with make(tmp_path / "ledger", 2, clock) as ledger:
@@ -302,9 +300,7 @@ def test_it_knows_when_each_thing_happened(tmp_path: Path) -> None:
     }
 
 
-def test_a_ledger_that_can_not_be_written_says_so_and_can_be_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ledger_reports_a_failed_write_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUSY_SECONDS", 0.01)
     with make(tmp_path / "ledger") as ledger:
         epoch = ledger.begin_epoch()
@@ -317,7 +313,7 @@ def test_a_ledger_that_can_not_be_written_says_so_and_can_be_afterwards(
         assert ledger.claim("w", epoch, LEASE) is not None
 
 
-def test_what_its_worker_gives_up_is_torn_though_the_worker_lives(tmp_path: Path) -> None:
+def test_attempt_given_up_by_a_living_worker_is_torn(tmp_path: Path) -> None:
     with make(tmp_path / "ledger") as ledger:
         epoch = ledger.begin_epoch()
         first, second = ledger.claim("w", epoch, LEASE), ledger.claim("w", epoch, LEASE)
@@ -335,7 +331,7 @@ def test_what_its_worker_gives_up_is_torn_though_the_worker_lives(tmp_path: Path
         assert ledger.attempt(second.id).state == "ended"
 
 
-def test_what_asks_for_another_try_does_so_until_there_is_one(tmp_path: Path) -> None:
+def test_attempt_is_to_retry_until_its_retry_is_planned(tmp_path: Path) -> None:
     with make(tmp_path / "ledger", 3) as ledger:
         epoch = ledger.begin_epoch()
         for again in (None, 0.0, 5.0):
@@ -347,8 +343,8 @@ def test_what_asks_for_another_try_does_so_until_there_is_one(tmp_path: Path) ->
         assert [each.id for each in ledger.to_retry()] == ["att-2"]
 
 
-def test_retries_are_looked_for_among_those_that_ask_alone(tmp_path: Path) -> None:
-    """Each end of an attempt is followed by that look: over all attempts it would cost a long run more and more."""
+def test_retry_lookup_uses_the_index(tmp_path: Path) -> None:
+    """Every end of an attempt triggers this lookup, so it must not scan all attempts of a long run."""
     with make(tmp_path / "ledger") as ledger, sqlite3.connect(ledger.path) as db:
         traced: list[str] = []
         ledger._db.set_trace_callback(traced.append)

@@ -1,4 +1,4 @@
-"""One gate per credential, shared by everything that runs, deterministic under a clock that is handed in."""
+"""One gate per credential, shared by all processes, deterministic under an injected clock."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def gate(tmp_path: Path, clock: ManualClock, most: int = 16, **options: Any) -> 
 
 
 def fill(limiter: Limiter) -> int:
-    """How many more get in now."""
+    """Return how many more are admitted now."""
     for number in range(100):
         if limiter.enter(f"a-{number}", ME) is not None:
             return number
     return 100
 
 
-def test_it_begins_small_and_grows_while_things_go_well(tmp_path: Path, clock: ManualClock) -> None:
+def test_window_starts_small_and_grows_with_successes(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     assert fill(limiter) == 4
     for number in range(4):
@@ -50,14 +50,14 @@ def test_it_begins_small_and_grows_while_things_go_well(tmp_path: Path, clock: M
     assert limiter.state().window == 16.0
 
 
-def test_all_limiters_of_a_credential_are_one(tmp_path: Path, clock: ManualClock) -> None:
+def test_limiters_of_a_credential_share_their_state(tmp_path: Path, clock: ManualClock) -> None:
     assert fill(gate(tmp_path, clock)) == 4
     assert gate(tmp_path, clock).enter("b", ME) is not None
     other = Limiter("another", 4, directory=tmp_path, clock=clock)
     assert other.enter("b", ME) is None
 
 
-def test_a_rate_limit_halves_once_for_all_that_were_under_way(tmp_path: Path, clock: ManualClock) -> None:
+def test_rate_limit_halves_once_for_all_running_attempts(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     began = clock.now().timestamp()
     clock.advance(5)
@@ -70,7 +70,7 @@ def test_a_rate_limit_halves_once_for_all_that_were_under_way(tmp_path: Path, cl
     assert limiter.state().window == 1.0
     clock.advance(5)
     limiter.rate_limited(clock.now().timestamp())
-    assert limiter.state().window == 1.0, "one is always let through: else nobody would find out that it is over"
+    assert limiter.state().window == 1.0, "one is always admitted, to find out when the limit is over"
 
 
 def test_retry_after_is_honoured(tmp_path: Path, clock: ManualClock) -> None:
@@ -87,17 +87,17 @@ def test_a_usage_limit_closes_the_gate_until_its_reset(tmp_path: Path, clock: Ma
     limiter = gate(tmp_path, clock)
     reset = clock.now().timestamp() + 3600
     assert limiter.usage_limited(reset) == reset
-    assert limiter.usage_limited(reset - 10) == reset - 10, "an earlier word does not open it again"
+    assert limiter.usage_limited(reset - 10) == reset - 10, "an earlier time does not open it again"
     assert limiter.enter("a", ME) == 3600
     clock.advance(3600)
     assert limiter.enter("a", ME) is None
 
 
-def test_a_reset_that_is_always_past_is_asked_about_ever_less_often(tmp_path: Path, clock: ManualClock) -> None:
+def test_past_resets_are_retried_less_and_less_often(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
 
     def waits(count: int) -> list[float]:
-        """Each time the gate opens, one is let in, and told of a reset that was a minute ago."""
+        """Each time the gate opens, admit one and report a reset that was a minute ago."""
         found = []
         for _ in range(count):
             assert limiter.enter("a", ME) is None
@@ -110,16 +110,16 @@ def test_a_reset_that_is_always_past_is_asked_about_ever_less_often(tmp_path: Pa
         return found
 
     assert waits(12) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, LONGEST_PAST, LONGEST_PAST]
-    assert "no reset to come" in limiter.state().why
+    assert "no future reset" in limiter.state().why
     limiter.went_well()
-    assert waits(3) == [1, 2, 4], "it went well in between"
+    assert waits(3) == [1, 2, 4], "after a success in between"
     now = clock.now().timestamp()
-    assert limiter.usage_limited(now + 30) == now + 30, "a reset to come is believed"
+    assert limiter.usage_limited(now + 30) == now + 30, "a future reset is used"
     clock.advance(30)
     assert waits(2) == [1, 2]
 
 
-def test_all_that_were_under_way_count_as_one_reset_that_is_past(tmp_path: Path, clock: ManualClock) -> None:
+def test_past_reset_counts_once_for_all_running_attempts(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     now = clock.now().timestamp()
     assert [limiter.usage_limited(now - 60) for _ in range(4)] == [now + 1] * 4
@@ -140,7 +140,7 @@ def met(wait: float | None, infra: str = UsageLimited.code, *, named: bool = Fal
     )
 
 
-def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
+def test_pauses_grow_without_a_gate() -> None:
     past = met(1.0)
     assert [pause([past] * count) for count in (1, 2, 3, 10, 11, 99)] == [1, 2, 4, 512, LONGEST_PAST, LONGEST_PAST]
     assert pause([past, past, met(600.0)]) == 600
@@ -149,11 +149,11 @@ def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
     assert pause([past, past, met(None, "ATTEMPT_WORKER_LOST")]) == 0
 
 
-def test_a_usage_limit_uses_up_tries_unless_it_names_its_reset() -> None:
+def test_usage_limit_without_a_reset_uses_up_retries() -> None:
     unknown, past, to_come = met(1.0), met(1.0, named=True), met(600.0, named=True)
-    assert counted_tries([unknown] * 3) == 3, "an account without credit is not asked for ever"
+    assert counted_tries([unknown] * 3) == 3, "an account without credit is not retried forever"
     assert counted_tries([to_come] * 99) == 0
-    assert counted_tries([met(600.0)] * 99) == 0, "how long to wait is as good as until when"
+    assert counted_tries([met(600.0)] * 99) == 0, "a delay counts like a reset time"
     assert counted_tries([past] * MOST_PAST) == 0, "clocks differ"
     assert counted_tries([past] * (MOST_PAST + 2)) == 2
     assert counted_tries([*[past] * MOST_PAST, to_come, *[past] * MOST_PAST]) == 0
@@ -162,9 +162,7 @@ def test_a_usage_limit_uses_up_tries_unless_it_names_its_reset() -> None:
 
 
 @pytest.mark.parametrize("said", [9e11, 1e12 - 1, float("inf")])
-def test_a_model_s_word_closes_no_gate_for_longer_than_any_limit_lasts(
-    tmp_path: Path, clock: ManualClock, said: float
-) -> None:
+def test_gate_is_never_closed_for_longer_than_the_maximum(tmp_path: Path, clock: ManualClock, said: float) -> None:
     limiter = gate(tmp_path, clock)
     now = clock.now().timestamp()
     assert limiter.usage_limited(said) == now + LONGEST
@@ -175,8 +173,8 @@ def test_a_model_s_word_closes_no_gate_for_longer_than_any_limit_lasts(
     assert limiter.enter("a", ME) is None
 
 
-def test_a_file_that_says_more_is_cut_once_and_not_for_ever(tmp_path: Path, clock: ManualClock) -> None:
-    """Written by something else, or before the clock was set back."""
+def test_stored_time_beyond_the_maximum_is_capped_once(tmp_path: Path, clock: ManualClock) -> None:
+    """A state file written by something else, or before the clock was set back."""
     limiter = gate(tmp_path, clock)
     limiter.usage_limited(clock.now().timestamp() + 60)
     (state,) = tmp_path.glob("*.json")
@@ -187,7 +185,7 @@ def test_a_file_that_says_more_is_cut_once_and_not_for_ever(tmp_path: Path, cloc
 
 
 @given(st.floats() | st.integers(-(10**30), 10**30))
-def test_an_attempt_is_tried_again_within_the_same_bounds(said: float) -> None:
+def test_retry_pause_has_the_same_maximum(said: float) -> None:
     for name in ("resets_at", "retry_after"):
         met = UsageLimited("used up", op="turn", details={name: said}, retryable=True)
         wait = retry_after(met, ManualClock())
@@ -195,7 +193,7 @@ def test_an_attempt_is_tried_again_within_the_same_bounds(said: float) -> None:
         assert 0 <= wait <= LONGEST
 
 
-def test_who_asks_is_told_which_credential_is_closed_until_when_and_why(tmp_path: Path, clock: ManualClock) -> None:
+def test_closed_credentials_are_listed_with_time_and_reason(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     limiter.went_well()
     assert limiter.closed() is None
@@ -209,7 +207,7 @@ def test_who_asks_is_told_which_credential_is_closed_until_when_and_why(tmp_path
     assert limiter.enter("a", ME) is None
 
 
-def test_what_one_run_allows_itself_is_no_limit_of_the_others(tmp_path: Path, clock: ManualClock) -> None:
+def test_concurrency_of_one_run_does_not_limit_others(tmp_path: Path, clock: ManualClock) -> None:
     large, small = gate(tmp_path, clock, caller="large"), gate(tmp_path, clock, 1, caller="small")
     for _ in range(40):
         large.went_well()
@@ -219,13 +217,13 @@ def test_what_one_run_allows_itself_is_no_limit_of_the_others(tmp_path: Path, cl
     assert large.state().window == window
     for number in range(3):
         assert large.enter(f"a-{number}", ME) is None
-    assert small.enter("b", ME) is None, "there is room, and none of its own is in"
+    assert small.enter("b", ME) is None, "there is room, and it uses no slot itself"
     assert small.enter("c", ME) is not None
     small.leave("b")
     assert small.enter("c", ME) is None
 
 
-def test_the_place_of_one_that_died_is_given_away(tmp_path: Path, clock: ManualClock) -> None:
+def test_slot_of_a_dead_process_is_released(tmp_path: Path, clock: ManualClock) -> None:
     dead = {**ME, "pid": 1 << 30}
     living = gate(tmp_path, clock, alive=lambda process: process["pid"] != 1 << 30)
     for number in range(4):
@@ -233,7 +231,7 @@ def test_the_place_of_one_that_died_is_given_away(tmp_path: Path, clock: ManualC
     assert fill(living) == 4
 
 
-def test_a_broken_state_is_begun_anew(tmp_path: Path, clock: ManualClock) -> None:
+def test_damaged_state_is_reset(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     limiter.usage_limited(None)
     (state,) = tmp_path.glob("*.json")
@@ -242,7 +240,7 @@ def test_a_broken_state_is_begun_anew(tmp_path: Path, clock: ManualClock) -> Non
 
 
 @given(st.lists(st.sampled_from(["enter", "leave", "well", "limited", "pause", "wait"]), max_size=40))
-def test_never_more_inside_than_the_window_and_never_closed_for_ever(tmp_path_factory: Any, steps: list[str]) -> None:
+def test_slots_never_exceed_the_window_and_the_gate_reopens(tmp_path_factory: Any, steps: list[str]) -> None:
     clock = ManualClock()
     limiter = gate(tmp_path_factory.mktemp("limits"), clock, most=6)
     inside: list[str] = []

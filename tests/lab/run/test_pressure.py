@@ -1,4 +1,4 @@
-"""What an agent puts on the disk is counted, whatever it does while it is counted."""
+"""Disk use of an agent is counted correctly even while the agent changes files."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MIB = 1 << 20
     ("size", "free", "least"),
     [(60 * MIB, 7 * MIB, 0), (60 * MIB, 5 * MIB, 6), (1 << 40, 513 * MIB, 0), (1 << 40, 511 * MIB, 512)],
 )
-def test_how_much_must_be_free_depends_on_how_much_there_is(
+def test_required_free_space_depends_on_the_file_system_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, least: int
 ) -> None:
-    """A small file system is no shortage: 512 MiB would never be free there."""
+    """A small file system is not a shortage: 512 MiB would never be free there."""
     told = os.statvfs_result((4096, 4096, size >> 12, free >> 12, free >> 12, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: told)
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable: 8388608 kB\n")
-    assert reason(tmp_path, meminfo) == (f"less than {least} MiB are free at {tmp_path}" if least else "")
+    assert reason(tmp_path, meminfo) == (f"less than {least} MiB of disk space are free at {tmp_path}" if least else "")
 
 
 def nested(top: Path, name: str, levels: int, size: int) -> None:
-    """Directories in each other, and a file at the end."""
+    """Create nested directories with a file in the last one."""
     top.mkdir()
     fd = os.open(top, os.O_RDONLY)
     for _ in range(levels):
@@ -47,7 +47,7 @@ def nested(top: Path, name: str, levels: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "levels"), [("n" * 200, 40), ("a", 5000)])
-def test_what_lies_deep_or_has_a_long_path_is_counted(deep_path: Path, name: str, levels: int) -> None:
+def test_deep_trees_and_long_paths_are_counted(deep_path: Path, name: str, levels: int) -> None:
     top = deep_path / "top"
     nested(top, name, levels, 5 * MIB)
     (top / "beside").write_bytes(bytes(MIB))
@@ -55,7 +55,7 @@ def test_what_lies_deep_or_has_a_long_path_is_counted(deep_path: Path, name: str
 
 
 def while_counting(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> None:
-    """`act` is called with the names of every directory at the moment that it has been listed."""
+    """Call `act` with the names in each directory right after it has been listed."""
     scandir = os.scandir
 
     class Listed:
@@ -74,14 +74,14 @@ def while_counting(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) 
     monkeypatch.setattr(os, "scandir", Listed)
 
 
-def test_a_file_that_vanishes_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_file_does_not_hide_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a-vanishes", "b", "c"):
         (tmp_path / name).write_bytes(bytes(MIB))
     while_counting(monkeypatch, lambda _: (tmp_path / "a-vanishes").unlink(missing_ok=True))
     assert 2 * MIB <= size_of(tmp_path, ALL) < 3 * MIB
 
 
-def test_a_directory_that_is_moved_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_directory_does_not_hide_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     top = tmp_path / "top"
     for name in ("a/heavy", "b", "z"):
         (top / name).mkdir(parents=True)
@@ -102,7 +102,7 @@ trees = st.recursive(st.integers(0, 3), lambda below: st.lists(below, max_size=4
 
 
 @given(trees)
-def test_it_is_the_sum_of_what_is_there(tmp_path_factory: pytest.TempPathFactory, tree: object) -> None:
+def test_size_is_the_sum_of_all_entries(tmp_path_factory: pytest.TempPathFactory, tree: object) -> None:
     top = tmp_path_factory.mktemp("size")
     expected = 0
 

@@ -1,4 +1,4 @@
-"""Evidence that agrees with itself is valid, evidence that does not is found out, and what is old may go."""
+"""Validation of consistent and inconsistent evidence, and removal of old runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
-# One run for most of these: they go to one worker.
+# Most use one run, so they must run in one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("upkeep")]
 
 SUITE = HEAD + mission(
@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return conduct(plan(SUITE, base / "out", base), base / "out")
 
 
-def test_what_happened_is_valid_and_its_figures_are_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_validates_and_has_its_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(run), "--strict", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["attempts"] == 1
     assert main(["report", str(run), "--strict", "--json"]) == 0
@@ -88,7 +88,7 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
         ("attempt.report.json", lambda it: it.pop("reason"), "artifact_malformed"),
     ],
 )
-def test_a_story_that_contradicts_itself_is_found_out_even_when_every_digest_fits(
+def test_contradictions_are_found_even_if_all_digests_match(
     run: Path, tmp_path: Path, name: str, change: Callable[[Any], None], code: str
 ) -> None:
     copy = tmp_path / run.name
@@ -99,7 +99,7 @@ def test_a_story_that_contradicts_itself_is_found_out_even_when_every_digest_fit
     assert code in {each.code for each in validate(load_bundle(attempt), strict=True)}
 
 
-def test_what_is_lacking_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_artifacts_are_reported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / run.name
     shutil.copytree(run, copy)
     attempt = copy / "attempts/answer.1.e1"
@@ -113,7 +113,7 @@ def test_what_is_lacking_is_named(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert document["error"]["code"] == "ATTEMPT_EVIDENCE_INCOMPLETE"
 
 
-def test_what_is_old_goes_and_what_is_needed_stays(tmp_path: Path) -> None:
+def test_old_runs_are_removed_and_protected_ones_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     runs = [conduct(plan(SUITE, out, tmp_path), out) for _ in range(4)]
     (out / f"{runs[0].name}.pin").touch()
@@ -128,24 +128,24 @@ def test_what_is_old_goes_and_what_is_needed_stays(tmp_path: Path) -> None:
         runs[0].name: "pinned",
         runs[1].name: "promoted",
         runs[2].name: "older than 432000 s",
-        runs[3].name: "the latest",
+        runs[3].name: "latest run",
     }
     freed, done = collect(items)
     assert freed == sum(each.bytes for each in items if each.free) > 0
-    assert done == tuple(items), "all went that was to go"
+    assert done == tuple(items), "everything to be removed was removed"
     assert not (out / f".{runs[2].name}.conductor").exists()
     assert sorted(path.name for path in out.glob("run-*") if path.is_dir()) == sorted(
         each.name for each in (runs[0], runs[1], runs[3])
     )
     assert not (out / f"{runs[2].name}.ledger").exists()
-    assert len(stores - set(os.listdir(state_dir() / "workspaces/stores"))) == 1, "its files went with it"
+    assert len(stores - set(os.listdir(state_dir() / "workspaces/stores"))) == 1, "its files were removed with it"
     conduct(unfinished, out)
     (attempt,) = attempts(unfinished, out).values()
     assert attempt.result is not None
     assert attempt.result.verified == "passed"
 
 
-def test_a_pipe_in_the_place_of_an_artifact_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_in_place_of_an_artifact_does_not_block(tmp_path: Path) -> None:
     out = tmp_path / "out"
     old, _ = (conduct(plan(SUITE, out, tmp_path), out) for _ in range(2))
     (place,) = old.glob("attempts/*/final_snapshot.json")
@@ -155,7 +155,7 @@ def test_a_pipe_in_the_place_of_an_artifact_is_not_waited_for(tmp_path: Path) ->
     assert not old.exists()
 
 
-def test_what_a_killed_conductor_left_is_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_leftovers_of_a_killed_conductor_are_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     left = out / ".work" / "run-gone" / "attempts"
     left.mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_what_a_killed_conductor_left_is_freed(tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
 
 
-def test_a_place_that_is_not_utf_8_is_freed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_that_is_not_utf_8_is_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "out"
     old, _ = (conduct(plan(SUITE, made, tmp_path), made) for _ in range(2))
     out = made.rename(tmp_path / os.fsdecode(b"\xff out"))
@@ -185,12 +185,12 @@ def test_a_place_that_is_not_utf_8_is_freed_too(tmp_path: Path, capsys: pytest.C
     assert os.listdir(out / ".work") == []
 
 
-def test_what_can_not_be_removed_is_said_and_is_not_counted(
+def test_unremovable_files_are_reported_and_not_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
-    for version in "12":  # of which the older one is to go
+    for version in "12":  # the older one is to be removed
         (cache / f"upkeep-schema-{version}.json").write_bytes(b"x" * 8192)
     left = tmp_path / ".work" / "run-gone"
     left.mkdir(parents=True)
@@ -210,7 +210,7 @@ def test_what_can_not_be_removed_is_said_and_is_not_counted(
         (cache / f"upkeep-schema-{version}.json").unlink()
 
 
-def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_being_planned_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     found = []
 
@@ -223,14 +223,14 @@ def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypat
         patch.setattr(run_module, "pin", planning)
         made = plan(SUITE, out, tmp_path)
     ((freed, (work,)),) = found
-    assert (freed, work.free, work.reason) == (0, False, "a process is at work on it")
+    assert (freed, work.free, work.reason) == (0, False, "in use by a process")
     conduct(made, out)
     (attempt,) = attempts(made, out).values()
     assert attempt.result is not None
     assert attempt.result.verified == "passed"
 
 
-# A conductor that stops where it is, since whoever heard of the run has left.
+# A conductor that stops where it is, because its listener failed.
 STOPS = """
 import os, pathlib, sys
 from proofbox.lab.run.conductor import Conductor
@@ -242,14 +242,14 @@ Conductor(pathlib.Path(sys.argv[1]), sys.argv[2], on_event=leave).conduct()
 
 
 def state() -> dict[str, set[str]]:
-    """What the state directory has of workspaces."""
+    """Return what the state directory has of workspaces."""
     place = state_dir() / "workspaces"
     listed = {name: set(os.listdir(place / name)) if (place / name).is_dir() else set() for name in ("paths", "stores")}
     return {**listed, "homes": {path.name for path in place.glob("ws-*")}}
 
 
 def interrupted(made: Plan, out: Path) -> Path:
-    """A run that stopped with workspaces in its work, as a kill leaves it."""
+    """Create a run that stopped with workspaces in its work directory, as after a kill."""
     ran = subprocess.run([sys.executable, "-c", STOPS, str(out), made.run_id], check=False, timeout=120)
     assert ran.returncode == 7
     place = out / ".work" / made.run_id / "attempts/left/workspace"
@@ -258,7 +258,7 @@ def interrupted(made: Plan, out: Path) -> Path:
     return out / made.run_id
 
 
-def test_the_stores_of_attempts_that_came_to_nothing_go_with_their_run(tmp_path: Path) -> None:
+def test_stores_of_failed_attempts_are_removed_with_their_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     before = state()
     failing = HEAD + mission("answer", say("done"), setup=["false"])
@@ -270,12 +270,12 @@ def test_the_stores_of_attempts_that_came_to_nothing_go_with_their_run(tmp_path:
     assert not any(run.exists() for run in runs)
     left = state()
     assert (left["paths"], left["homes"]) == (before["paths"], before["homes"])
-    assert len(left["stores"] - before["stores"]) < len(kept), "what the latest has, and nothing of theirs"
+    assert len(left["stores"] - before["stores"]) < len(kept), "only stores of the latest run remain"
     (final,) = out.glob("run-*/attempts/*/final_snapshot.json")
     assert json.loads(final.read_bytes())["store"] in left["stores"]
 
 
-def test_a_resumed_run_leaves_nothing_of_the_workspaces_that_were_killed(tmp_path: Path) -> None:
+def test_resumed_run_leaves_no_killed_workspaces(tmp_path: Path) -> None:
     out = tmp_path / "out"
     before = state()
     made = plan(SUITE, out, tmp_path)
@@ -285,7 +285,7 @@ def test_a_resumed_run_leaves_nothing_of_the_workspaces_that_were_killed(tmp_pat
     assert (state()["paths"], state()["homes"]) == (before["paths"], before["homes"])
 
 
-def test_a_run_that_was_never_committed_goes_with_its_work_and_says_so(tmp_path: Path) -> None:
+def test_uncommitted_run_is_removed_with_its_work(tmp_path: Path) -> None:
     out = tmp_path / "out"
     before = state()
     made = plan(SUITE, out, tmp_path)
@@ -296,7 +296,7 @@ def test_a_run_that_was_never_committed_goes_with_its_work_and_says_so(tmp_path:
     assert [(each.free, each.reason) for each in items] == [(False, "not committed"), (False, "its run can be resumed")]
     rules = RetentionRules(older_than=0.0, include_uncommitted=True)
     items = [each for each in survey(out, rules, later) if each.kind in ("run", "work")]
-    assert [(each.free, each.reason) for each in items] == [(True, "older than 0 s"), (True, "its run goes")]
+    assert [(each.free, each.reason) for each in items] == [(True, "older than 0 s"), (True, "its run is removed")]
     _, done = collect(items)
     assert not any(each.left for each in done)
     assert not run.exists()
@@ -304,7 +304,7 @@ def test_a_run_that_was_never_committed_goes_with_its_work_and_says_so(tmp_path:
     assert state() == before
 
 
-def test_a_store_that_a_workspace_elsewhere_has_stays(tmp_path: Path) -> None:
+def test_store_used_by_another_workspace_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = plan(SUITE, out, tmp_path)
     run = interrupted(made, out)
@@ -322,7 +322,7 @@ def test_a_store_that_a_workspace_elsewhere_has_stays(tmp_path: Path) -> None:
     registry.drop_store(mine.store_id)
 
 
-def test_a_store_in_use_is_not_taken_away(tmp_path: Path) -> None:
+def test_store_in_use_is_not_removed(tmp_path: Path) -> None:
     workspace = Workspace.init(tmp_path, track=False)
     store = workspace.store_id
     workspace.forget()
@@ -332,7 +332,7 @@ def test_a_store_in_use_is_not_taken_away(tmp_path: Path) -> None:
     assert not registry.store_path(store).exists()
 
 
-def test_what_is_left_of_work_that_somebody_removed_is_forgotten(tmp_path: Path) -> None:
+def test_registrations_of_deleted_work_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     before = state()
     place = out / ".work/run-gone/attempts/answer.1.e1/workspace"
@@ -345,7 +345,7 @@ def test_what_is_left_of_work_that_somebody_removed_is_forgotten(tmp_path: Path)
     assert state() == before
 
 
-def test_sessions_that_ended_are_freed_and_one_that_runs_stays(tmp_path: Path) -> None:
+def test_ended_sessions_are_freed_and_running_ones_kept(tmp_path: Path) -> None:
     def start() -> str:
         argv = [sys.executable, "-m", "proofbox", "session", "start", "--provider", "off", "--json"]
         started = subprocess.run(argv, cwd=tmp_path, stdout=subprocess.PIPE, check=True, timeout=60)
@@ -364,8 +364,8 @@ def test_sessions_that_ended_are_freed_and_one_that_runs_stays(tmp_path: Path) -
                 [each for each in survey(tmp_path, RetentionRules(), SystemClock().now()) if each.kind == "session"]
             )
             found = {Path(each.path).name: (each.free, each.reason) for each in items}
-            assert found[ended] == (True, "it has ended")
-            assert found[runs] == (False, "it runs")
+            assert found[ended] == (True, "ended")
+            assert found[runs] == (False, "running")
             assert found[begun.name] == (True, "its start was interrupted")
             assert found[beginning.name] == (False, "it may be starting")
             assert not (place / ended).exists()
@@ -378,12 +378,12 @@ def test_sessions_that_ended_are_freed_and_one_that_runs_stays(tmp_path: Path) -
             boxes.prune_sessions()
 
 
-def test_a_directory_that_is_not_there_is_not_taken_for_a_clean_one(
+def test_missing_directory_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["gc", str(tmp_path / "nowhere"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "PROOFBOX_NOT_FOUND"
-    monkeypatch.chdir(tmp_path)  # where no run was made there is still what sessions left
+    monkeypatch.chdir(tmp_path)  # leftover sessions are found even without runs
     assert main(["gc", "--json"]) == 0
     capsys.readouterr()
 

@@ -1,4 +1,4 @@
-"""Runs: every attempt ends by itself, nothing is lost by a kill, and what is left is what was planned."""
+"""Runs: attempts end independently, a kill loses nothing, and the results match the plan."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def test_each_attempt_ends_for_its_own_reason_and_no_other_is_disturbed(out: Pat
         "gives-up.1": ("failure", "failed", None, "completed"),
     }
     assert verify(out).ok
-    assert load_bundle(run).index.status == "partial", "one attempt failed for a reason of the machinery"
+    assert load_bundle(run).index.status == "partial", "one attempt had an infrastructure failure"
     sessions = [document(out, made, each, "runner.ref.json").get("session_id") for each in attempts(made, out).values()]
     named = [session for session in sessions if session]
     assert len(set(named)) == len(named) == 8
 
 
-def test_a_usage_limit_that_names_no_reset_does_not_go_on_for_ever(
+def test_usage_limit_without_a_reset_ends_after_its_retries(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "pause", lambda _: 0.0)
@@ -121,7 +121,7 @@ def test_a_usage_limit_that_names_no_reset_does_not_go_on_for_ever(
     assert results(made, out) == {"limited.1": met, "limited.1.r1": met}
 
 
-def test_a_run_says_once_that_it_waits_for_the_next_try_and_until_when(out: Path, tmp_path: Path) -> None:
+def test_run_reports_once_that_it_waits_for_a_retry(out: Path, tmp_path: Path) -> None:
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     events: list[dict[str, Any]] = []
     made = plan(HEAD + mission("limited", say("done")), out, tmp_path)
@@ -148,11 +148,11 @@ def test_a_run_says_once_that_it_waits_for_the_next_try_and_until_when(out: Path
         "attempt_id": "limited.1.r1",
         "mission_id": "limited",
         "until": "2026-01-01T02:00:00.000000Z",
-        "message": "limited.1.r1 is tried again after RUNTIME_USAGE_LIMIT at 2026-01-01T02:00:00.000000Z",
+        "message": "limited.1.r1 is retried after RUNTIME_USAGE_LIMIT at 2026-01-01T02:00:00.000000Z",
     }
 
 
-def test_one_attempt_is_interrupted_and_its_siblings_go_on(out: Path, tmp_path: Path) -> None:
+def test_interrupted_attempt_does_not_affect_others(out: Path, tmp_path: Path) -> None:
     source = HEAD + mission("waits", command("sleep 600"), verify=ANSWER) + mission("good", *DOES_IT, verify=ANSWER)
     made = plan(source, out, tmp_path)
 
@@ -169,7 +169,7 @@ def test_one_attempt_is_interrupted_and_its_siblings_go_on(out: Path, tmp_path: 
     }
 
 
-def test_what_an_agent_does_is_told_when_it_begins(out: Path, tmp_path: Path) -> None:
+def test_activity_is_reported_when_it_starts(out: Path, tmp_path: Path) -> None:
     source = HEAD + mission("waits", write("a", "b"), command("sleep 20 #\x1b[31m\n# more"), verify=ANSWER)
     made = plan(source, out, tmp_path)
     told: list[str] = []
@@ -186,7 +186,7 @@ def test_what_an_agent_does_is_told_when_it_begins(out: Path, tmp_path: Path) ->
     assert results(made, out) == {"waits.1": ("none", "failed", None, "interrupted")}
 
 
-def test_an_infra_failure_is_tried_again_and_says_whose_child_it_is(out: Path, tmp_path: Path) -> None:
+def test_infra_failure_is_retried_with_its_parent_named(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("falls", {"fault": "crash"}, verify=ANSWER), out, tmp_path, retries=1)
     conduct(made, out)
     found = attempts(made, out)
@@ -196,7 +196,7 @@ def test_an_infra_failure_is_tried_again_and_says_whose_child_it_is(out: Path, t
     assert [each.get("parent") for each in schedule if each["kind"] == "planned"] == [None, "falls.1"]
 
 
-def test_the_schedule_says_when_things_happened_and_not_when_it_was_written(out: Path, tmp_path: Path) -> None:
+def test_schedule_records_event_times_not_write_time(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("falls", {"fault": "crash"}, verify=ANSWER), out, tmp_path, retries=1)
     run = conduct(made, out)
     said = [json.loads(line) for line in (run / "schedule.jsonl").read_text().splitlines()]
@@ -213,7 +213,7 @@ def test_the_schedule_says_when_things_happened_and_not_when_it_was_written(out:
         assert at["started", id] <= states[0]["at"] <= states[-1]["at"] <= at["finished", id]
 
 
-def test_a_program_that_gives_up_is_no_failure_of_the_machinery(out: Path, tmp_path: Path) -> None:
+def test_program_that_gives_up_is_not_an_infra_failure(out: Path, tmp_path: Path) -> None:
     settings = {"process": {"command": ["sh", "-c", "echo 42 > answer.txt; echo failed: too hard; exit 3"]}}
     source = HEAD + mission("quits", verify=ANSWER)
     made = plan(source, out, tmp_path, chain="process!", runtimes=settings)
@@ -221,15 +221,13 @@ def test_a_program_that_gives_up_is_no_failure_of_the_machinery(out: Path, tmp_p
     assert results(made, out) == {"quits.1": ("failure", "passed", None, "turn_failed")}
 
 
-def test_a_mission_that_failed_is_not_tried_again(out: Path, tmp_path: Path) -> None:
+def test_failed_mission_is_not_retried(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("fails", say("done"), verify=ANSWER), out, tmp_path, retries=5)
     conduct(made, out)
     assert list(attempts(made, out)) == ["fails.1"]
 
 
-def test_a_reset_that_is_always_past_is_waited_for_ever_longer(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pauses_for_past_resets_grow(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan(HEAD + mission("asks", say("done")), out, tmp_path)
     clock = ManualClock()
     waits: list[float] = []
@@ -261,11 +259,11 @@ def test_a_reset_that_is_always_past_is_waited_for_ever_longer(
 
 
 def stop_often(made: Plan, out: Path, times: int, how: str) -> None:
-    """Stop the run as often, each time while its attempt is under way."""
+    """Stop the run this often, each time while its attempt is running."""
 
     def stop(self: Conductor) -> None:
         self._ledger.claim("worker", self._epoch, 60.0)
-        if how == "killed":  # then it closes nothing at its end
+        if how == "killed":  # then it closes nothing
             patch.setattr(self, "_close_torn", lambda **_: None)
         raise KeyboardInterrupt
 
@@ -292,7 +290,7 @@ def test_a_run_that_is_stopped_ten_times_is_still_completed(out: Path, tmp_path:
 
 
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
-def test_an_attempt_that_always_ends_its_conductor_is_given_up(
+def test_attempt_that_always_kills_its_conductor_is_given_up(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(run_module, "MOST_STOPPED", 5)
@@ -357,9 +355,7 @@ def _state(pid: int) -> str:
 
 
 @pytest.mark.timeout(3600)
-def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
-    tmp_path: Path, rounds: Callable[[int, int], int]
-) -> None:
+def test_run_killed_at_any_point_resumes_to_the_same_result(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     source = HEAD + "".join(
         [
             mission("good", *DOES_IT, verify=ANSWER, replicates=4),
@@ -378,9 +374,9 @@ def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
             end = time.monotonic() + wait
             while time.monotonic() < end and conductor.poll() is None:
                 time.sleep(0.005)
-            conductor.send_signal(signal.SIGSTOP)  # it hires nobody between our look and its death
+            conductor.send_signal(signal.SIGSTOP)  # it starts no worker between the check and its death
             below = descendants(conductor.pid)
-            conductor.kill()  # it may have ended by itself
+            conductor.kill()  # it may have ended already
             conductor.communicate()
             assert gone(below), f"seed {seed}: processes outlived their conductor"
         conduct(made, out)
@@ -401,7 +397,7 @@ def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
         assert not (out / ".work" / made.run_id).exists()
 
 
-def test_killed_while_it_writes_its_end_a_run_can_still_be_resumed(out: Path, tmp_path: Path) -> None:
+def test_run_killed_while_committing_can_be_resumed(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
     code = (
         "import os, sys, pathlib, proofbox.lab.run.conductor as run\n"
@@ -416,7 +412,7 @@ def test_killed_while_it_writes_its_end_a_run_can_still_be_resumed(out: Path, tm
     assert verify(run).ok
 
 
-def test_what_a_suite_names_counts_as_it_was_when_the_run_was_planned(tmp_path: Path) -> None:
+def test_suite_files_are_used_as_of_planning(tmp_path: Path) -> None:
     base, out = tmp_path / "suite", tmp_path / "out"
     for name in ("hidden", "start"):
         (base / name).mkdir(parents=True)
@@ -457,9 +453,9 @@ def test_a_workspace_may_be_an_archive(out: Path, tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive at all", b"\x1f\x8b\x08\x00torn", b"PK\x05\x06" + bytes(9)])
-def test_an_archive_that_can_not_be_unpacked_plans_nothing(out: Path, tmp_path: Path, content: bytes) -> None:
+def test_archive_that_cannot_be_unpacked_plans_nothing(out: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "given.tar.gz").write_bytes(content)
-    with pytest.raises(SuiteInvalid, match=r"given\.tar\.gz can't be unpacked") as caught:
+    with pytest.raises(SuiteInvalid, match=r"given\.tar\.gz cannot be unpacked") as caught:
         plan(HEAD + mission("answer", *DOES_IT, workspace="given.tar.gz"), out, tmp_path)
     assert caught.value.fix_hints
     assert [each for each in out.rglob("*") if each.is_file()] == []

@@ -1,4 +1,4 @@
-"""What is called a secret is in no evidence; what is none disturbs nothing; and neither ends a worker or a run."""
+"""Secrets are kept out of the evidence, other values are not redacted, and neither ends a worker or a run."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def assert_nowhere(secret: str, place: Path) -> None:
 
 
 @boxed
-def test_what_clouds_and_forges_set_is_no_secret_by_its_prefix(
+def test_cloud_and_forge_variables_are_not_secret_by_prefix(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/something")
     monkeypatch.setenv("RUNNER_NAME", "answer.txt")
-    monkeypatch.setenv("SIGNING_KEY", "release")  # a word, which environment.json holds too
+    monkeypatch.setenv("SIGNING_KEY", "release")  # a word that environment.json contains as well
     about = mission("region", write("us-east-1.txt", "someone/something"), *DOES_IT, verify=ANSWER)
     made = plan(HEAD + about.replace("do it", "deploy someone/something to us-east-1"), out, tmp_path)
     run = conduct(made, out)
@@ -109,7 +109,7 @@ def test_a_suite_that_holds_a_secret_is_refused_before_anything_is_written(
     assert TOKEN not in str(caught.value.as_dict())
     assert "unset DEPLOY_TOKEN" in caught.value.fix_hints[1]
     assert not out.exists()
-    # Planned without it, the run is refused with it, and can be gone on with after that.
+    # Planned without it, the run is refused with it, and can be resumed after that.
     monkeypatch.delenv("DEPLOY_TOKEN")
     made = plan(source, out, tmp_path)
     monkeypatch.setenv("DEPLOY_TOKEN", TOKEN)
@@ -124,7 +124,7 @@ def test_a_suite_that_holds_a_secret_is_refused_before_anything_is_written(
 def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker died, and so did the conductor that began to say so."""
+    """Its worker died, and so did the conductor that began to close it."""
     made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         attempt = ledger.claim("gone", ledger.begin_epoch(), 60.0)
@@ -143,7 +143,7 @@ def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
     assert_nowhere(TOKEN, run)
 
 
-def test_what_holds_a_secret_can_be_withheld_and_the_rest_is_committed(tmp_path: Path) -> None:
+def test_files_with_secrets_are_withheld_and_the_rest_is_committed(tmp_path: Path) -> None:
     redactor = Redactor([TOKEN])
     with BundleWriter(tmp_path, run_id="r", expected=["a", "b"], redactor=redactor) as bundle:
         bundle.write_bytes("a", TOKEN.encode())
@@ -159,7 +159,7 @@ def test_what_holds_a_secret_can_be_withheld_and_the_rest_is_committed(tmp_path:
     assert_nowhere(TOKEN, tmp_path)
 
 
-def test_without_that_a_secret_still_keeps_a_bundle_from_being_committed(tmp_path: Path) -> None:
+def test_secret_that_is_not_withheld_prevents_the_commit(tmp_path: Path) -> None:
     bundle = BundleWriter(tmp_path, run_id="r", redactor=Redactor([TOKEN])).__enter__()
     bundle.write_bytes("a", TOKEN.encode())
     with pytest.raises(BundleSecretFound):

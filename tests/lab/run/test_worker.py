@@ -1,4 +1,4 @@
-"""A worker process by itself: what it says before it leaves."""
+"""A single worker process: its events and its heartbeat."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proofbox.lab.run import pressure, worker
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import ledger_path, surroundings
 
-# The ledger has the end, and nothing more to do, a while before the worker hears of it.
+# The ledger has the end, and nothing more to do, a while before the worker notices.
 SLOW_TO_HEAR = """
 import sys, time
 from proofbox.lab.run import worker
@@ -36,7 +36,7 @@ worker.main(sys.argv[1:])
 
 
 @pytest.mark.needs("bubblewrap")
-def test_the_last_attempt_s_end_is_said_before_it_leaves(tmp_path: Path) -> None:
+def test_end_of_the_last_attempt_is_reported_before_the_worker_exits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + mission("answer", say("done")), out, tmp_path)
     ledger = Ledger(ledger_path(out, made.run_id))
@@ -48,10 +48,8 @@ def test_the_last_attempt_s_end_is_said_before_it_leaves(tmp_path: Path) -> None
     assert json.loads(done.stdout.splitlines()[-1])["event"] == "ended"
 
 
-def test_attempts_that_block_do_not_keep_a_worker_from_its_heartbeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More than there are threads by default, each of them as long as the others."""
+def test_blocking_attempts_do_not_delay_the_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run more blocking attempts than there are threads by default."""
     many, out = 50, tmp_path / "out"
     made = plan(HEAD + mission("waits", say("done"), replicates=many), out, tmp_path)
     (out / made.run_id).mkdir()
@@ -96,6 +94,6 @@ def test_attempts_that_block_do_not_keep_a_worker_from_its_heartbeat(
                 await one.work()
 
         anyio.run(work)
-        assert beaten.result(), "it beats while everything blocks"
+        assert beaten.result(), "the heartbeat continues while everything blocks"
     assert ledger.counts()["ended"] == many
     ledger.close()

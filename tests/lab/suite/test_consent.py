@@ -70,7 +70,7 @@ def test_trust_records_consent_for_the_list_and_the_path(base: Path, tmp_path: P
     assert main(["suite", "run", str(elsewhere), *words[3:]]) == 3  # another path
 
 
-def test_provider_flag_and_user_config_are_the_users_own_word(base: Path, tmp_path: Path) -> None:
+def test_provider_flag_and_user_config_need_no_consent(base: Path, tmp_path: Path) -> None:
     suite, _ = suite_off(base, tmp_path)
     words = ["suite", "run", str(suite), "--out", str(tmp_path / "out"), "--strategies", "scripted"]
     assert main([*words, "--provider", "off"]) != 3

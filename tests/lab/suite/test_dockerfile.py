@@ -1,4 +1,4 @@
-"""What is read of a Dockerfile, and that nothing is guessed."""
+"""Reading of Dockerfiles, without guessing."""
 
 from __future__ import annotations
 

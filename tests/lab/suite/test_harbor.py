@@ -1,4 +1,4 @@
-"""Harbor's tasks as missions: read as they are, run with the controls, and judged by the reward alone."""
+"""Harbor tasks as missions: read unchanged, run with the controls, and decided by the reward alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from proofbox.lab.suite.harbor.tasks import HOST_ROOT, read_tasks
 
 
 @pytest.mark.needs("bubblewrap")
-def test_oracle_passes_and_nop_fails_on_the_host_s_root_and_neither_is_comparable(tmp_path: Path) -> None:
+def test_oracle_passes_and_nop_fails_on_host_root_without_comparable_results(tmp_path: Path) -> None:
     root = task(
         tmp_path / "Sum It",
         dockerfile="FROM python:3.12\nWORKDIR /srv\nWORKDIR work\nENV MARK=set\nRUN make\n"
@@ -45,8 +45,8 @@ def test_oracle_passes_and_nop_fails_on_the_host_s_root_and_neither_is_comparabl
         assert (said["comparable"], said["not_comparable"]) == (False, [HOST_ROOT])
     assert oracle.document("attempt.report.json")["reward"] == 1.0
     notes = oracle.document("attempt.json")["origin"]["notes"]
-    assert "environment/Dockerfile: not done: RUN make" in notes
-    assert "environment/Dockerfile: /etc/x is outside /srv/work, and was left out" in notes
+    assert "environment/Dockerfile: not executed: RUN make" in notes
+    assert "environment/Dockerfile: /etc/x is outside /srv/work and was omitted" in notes
     summary = json.loads((oracle.path / "summary.json").read_bytes())
     assert (summary["comparable"], summary["missions"][0]["comparable"]) == (False, False)
     assert verify(oracle.path).ok
@@ -57,7 +57,7 @@ def test_oracle_passes_and_nop_fails_on_the_host_s_root_and_neither_is_comparabl
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_directory_of_several_is_a_suite_of_them(tmp_path: Path) -> None:
+def test_directory_of_tasks_is_a_suite(tmp_path: Path) -> None:
     for name in ("one", "two"):
         task(tmp_path / "tasks" / name)
     put(tmp_path / "tasks/README.md", "not a task")
@@ -87,9 +87,7 @@ def test_a_directory_of_several_is_a_suite_of_them(tmp_path: Path) -> None:
         ("echo yes > /logs/verifier/reward.txt", ("none", "reward_malformed"), {"problem": "reward_malformed"}),
     ],
 )
-def test_the_reward_decides_and_nothing_else(
-    tmp_path: Path, left: str, verdict: tuple[str, str], reward: dict[str, Any]
-) -> None:
+def test_only_the_reward_decides(tmp_path: Path, left: str, verdict: tuple[str, str], reward: dict[str, Any]) -> None:
     ran = Ran(task(tmp_path / "t", test=f"#!/bin/sh\n{left}\n"), tmp_path / "out", "nop")
     assert ran.verdict() == (verdict[0], None, verdict[1])
     found = ran.document("verification.json")["reward"]
@@ -98,15 +96,15 @@ def test_the_reward_decides_and_nothing_else(
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_verifier_that_hangs_after_it_wrote_a_reward_has_not_passed(tmp_path: Path) -> None:
+def test_verifier_that_hangs_after_writing_a_reward_does_not_pass(tmp_path: Path) -> None:
     toml = TOML.replace("[verifier]\ntimeout_sec = 60.0", "[verifier]\ntimeout_sec = 0.5")
     root = task(tmp_path / "t", toml=toml, test="#!/bin/sh\necho 1 > /logs/verifier/reward.txt\nsleep 60\n")
     assert Ran(root, tmp_path / "out", "nop").verdict() == ("failed", None, "completed")
 
 
 @pytest.mark.needs("bubblewrap")
-def test_the_agent_sees_neither_tests_nor_solution_and_leaves_no_reward(tmp_path: Path) -> None:
-    """The oracle stands for any agent here: what it writes at the verifier's places is not there later."""
+def test_agent_cannot_see_tests_or_solution_or_write_a_reward(tmp_path: Path) -> None:
+    """The oracle represents any agent here: what it writes to the verifier's paths is gone later."""
     solve = (
         "#!/bin/sh\nls -d /tests /logs > /app/seen 2>/dev/null\nmkdir -p /logs/verifier && "
         "echo 1 > /logs/verifier/reward.txt\n"
@@ -117,11 +115,11 @@ def test_the_agent_sees_neither_tests_nor_solution_and_leaves_no_reward(tmp_path
 
 
 @pytest.mark.needs("bubblewrap")
-def test_tests_that_changed_since_the_run_was_planned_decide_nothing(tmp_path: Path) -> None:
+def test_tests_changed_after_planning_have_no_effect(tmp_path: Path) -> None:
     root = task(tmp_path / "t", solve="#!/bin/sh\nexit 1\n")
     planned = Ran(root, tmp_path / "out", "nop", conducted=False)
     put(root / "tests/test.sh", PASSES_IF.format(condition="true"))
-    assert planned.conduct().verdict() == ("failed", None, "completed"), "the tests as they were planned say no"
+    assert planned.conduct().verdict() == ("failed", None, "completed"), "the tests as planned fail"
 
 
 @pytest.fixture
@@ -134,7 +132,7 @@ def model() -> Iterator[str]:
 
 
 @pytest.mark.needs("bubblewrap", "codex")
-def test_an_agent_works_where_the_task_says(tmp_path: Path, model: str) -> None:
+def test_agent_works_in_the_workdir_of_the_task(tmp_path: Path, model: str) -> None:
     root = task(tmp_path / "t")
     put(root / "instruction.md", "[[run pwd > where; expr 40 + 2 > /app/answer.txt]] [[say done]]")
     put(root / "tests/test.sh", PASSES_IF.format(condition="grep -qx 42 answer.txt && grep -qx /app where"))
@@ -150,7 +148,7 @@ def mission_of(root: Path, *, host_root: bool = True) -> Any:
     return mission
 
 
-def test_the_fields_of_a_task_are_a_mission_s(tmp_path: Path) -> None:
+def test_task_fields_become_mission_fields(tmp_path: Path) -> None:
     toml = """\
 version = "1.0"
 source = "elsewhere"
@@ -187,13 +185,15 @@ skills_dir = "/skills"
     assert mission.verify.mounts == {"/tests": "tests"}
     assert mission.solution == "solution"
     assert set(mission.origin.notes) == {
-        "task.toml: source means nothing here",
-        "task.toml: environment.skills_dir means nothing here",
+        "task.toml: source is not supported and was ignored",
+        "task.toml: environment.skills_dir is not supported and was ignored",
     }
-    assert mission.origin.not_comparable == ("verifier.env.KEY takes your variable YOUR_KEY, and none enters a box",)
+    assert mission.origin.not_comparable == (
+        "verifier.env.KEY needs the host variable YOUR_KEY, which boxes do not receive",
+    )
 
 
-def test_what_a_box_can_t_do_for_a_task_makes_it_not_comparable(tmp_path: Path) -> None:
+def test_unsupported_requirements_make_a_task_not_comparable(tmp_path: Path) -> None:
     toml = TOML + "gpus = 1\n"
     mission = mission_of(
         task(tmp_path / "t", toml=toml, test="#!/bin/sh\n# apt-get install no\napt-get -y install curl\n"),
@@ -218,7 +218,7 @@ def problems(root: Path, **options: Any) -> list[str]:
     return [each["message"] for each in found]
 
 
-def test_everything_that_is_wrong_is_named(tmp_path: Path) -> None:
+def test_every_problem_of_a_task_is_reported(tmp_path: Path) -> None:
     bad = '[agent]\ntimeout_sec = "long"\n[environment]\nmemory = "lots"\ncpus = -1\nnetwork_mode = "?"\n'
     root = task(tmp_path / "tasks/bad", toml=bad)
     with pytest.raises(SuiteInvalid) as caught:
@@ -240,7 +240,7 @@ def test_everything_that_is_wrong_is_named(tmp_path: Path) -> None:
         f"x = {'[' * 20_000}",
     ],
 )
-def test_a_value_that_means_nothing_is_refused(tmp_path: Path, line: str) -> None:
+def test_invalid_value_is_refused(tmp_path: Path, line: str) -> None:
     assert problems(task(tmp_path / "t", toml=f"{TOML}{line}\n"))
 
 
@@ -250,14 +250,14 @@ def test_an_image_is_taken_by_its_name(tmp_path: Path, image: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
-def test_a_task_without_its_parts_is_none(tmp_path: Path, missing: str) -> None:
+def test_task_with_missing_files_is_refused(tmp_path: Path, missing: str) -> None:
     root = task(tmp_path / "t")
     (root / missing).unlink()
-    assert problems(root) == [f"{missing} is not there"]
+    assert problems(root) == [f"{missing} is missing"]
 
 
 def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
-    assert "has a task.toml" in problems(tmp_path)[0]
+    assert "no task.toml" in problems(tmp_path)[0]
 
 
 @pytest.mark.parametrize("link", ["instruction.md", "tests/test.sh", "task.toml", "environment/stolen", "solution"])
@@ -269,13 +269,13 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, link: str) -> No
     assert "leads out" in problems(root)[0]
 
 
-def test_a_link_within_the_directory_is_not(tmp_path: Path) -> None:
+def test_link_within_the_directory_is_accepted(tmp_path: Path) -> None:
     root = task(tmp_path / "t")
     (root / "tests/again.sh").symlink_to("test.sh")
     assert mission_of(root).id == "t"
 
 
-def test_what_is_no_file_or_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_files_and_large_tasks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = task(tmp_path / "pipe")
     os.mkfifo(root / "tests/pipe")
     assert "neither a file nor a directory" in problems(root)[0]
@@ -290,7 +290,7 @@ def test_what_is_no_file_or_too_much_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("workdir", ["/usr/src/app", "/tests", "/logs", "/"])
-def test_a_place_that_can_t_be_the_workspace_s_is_refused(tmp_path: Path, workdir: str) -> None:
+def test_unusable_workdir_is_refused(tmp_path: Path, workdir: str) -> None:
     root = task(tmp_path / "t", dockerfile=f"FROM x\nWORKDIR {workdir}\n")
     if workdir == "/":
         assert mission_of(root).workdir == "/app"
@@ -304,4 +304,4 @@ def test_several_steps_and_several_containers_are_refused(tmp_path: Path) -> Non
     (root / "steps").mkdir()
     found = problems(root)
     assert len(found) == 2
-    assert all("not run here" in each for each in found)
+    assert all("not supported" in each for each in found)

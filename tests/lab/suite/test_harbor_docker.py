@@ -1,4 +1,4 @@
-"""Harbor's tasks in docker, in their own images, with an engine of the tests' own."""
+"""Harbor tasks in docker, in their own images, with the tests' own engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine() -> Iterator[PrivateEngine]:
 
 
 def build(engine: PrivateEngine, name: str, workdir: str, files: dict[str, str]) -> None:
-    """The image of the tests' engine, with files and a WORKDIR: what a build of a Dockerfile would give."""
+    """An image with files and a WORKDIR, as a build of a Dockerfile would produce."""
     container = engine.engine.call("POST", "/containers/create", op="create", body={"Image": IMAGE, "Cmd": ["-"]})["Id"]
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
@@ -74,7 +74,7 @@ def test_a_task_runs_unchanged_in_its_image(engine: PrivateEngine, tmp_path: Pat
     assert our_containers(engine.engine) == {}
 
 
-def test_an_image_that_is_not_there_is_named_with_what_to_do(engine: PrivateEngine, tmp_path: Path) -> None:
+def test_missing_image_is_reported_with_fix_hints(engine: PrivateEngine, tmp_path: Path) -> None:
     root = task(tmp_path / "t")
     with pytest.raises(ImageAbsent) as caught:
         read_tasks(root, to_run=True)

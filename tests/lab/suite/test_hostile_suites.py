@@ -1,4 +1,4 @@
-"""Whatever stands in a suite or a task, it is read, or told with its place what is wrong: nothing else comes of it."""
+"""Any suite or task is either read or reported with the position of the problem; nothing else happens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Possible nested set")
 
 @contextlib.contextmanager
 def in_time() -> Iterator[None]:
-    """What waits for a pipe, or for a square of something, ends here."""
+    """Limit the time, so that blocking on a pipe or quadratic work fails the test."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError
@@ -47,7 +47,7 @@ def in_time() -> Iterator[None]:
 
 
 def told(read: Callable[[], Suite]) -> list[dict[str, Any]] | None:
-    """What is said to be wrong; None where nothing is. Every other way to fail is the test's."""
+    """Return the problems, or None. Any other failure fails the test."""
     try:
         with in_time():
             read()
@@ -110,22 +110,22 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('verify.commands = [{ run = "x", stdout = "a{99999999999}" }]', "regular expression"),
         (f'expect.result = "{"(" * 3000}{")" * 3000}"', "regular expression"),
         ('expect.commands = ["ok", "(?L)x"]', "regular expression"),
-        (f'workspace = "{"w" * 5000}"', "can't be looked at"),
+        (f'workspace = "{"w" * 5000}"', "cannot be accessed"),
         ('workspace = "a\\u0000b"', "NUL"),
         ('env = ["A=\\u0000"]', "NUL"),
         ('verify.env = { "A\\u0000" = "b" }', "NUL"),
         ('workspace = "pipe"', "neither a file nor a directory"),
         ('workspace = "/dev/zero"', "neither a file nor a directory"),
-        ('workspace = "loop"', "can't be looked at"),
+        ('workspace = "loop"', "cannot be accessed"),
         ('verify.files = "plain"', "must be a directory"),
-        ('verify.mounts = { "/x" = "nowhere" }', "is not there"),
+        ('verify.mounts = { "/x" = "nowhere" }', "does not exist"),
         ('capabilities = "pipe"', "neither"),
         ('capabilities = "folder"', "neither a preset nor a file"),
-        ('files = { "../a" = "plain" }', "no place in the workspace"),
+        ('files = { "../a" = "plain" }', "not a path in the workspace"),
         (f'files = {{ "{"n" * 256}" = "plain" }}', "too long"),
     ],
 )
-def test_what_can_t_be_used_is_told_with_its_place(odd: Path, line: str, word: str) -> None:
+def test_unusable_value_is_reported_with_its_position(odd: Path, line: str, word: str) -> None:
     found = problems(PROMPTED + line + "\n", odd)
     assert all(each["line"] == 6 and each["column"] >= 1 for each in found)
     assert word in " ".join(each["message"] + each.get("fix_hint", "") for each in found)
@@ -139,21 +139,21 @@ def test_what_can_t_be_used_is_told_with_its_place(odd: Path, line: str, word: s
         ("large", "larger than 1 MiB"),
         ("empty", "is empty"),
         ("pipe", "neither a file"),
-        ("loop", "can't be looked at"),
+        ("loop", "cannot be accessed"),
     ],
 )
-def test_a_prompt_that_can_t_be_read_is_told_before_the_run(odd: Path, name: str, word: str) -> None:
+def test_unreadable_prompt_is_reported_before_the_run(odd: Path, name: str, word: str) -> None:
     (found,) = problems(f'{HEAD}prompt_file = "{name}"\n', odd)
     assert (found["line"], found["column"]) == (5, 1)
     assert word in found["message"]
 
 
-def test_what_is_no_json_is_told_with_its_place() -> None:
+def test_malformed_json_is_reported_with_its_position() -> None:
     (found,) = told(lambda: parse_suite('{"suite":\n  {"id": }}', base=Path(), json=True)) or []
     assert (found["line"], found["column"]) == (2, 10)
 
 
-def test_a_suite_that_is_no_file_is_not_waited_for(odd: Path) -> None:
+def test_suite_that_is_a_pipe_does_not_block(odd: Path) -> None:
     for name in ("pipe", "folder"):
         with pytest.raises(SuiteInvalid), in_time():
             read_suite(odd / name)
@@ -176,14 +176,14 @@ def test_a_suite_that_is_no_file_is_not_waited_for(odd: Path) -> None:
         "a = [\n" * 3000,
     ],
 )
-def test_much_that_is_wrong_takes_no_long_time(text: str) -> None:
+def test_many_problems_are_reported_quickly(text: str) -> None:
     found = problems(text)
     assert len(found) <= MOST
     assert all(each["line"] >= 1 for each in found)
 
 
 def fields(kind: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Where something can stand in a suite, by its types."""
+    """Yield every path in a suite where a value can be, by its types."""
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     for option in get_args(bare) if get_origin(bare) in (Union, UnionType) else (bare,):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
@@ -223,7 +223,7 @@ HOSTILE = [
 
 
 def put(document: Any, path: tuple[str | int, ...], raw: str) -> None:
-    """`raw` is TOML. What is in the way is replaced."""
+    """Set a path to `raw`, a TOML value, replacing what is there."""
     for part, following in zip(path, (*path[1:], None), strict=True):
         made: Any = raw if following is None else [] if isinstance(following, int) else {}
         if isinstance(part, int):
@@ -307,7 +307,7 @@ def test_any_dockerfile(tmp_path_factory: pytest.TempPathFactory, lines: list[st
     assert told(lambda: read_tasks(root, host_root=True)) != []
 
 
-def test_a_wildcard_stands_for_one_part_of_a_path(tmp_path: Path) -> None:
+def test_wildcard_matches_one_part_of_a_path(tmp_path: Path) -> None:
     root = task(
         tmp_path / "t", dockerfile="WORKDIR /app\nCOPY src** /app/\nCOPY d*/*.txt /app/texts/\nCOPY a[bc] /app/\n"
     )
@@ -322,7 +322,7 @@ def test_a_wildcard_stands_for_one_part_of_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["RUN \\\n" + "a \\\n" * 200_000, "RUN a\n" * 150_000, "ENV " + "A=b " * 200_000, "COPY . /app/\n" * 300]
 )
-def test_a_long_dockerfile_takes_no_long_time(tmp_path: Path, text: str) -> None:
+def test_long_dockerfile_is_read_quickly(tmp_path: Path, text: str) -> None:
     root = task(tmp_path / "t", dockerfile=text)
     for number in range(200):
         (root / f"environment/{number}").touch()
@@ -330,13 +330,13 @@ def test_a_long_dockerfile_takes_no_long_time(tmp_path: Path, text: str) -> None
         assert len(notes(read_tasks(root, host_root=True))) <= 200
 
 
-def test_many_unknown_fields_of_a_task_are_not_all_noted(tmp_path: Path) -> None:
+def test_number_of_notes_is_bounded(tmp_path: Path) -> None:
     root = task(tmp_path / "t", toml=TOML + "".join(f"x{number} = 1\n" for number in range(60_000)))
     with in_time():
         assert len(notes(read_tasks(root))) <= 200
 
 
-def test_of_a_task_that_can_t_be_read_something_is_told(tmp_path: Path) -> None:
+def test_unreadable_task_is_reported(tmp_path: Path) -> None:
     root = task(tmp_path / "t")
     (root / "tests/loop").symlink_to("back")
     (root / "tests/back").symlink_to("loop")

@@ -1,4 +1,4 @@
-"""What lint warns of, and what a run says about the agent that was not chosen."""
+"""Lint warnings, and how a run reports agents that were not selected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lint(suite: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]
     return found
 
 
-def test_lint_warns_when_the_workspace_contains_what_verifies_it(
+def test_lint_warns_when_the_workspace_contains_verifier_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("hidden", "app"):
@@ -42,7 +42,7 @@ def test_lint_warns_when_the_workspace_contains_what_verifies_it(
     assert "workspace contains verify.files (hidden)" in found["inside"][0]
     assert "files.x contains verify.files (hidden)" in found["copied"][0]
     assert "workspace contains solution" in found["solved"][0]
-    assert "check.sh, which the verifier runs" in found["own"][0]
+    assert "check.sh is run by the verifier" in found["own"][0]
     main(["suite", "lint", str(suite)])
     assert "inside: warning: workspace contains verify.files" in capsys.readouterr().out
 
@@ -56,7 +56,7 @@ def test_lint_warns_when_the_workspace_contains_what_verifies_it(
         ('[suite]\nid = "x"\n[defaults]\nstrategies = ["a"]\n', "[suite]"),
     ],
 )
-def test_field_in_the_wrong_table_is_told_where_it_belongs(tmp_path: Path, text: str, hint: str) -> None:
+def test_field_in_the_wrong_table_gets_a_hint(tmp_path: Path, text: str, hint: str) -> None:
     with pytest.raises(SuiteInvalid) as refused:
         parse_suite(text + mission("a", say("done")), base=tmp_path)
     assert hint in refused.value.fix_hints[0]
@@ -78,9 +78,9 @@ def test_suite_without_an_agent_and_without_a_script_is_refused(
 
 
 def test_falling_back_to_the_scripted_agent_without_a_script_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StrategyUnavailable, match="nothing to play"):
+    with pytest.raises(StrategyUnavailable, match="has no script"):
         plan(HEAD + mission("idle"), tmp_path / "out", tmp_path, chain="nop,scripted", strategy="scripted")
-    plan(HEAD + mission("idle"), tmp_path / "out", tmp_path, chain="scripted")  # chosen by name
+    plan(HEAD + mission("idle"), tmp_path / "out", tmp_path, chain="scripted")  # selected explicitly
 
 
 def test_skipped_strategy_is_named_by_run_report_and_explain(

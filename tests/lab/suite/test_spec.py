@@ -1,4 +1,4 @@
-"""A suite's file: what is right is read, and what is wrong is pointed at."""
+"""Suite files: valid ones are read, and problems are reported with their position."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_smallest_suite_reads() -> None:
     assert [sorted(step) for step in mission.script.step] == [["args", "tool"], ["say"]]
 
 
-def test_defaults_fill_in_what_a_mission_leaves_out() -> None:
+def test_defaults_fill_in_missing_mission_fields() -> None:
     suite = parse_suite(
         '[suite]\nid="a"\n[defaults]\ntimeout=5\nprovider="off"\n[[mission]]\nid="x"\nprompt="p"\n'
         '[[mission]]\nid="y"\nprompt="p"\ntimeout=7\n',
@@ -56,7 +56,7 @@ def test_defaults_fill_in_what_a_mission_leaves_out() -> None:
     assert [(each.timeout, each.provider) for each in suite.missions] == [(5.0, "off"), (7.0, "off")]
 
 
-def test_json_says_the_same_and_has_the_same_digest(tmp_path: Path) -> None:
+def test_equivalent_json_has_the_same_digest(tmp_path: Path) -> None:
     (tmp_path / "suite.json").write_text(json.dumps(tomllib.loads(SMALLEST)))
     assert read_suite(tmp_path / "suite.json").sha256 == parse_suite(SMALLEST, base=tmp_path).sha256
 
@@ -75,7 +75,7 @@ def test_an_unknown_field_in_an_inline_table_is_found_there() -> None:
     assert problem["fix_hint"] == "did you mean commands?"
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     found = problems('[suite]\nid = "A b"\n[[mission]]\nid = "x"\nprompt = "p"\ntimeout = -1\nreplicates = "two"\n')
     assert [each["line"] for each in found] == [2, 6, 7]
 
@@ -87,21 +87,24 @@ def test_every_problem_is_told_at_once() -> None:
         ('[suite]\nid="a"\nmission=[]\n', "mission"),
         ('mission = 5\n[suite]\nid="a"\n', "mission"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\n', "prompt"),
-        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n[[mission]]\nid="x"\nprompt="p"\n', "two missions"),
+        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n[[mission]]\nid="x"\nprompt="p"\n', "duplicate mission id"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nworkspace="nowhere"\n', "nowhere"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect={result="("}\n', "regular expression"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="some"\n', "neither a preset"),
-        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="agent"\nnetwork="none"\n', "reached"),
+        (
+            '[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="agent"\nnetwork="none"\n',
+            "both set the network",
+        ),
         ('[suite]\nid="a"\nisolation="shared"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="agent"\n', "share"),
         ('[suite]\nid="../a"\n[[mission]]\nid="x"\nprompt="p"\n', "suite.id"),
         ("[suite\n", "Expected"),
     ],
 )
-def test_what_makes_no_sense_is_refused(text: str, word: str) -> None:
+def test_invalid_suites_are_refused(text: str, word: str) -> None:
     assert any(word in str(each["message"]) for each in problems(text))
 
 
-def test_a_command_may_say_what_it_must_print() -> None:
+def test_command_can_require_output() -> None:
     suite = parse_suite(
         '[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n'
         '[[mission.verify.commands]]\nrun="pytest -q"\nstdout="3 passed"\n',
@@ -132,11 +135,11 @@ def test_an_empty_command_is_refused_at_its_place(line: str, column: int) -> Non
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", ".", "./", "a\\u0000b"])
 def test_a_condition_on_a_path_outside_the_workspace_is_refused_at_its_place(path: str) -> None:
     (found,) = problems(f'[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect.file=[{{path="{path}"}}]\n')
-    assert "no path in the workspace" in str(found["message"])
+    assert "not a path in the workspace" in str(found["message"])
     assert (found["line"], found["column"]) == (6, 15)
 
 
-def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+def test_missing_or_non_text_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_suite(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_bytes(b"\xff")
@@ -169,11 +172,11 @@ def paths(value: object, at: tuple[str | int, ...] = ()) -> list[tuple[str | int
 
 
 @given(st.dictionaries(_keys, _values, max_size=4))
-def test_every_key_of_any_document_has_a_place(document: dict[str, object]) -> None:
+def test_every_key_of_any_document_has_a_position(document: dict[str, object]) -> None:
     text = "".join(f"{json.dumps(key)} = {written(value)}  # = [x]\n" for key, value in document.items())
     try:
         parsed = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:  # an escape that JSON has and TOML has not
+    except tomllib.TOMLDecodeError:  # an escape that is valid in JSON but not in TOML
         return
     found = key_positions(text)
     assert set(found) == set(paths(parsed))
@@ -194,7 +197,7 @@ MISSION = '[suite]\nid = "a"\n{suite}\n[[mission]]\nid = "x"\nprompt = "p"\n{mis
             "",
             'script = { step = [{ tool = "write_fil" }] }',
             (7, 22),
-            "no tool 'write_fil'",
+            "unknown tool 'write_fil'",
             "did you mean write_file?",
         ),
         ("", 'script = { step = [{ fault = "crahs" }] }', (7, 22), "unknown fault 'crahs'", "did you mean crash?"),
@@ -211,13 +214,13 @@ MISSION = '[suite]\nid = "a"\n{suite}\n[[mission]]\nid = "x"\nprompt = "p"\n{mis
         ('strategies = ["nop", "nop"]', "", (3, 1), "nop is listed twice", ""),
         ('strategies = ["mine!", "scripted"]', "", (3, 15), "unknown strategy 'mine'", "known: "),
         ("", 'env = ["LANG", "BAD NAME"]', (7, 16), "'BAD NAME' is not a variable name", "one by one"),
-        ("", 'env = ["OPENAI_API_KEY"]', (7, 8), "its name is on the block list", "leave it out"),
+        ("", 'env = ["OPENAI_API_KEY"]', (7, 8), "its name is on the block list", "remove it"),
         ("", 'verify = { env = { "A=B" = "x" } }', (7, 20), "'A=B' is not a valid name", "write NAME=VALUE"),
         ("", 'solution_env = { "" = "x" }', (7, 18), "'' is not a valid name", "write NAME=VALUE"),
         ("", "expect = { min_tool_calls = 3, max_tool_calls = 2 }", (7, 12), "min_tool_calls 3 is more than", ""),
     ],
 )
-def test_what_could_never_run_is_refused(
+def test_missions_that_could_never_run_are_refused(
     suite: str, mission: str, place: tuple[int, int], message: str, hint: str
 ) -> None:
     (problem,) = problems(MISSION.format(suite=suite, mission=mission))
@@ -235,16 +238,16 @@ def test_what_could_never_run_is_refused(
         ("", 'script = { step = [{ fault = "stall" }, { tool = "run_command", args = { command = "true" } }] }'),
     ],
 )
-def test_what_those_who_run_it_take_is_taken(suite: str, mission: str) -> None:
+def test_values_accepted_by_runtimes_are_accepted(suite: str, mission: str) -> None:
     assert parse_suite(MISSION.format(suite=suite, mission=mission), base=Path()).id == "a"
 
 
-def test_a_run_that_was_planned_can_be_read_whatever_is_refused_since(tmp_path: Path) -> None:
+def test_planned_run_stays_readable_after_stricter_checks(tmp_path: Path) -> None:
     text = MISSION.format(suite="", mission='provider = "of-another-time"')
     assert parse_suite(text, base=Path(), pinned=tmp_path).missions[0].provider == "of-another-time"
 
 
-def test_a_torn_archive_is_found_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_torn_archive_is_found_only_when_unpacking(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "a").write_bytes(b"a" * 5000)
     with tarfile.open(tmp_path / "whole.tar.gz", "w:gz") as archive:
@@ -259,10 +262,10 @@ def test_a_torn_archive_is_found_where_it_is_asked_for(tmp_path: Path) -> None:
         read_suite(file, unpacking=True)
     (problem,) = caught.value.details["problems"]
     assert (problem["line"], problem["column"]) == (7, 1)
-    assert "'torn.tar.gz' can't be unpacked" in problem["message"]
+    assert "'torn.tar.gz' cannot be unpacked" in problem["message"]
 
 
-def test_what_a_part_means_is_told_though_another_has_no_shape() -> None:
+def test_malformed_part_does_not_hide_problems_of_other_parts() -> None:
     text = (
         '[suite]\nid = "a"\nstrategies = ["scriptd"]\nnonsense = 1\n[[mission]]\nid = "x"\ntimeuot = 1\nprompt = "p"\n'
         '[[mission]]\nid = "y"\nprompt_file = "nowhere"\n[[mission]]\nid = "y"\nprompt = "p"\n'
@@ -276,14 +279,14 @@ def test_what_a_part_means_is_told_though_another_has_no_shape() -> None:
     [
         ("", 'timeout = "long"', (7, 1), "timeout of mission 'x': Expected", ""),
         ("", "timeuot = 1", (7, 1), "mission 'x' has no field 'timeuot'", "did you mean timeout?"),
-        ("", 'expect = { commands = ["("] }', (7, 24), "expect.commands[0] of mission 'x' is no regular", ""),
+        ("", 'expect = { commands = ["("] }', (7, 24), "expect.commands[0] of mission 'x' is not a valid regular", ""),
         ('isolation = "maybe"', "", (3, 1), "Invalid enum value 'maybe'", "known: process, shared"),
         ("", 'expect = { claimed = "sucess" }', (7, 12), "claimed of mission 'x'", "did you mean success?"),
         ("", 'capabilities = "minimal"', (7, 1), "no box can enforce these", "presets: sandbox, developer"),
-        ("", 'prompt_file = "p"', (7, 1), "has prompt and prompt_file", "leave one of them out"),
+        ("", 'prompt_file = "p"', (7, 1), "has both prompt and prompt_file", "remove one of them"),
     ],
 )
-def test_what_is_wrong_is_said_in_the_suite_s_own_words(
+def test_problems_use_the_names_of_the_suite(
     tmp_path: Path, suite: str, mission: str, place: tuple[int, int], message: str, hint: str
 ) -> None:
     (tmp_path / "p").write_text("do it")
@@ -293,7 +296,7 @@ def test_what_is_wrong_is_said_in_the_suite_s_own_words(
     assert hint in str(problem.get("fix_hint", ""))
 
 
-def test_a_byte_order_mark_is_called_one() -> None:
+def test_byte_order_mark_is_reported_as_such() -> None:
     (problem,) = problems("\ufeff" + SMALLEST)
     assert (problem["line"], problem["column"], problem["fix_hint"]) == (1, 1, "save it as UTF-8 without one")
     assert "byte order mark" in str(problem["message"])

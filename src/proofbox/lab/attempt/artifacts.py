@@ -1,4 +1,4 @@
-"""The documents of an attempt's bundle, the same for every runtime: what each is called, and from what it is filled."""
+"""The documents of an attempt's bundle: their names and how they are filled. They are the same for every runtime."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ EXPECTED = (
     *(ATTEMPT, PROMPT, RUNNER, METRICS, ENVIRONMENT, FEEDBACK, REPORT, VERIFICATION, outcome.PATH),
     *(CALLS, STEPS, EVENTS, FINAL_DIFF, FINAL_SNAPSHOT, tree.PATH),
 )
-"""What a whole attempt has. One that the machinery failed lacks some, and is partial."""
+"""The artifacts of a complete attempt. After an infrastructure failure some are missing, and the bundle is partial."""
 
 DETAIL = 4000
 
 
 class AttemptFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of an attempt at its end."""
+    """Everything known about an attempt when it ends."""
 
     attempt: Attempt
     run_id: str
@@ -93,54 +93,54 @@ def index_sha256(bundle: Path) -> str:
     return sha256_file(bundle / INDEX)[0]
 
 
-def write_all(bundle: BundleWriter, story: AttemptFacts, redactor: Redactor) -> None:
-    """Every document but those that were written on the way."""
+def write_all(bundle: BundleWriter, facts: AttemptFacts, redactor: Redactor) -> None:
+    """Write every document except those that were written during the attempt."""
     documents: dict[str, Any] = {
-        ATTEMPT: _attempt(story),
-        RUNNER: RunnerRef(**story.runner),
-        METRICS: _metrics(story),
-        FEEDBACK: story.feedback.document(),
+        ATTEMPT: _attempt(facts),
+        RUNNER: RunnerRef(**facts.runner),
+        METRICS: _metrics(facts),
+        FEEDBACK: facts.feedback.document(),
         VERIFICATION: AttemptVerification(
-            **msgspec.structs.asdict(story.checked), result=story.verified, unmet=story.unmet
+            **msgspec.structs.asdict(facts.checked), result=facts.verified, unmet=facts.unmet
         ),
-        outcome.PATH: _outcome(story, redactor).as_json(),
-        REPORT: _report(story),
+        outcome.PATH: _outcome(facts, redactor).as_json(),
+        REPORT: _report(facts),
     }
-    if story.environment is not None:
-        documents[ENVIRONMENT] = _environment(story.environment, story.runner.get("facts", {}).get("variables", ()))
+    if facts.environment is not None:
+        documents[ENVIRONMENT] = _environment(facts.environment, facts.runner.get("facts", {}).get("variables", ()))
     for name, document in documents.items():
         bundle.write_json(name, sayable(redactor.redact_json(msgspec.to_builtins(document))))
-    if story.infra is not None:
-        bundle.mark_partial(f"infra: {story.infra.code}")
-    if story.isolation == "shared":
+    if facts.infra is not None:
+        bundle.mark_partial(f"infra: {facts.infra.code}")
+    if facts.isolation == "shared":
         bundle.mark_partial("shared isolation: other attempts could reach this one")
 
 
-def _environment(record: EnvironmentRecord, had: Iterable[str]) -> AttemptEnvironment:
-    """`had` are all that the agent's program had, by the word of whoever started it."""
-    boxed = sorted(set(had) - {*record.allowed, *record.asked, *record.granted})
+def _environment(record: EnvironmentRecord, received: Iterable[str]) -> AttemptEnvironment:
+    """`received` lists all variables of the agent's process, as reported by the runtime that started it."""
+    boxed = sorted(set(received) - {*record.allowed, *record.asked, *record.granted})
     return AttemptEnvironment(**msgspec.structs.asdict(record), boxed=tuple(boxed))
 
 
 def sayable(value: Any) -> Any:
-    """The JSON value without halves of characters, which no document can hold: names of files and agents' words may."""
+    """Return the JSON value with lone surrogates replaced: JSON can't hold those of file names and agents' texts."""
     try:
-        msgspec.json.encode(value)  # as fast as a look at it can be
-    except (UnicodeEncodeError, OverflowError):  # of a number that is too large, whoever writes it will say so
-        return _without_halves(value)
+        msgspec.json.encode(value)  # the fastest check
+    except (UnicodeEncodeError, OverflowError):  # an integer that is too large is reported when it is written
+        return _without_surrogates(value)
     return value
 
 
-def _without_halves(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
-        return {_without_halves(name): _without_halves(each) for name, each in value.items()}
-    return [_without_halves(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
+    return [_without_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
-    """What is said in the place of one who died, beside what it had written itself."""
+    """Write the documents for a worker that died, next to those that it had written."""
     torn = TornAttempt(
         attempt_id=attempt.id,
         run_id=run_id,
@@ -151,35 +151,35 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
         last_state=attempt.phase,
         error=lost.as_dict(),
     )
-    if not (bundle.path / TORN).exists():  # whoever began to say so may have died as well
+    if not (bundle.path / TORN).exists():  # an earlier process may have written it and died
         bundle.write_json(TORN, msgspec.to_builtins(torn))
     unknown = outcome.Verdict("unknown")
-    infra = outcome.Verdict("failed", "proofbox", "its worker was found dead", lost.message)
+    infra = outcome.Verdict("failed", "proofbox", "its worker died", lost.message)
     if not (bundle.path / outcome.PATH).exists():
         bundle.write_json(outcome.PATH, outcome.Outcome(unknown, unknown, infra).as_json())
     bundle.mark_partial(f"infra: {lost.code}")
 
 
-def _attempt(story: AttemptFacts) -> AttemptRecord:
-    mission = story.mission
+def _attempt(facts: AttemptFacts) -> AttemptRecord:
+    mission = facts.mission
     return AttemptRecord(
-        attempt_id=story.attempt.id,
-        run_id=story.run_id,
-        suite=SuiteNamed(story.suite_id, story.suite_sha256),
+        attempt_id=facts.attempt.id,
+        run_id=facts.run_id,
+        suite=SuiteNamed(facts.suite_id, facts.suite_sha256),
         mission_id=mission.id,
         tags=mission.tags,
-        replicate=story.attempt.replicate,
-        parent=story.attempt.parent,
-        epoch=story.attempt.epoch,
-        isolation=story.isolation,
+        replicate=facts.attempt.replicate,
+        parent=facts.attempt.parent,
+        epoch=facts.attempt.epoch,
+        isolation=facts.isolation,
         **comparability(mission),
         origin=mission.origin,
-        chain=story.chain,
-        considered=story.considered,
-        reason=story.reason,
-        detail=story.detail,
-        error=None if story.infra is None else story.infra.as_dict(),
-        states=story.states,
+        chain=facts.chain,
+        considered=facts.considered,
+        reason=facts.reason,
+        detail=facts.detail,
+        error=None if facts.infra is None else facts.infra.as_dict(),
+        states=facts.states,
         timeout=mission.timeout,
         requested=Requested(
             **msgspec.structs.asdict(RequestedLimits.of(mission.limits)),
@@ -187,25 +187,25 @@ def _attempt(story: AttemptFacts) -> AttemptRecord:
             network=mission.network,
             image=mission.image,
         ),
-        written_at=story.written_at,
+        written_at=facts.written_at,
     )
 
 
-def _metrics(story: AttemptFacts) -> RunnerMetrics:
-    result = story.result
+def _metrics(facts: AttemptFacts) -> RunnerMetrics:
+    result = facts.result
     return RunnerMetrics(
         status=None if result is None else result.status,
         turn_ms=None if result is None else result.duration_ms,
-        tokens=dict(story.tokens),
+        tokens=dict(facts.tokens),
         error=None if result is None or result.error is None else result.error.as_dict(),
     )
 
 
-def _outcome(story: AttemptFacts, redactor: Redactor) -> outcome.Outcome:
-    claimed = {"success": "passed", "failure": "failed"}.get(story.feedback.claimed)
-    verified = story.verified if story.verified != "none" else None
-    runtime = str(story.runner.get("runtime", "") or "none")
-    detail = redactor.preview(story.detail if story.infra is None else story.infra.message, DETAIL)[0]
+def _outcome(facts: AttemptFacts, redactor: Redactor) -> outcome.Outcome:
+    claimed = {"success": "passed", "failure": "failed"}.get(facts.feedback.claimed)
+    verified = facts.verified if facts.verified != "none" else None
+    runtime = str(facts.runner.get("runtime", "") or "none")
+    detail = redactor.preview(facts.detail if facts.infra is None else facts.infra.message, DETAIL)[0]
     return outcome.Outcome(
         claimed=outcome.Verdict(claimed, "runtime_reported", "its final message")
         if claimed
@@ -213,32 +213,34 @@ def _outcome(story: AttemptFacts, redactor: Redactor) -> outcome.Outcome:
         verified=outcome.Verdict(verified, "proofbox verifier", "commands in a fresh box, and the mission's conditions")
         if verified
         else outcome.Verdict("unknown"),
-        infra=outcome.Verdict("ok" if story.infra is None else "failed", "proofbox", f"supervised {runtime}", detail),
+        infra=outcome.Verdict("ok" if facts.infra is None else "failed", "proofbox", f"supervised {runtime}", detail),
     )
 
 
-def _report(story: AttemptFacts) -> AttemptReport:
-    facts = story.runner.get("facts", {})
+def _report(facts: AttemptFacts) -> AttemptReport:
+    session_facts = facts.runner.get("facts", {})
     return AttemptReport(
-        attempt_id=story.attempt.id,
-        mission_id=story.mission.id,
-        strategy=story.runner.get("runtime"),
-        claimed=story.feedback.claimed,
-        verified=story.verified,
-        infra=None if story.infra is None else story.infra.code,
-        reason=story.reason,
-        **comparability(story.mission),
-        reward=None if story.checked.reward is None else story.checked.reward.value,
-        **story.report,
-        tokens=dict(story.tokens),
-        resources=Resources(RequestedLimits.of(story.mission.limits), facts.get("policy"), facts.get("observed")),
-        put_back=story.checked.put_back,
-        retry_after=story.retry_after,
+        attempt_id=facts.attempt.id,
+        mission_id=facts.mission.id,
+        strategy=facts.runner.get("runtime"),
+        claimed=facts.feedback.claimed,
+        verified=facts.verified,
+        infra=None if facts.infra is None else facts.infra.code,
+        reason=facts.reason,
+        **comparability(facts.mission),
+        reward=None if facts.checked.reward is None else facts.checked.reward.value,
+        **facts.report,
+        tokens=dict(facts.tokens),
+        resources=Resources(
+            RequestedLimits.of(facts.mission.limits), session_facts.get("policy"), session_facts.get("observed")
+        ),
+        put_back=facts.checked.put_back,
+        retry_after=facts.retry_after,
     )
 
 
 def write_final(bundle: BundleWriter, workspace: Workspace, given: str, final: Snapshot, redactor: Redactor) -> None:
-    """What the agent left, and how it differs from what it was given."""
+    """Write the agent's final tree, and how it differs from the tree that it was given."""
 
     def write(store: ObjectStore, old: bytes, new: bytes) -> None:
         entries = {

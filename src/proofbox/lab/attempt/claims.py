@@ -1,12 +1,12 @@
-"""What an agent says of its work: its feedback, and whether it claims to have succeeded.
+"""An agent's feedback on its own work, and whether it claims success.
 
-The feedback is the agent's final message: a JSON object (`result_json`) or text (`result`), one of the two. A claim is
-read from it by a fixed rule and from nothing else, least of all from the turn having ended:
+The feedback is the agent's final message: either a JSON object (`result_json`) or text (`result`). The claim is read
+from it by a fixed rule and from nothing else; a turn that ended is not a claim:
 
 - of a JSON object, the member `status`: `success` or `failure`;
-- of a text, its first word: one that says done, or one that says failed.
+- of a text, the first word: a word for success, such as "done", or one for failure, such as "failed".
 
-Anything else claims nothing. A claim is the agent's word; what it is worth, the verifier finds out.
+Anything else claims nothing. A claim is never evidence of success; the verifier decides that.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ _FIRST_WORD = re.compile(r"[^\w']*([\w'\u2019]+)")
 
 @stored(SCHEMA, at="BUNDLE/feedback.json of an attempt")
 class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's last words: exactly one of `result` and `result_json` is there."""
+    """An agent's final message, in exactly one of `result` and `result_json`."""
 
     schema_version: str = SCHEMA
     claimed: Claim
     source: Literal["runtime_reported"] = "runtime_reported"
     truncated: bool
     result: str | UnsetType = UNSET
-    """The final message, where it is no JSON object; empty: nothing was said. Of one that is too long, both ends."""
+    """The final message if it is not a JSON object; empty without a message. A long message is cut in the middle."""
     result_json: dict[str, Any] | UnsetType = UNSET
-    """The final message, where it is a JSON object."""
+    """The final message if it is a JSON object."""
 
 
 class Feedback(msgspec.Struct, frozen=True, kw_only=True):
-    """The final message: as it was said, and as the object that it is, if it is one."""
+    """The final message: its text and, if it is a JSON object, the parsed object."""
 
     claimed: Claim
     said: str
-    """Its text, JSON or not; empty: nothing was said."""
+    """The text, JSON or not; empty if there was no message."""
     result_json: dict[str, Any] | None = None
     truncated: bool = False
 
     def document(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"result": self.said}
+        result: dict[str, Any] = {"result": self.said}
         if self.result_json is not None:
-            said = {"result_json": self.result_json}
+            result = {"result_json": self.result_json}
         document: dict[str, Any] = msgspec.to_builtins(
-            FeedbackRecord(claimed=self.claimed, truncated=self.truncated, **said)
+            FeedbackRecord(claimed=self.claimed, truncated=self.truncated, **result)
         )
         return document
 
 
 def read_feedback(final_message: str) -> Feedback:
-    """From the agent's last words."""
+    """Parse the agent's final message."""
     parsed = _object(final_message)
     if parsed is not None:
         status = parsed.get("status")
         claimed: Claim = status if status in ("success", "failure") else "none"
         return Feedback(claimed=claimed, said=final_message, result_json=parsed)
     text, half = final_message, TEXT_LIMIT // 2
-    if len(text) > TEXT_LIMIT:  # the last words are among what is kept
+    if len(text) > TEXT_LIMIT:  # keep both ends
         left_out = text[half:-half].encode("utf-8", "surrogatepass")
         text = text[:half] + gap(len(left_out)) + text[-half:]
     return Feedback(claimed=_claim(final_message), said=text, truncated=text is not final_message)
@@ -84,7 +84,7 @@ def _claim(text: str) -> Claim:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """A JSON object about which all readers agree, or None."""
+    """Return the text as a strictly parsed JSON object, or None."""
     if len(text) > TEXT_LIMIT or not text.lstrip().startswith("{"):
         return None
     try:

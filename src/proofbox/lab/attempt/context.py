@@ -1,4 +1,4 @@
-"""What an attempt is given by whoever runs it: what all of a run share, and a way to hear of it and to stop it."""
+"""What the worker passes to an attempt: the context shared by the whole run, and a handle to watch and stop it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON_REQUEST = "on request"
 
 
 class RunContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What all attempts of a run have in common."""
+    """The context that all attempts of a run share."""
 
     run_id: str
     run_dir: Path
@@ -37,18 +37,18 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     registry: Registry
     settings: Callable[[AgentRuntime], dict[str, Any]]
     box_settings: Settings
-    """Defaults for every box of the run: the user's own. Files in a workspace never configure a box over it."""
+    """Defaults for every box of the run, from the user's settings. Files in a workspace never configure its box."""
     redactor: Redactor
     provider: str | None
     isolation: Isolation
     clock: Clock
     ids: IdSource
     shared: SharedSession | None = None
-    """With isolation `shared`: the one session of all attempts."""
+    """With isolation `shared`: the session that all attempts use."""
 
 
 class AttemptControl:
-    """How whoever runs an attempt hears of it, and stops it."""
+    """Callbacks through which a worker follows an attempt, and the means to stop it."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class AttemptControl:
         self.detail = ""
 
     def stop(self, reason: Reason, detail: str = "") -> None:
-        """The first reason counts."""
+        """Stop the attempt. Only the first reason counts."""
         if self.reason is None:
             self.reason, self.detail = reason, detail
             self._stop.set()
@@ -74,7 +74,7 @@ class AttemptControl:
         await self._stop.wait()
 
     def interrupt(self) -> None:
-        """Somebody asks for its end: of the agent's turn, and of what comes before and after it."""
+        """Interrupt the attempt in any state: before, during or after the agent's turn."""
         self._interrupt.set()
         self.stop("interrupted", ON_REQUEST)
 

@@ -1,6 +1,6 @@
-"""The JSON documents of a run and of its attempts, and what their members are. Others fill them.
+"""The JSON documents of a run and its attempts. Other modules fill them in.
 
-What a runtime says of itself is marked `runtime_reported`; everything else proofbox saw.
+Values that a runtime reports about itself are marked `runtime_reported`; proofbox observed everything else.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ SUMMARY_SCHEMA = "proofbox.run_summary/1"
 
 class SuiteNamed(msgspec.Struct, frozen=True):
     id: str
-    """As its file says."""
+    """The id in the suite file."""
     sha256: str
-    """Of what it says, not of how it is spelled."""
+    """Digest of the parsed content, independent of formatting."""
 
 
 class RequestedLimits(msgspec.Struct, frozen=True):
-    """The limits that a mission names, in one unit each."""
+    """The limits that a mission sets, each in a fixed unit."""
 
     memory_mb: int | None
     cpus: float | None
     pids: int | None
     disk_mb: int | None
-    """Of the workspace. It is measured several times a second and is not a quota."""
+    """Limit of the workspace. It is measured several times a second; it is not a quota."""
 
     @classmethod
     def of(cls, limits: BoxLimits) -> RequestedLimits:
@@ -49,7 +49,7 @@ class RequestedLimits(msgspec.Struct, frozen=True):
 
 
 class Requested(RequestedLimits, frozen=True, kw_only=True):
-    """What the mission asked of the box."""
+    """The limits and settings that the mission requested for its box."""
 
     provider: str | None
     network: str | None
@@ -58,7 +58,7 @@ class Requested(RequestedLimits, frozen=True, kw_only=True):
 
 @stored("proofbox.attempt/1", at="BUNDLE/attempt.json of an attempt")
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt was: its place in the run, the strategies that were considered, its states, why it ended."""
+    """An attempt: its place in the run, the strategies considered, its states, and why it ended."""
 
     schema_version: str = "proofbox.attempt/1"
     attempt_id: str
@@ -68,32 +68,32 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...]
     replicate: int
     parent: str | None
-    """The attempt that this one tries again."""
+    """The attempt that this one retries."""
     epoch: int
-    """Counts the processes that have conducted the run; the attempt's path ends with it."""
+    """Number of the conductor process that claimed the attempt, counted per run; the attempt's path ends with it."""
     isolation: Isolation
     comparable: bool
-    """Its result may be set beside those of the system that the mission was written for."""
+    """Whether its result can be compared with results of the system that the mission was written for."""
     not_comparable: tuple[str, ...]
     origin: Origin | None
-    """Where the mission comes from, if it was written for another system; else null."""
+    """Where the mission comes from, if it was written for another system; otherwise null."""
     chain: str
     considered: tuple[CandidateResult, ...]
     reason: str
     detail: str
     error: dict[str, Any] | None
-    """What the machinery failed with."""
+    """The infrastructure failure."""
     states: tuple[StateEntered, ...]
-    """Those it came through, with the times."""
+    """The states that the attempt entered, with times."""
     timeout: float
     requested: Requested
-    """By the mission; what was enforced is in the report."""
+    """As set by the mission; the report has what was enforced."""
     written_at: str
 
 
 @stored("proofbox.torn_attempt/1", at="BUNDLE/attempt.torn.json of an attempt")
 class TornAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Said in the place of a worker that died, beside what it had written itself."""
+    """Written for a worker that died, next to the documents that the worker had written."""
 
     schema_version: str = "proofbox.torn_attempt/1"
     attempt_id: str
@@ -103,13 +103,13 @@ class TornAttempt(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     epoch: int
     last_state: str
-    """The last one that its worker told the ledger."""
+    """The last state that the worker recorded in the ledger."""
     error: dict[str, Any]
 
 
 @stored("proofbox.runner_ref/1", at="BUNDLE/runner.ref.json of an attempt")
 class RunnerRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runtime worked, and in which session, thread and turn. Members are there as far as it came."""
+    """The runtime, session, thread and turn of an attempt. Members that were not reached are absent."""
 
     schema_version: str = "proofbox.runner_ref/1"
     runtime: str | UnsetType = UNSET
@@ -119,57 +119,57 @@ class RunnerRef(msgspec.Struct, frozen=True, kw_only=True):
     thread_id: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET
     facts: dict[str, Any] | UnsetType = UNSET
-    """What the session knows of itself: provider, isolation, the policy in force, what was observed."""
+    """What the session reports: provider, isolation, the policy in force, observed resource use."""
     shared: bool | UnsetType = UNSET
-    """Other attempts had the same session."""
+    """Whether other attempts used the same session."""
 
 
 @stored("proofbox.runner_metrics/1", at="BUNDLE/runner.metrics.json of an attempt")
 class RunnerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """How the turn ended by the runtime's own word, and what it cost."""
+    """How the turn ended and how many tokens it used, as reported by the runtime."""
 
     schema_version: str = "proofbox.runner_metrics/1"
     status: str | None
-    """completed, failed or interrupted; null: no turn came to its end."""
+    """completed, failed or interrupted; null if no turn ended."""
     turn_ms: float | None
-    """How long the turn took, in milliseconds; null: no turn came to its end."""
+    """Duration of the turn in milliseconds; null if no turn ended."""
     tokens: dict[str, TokenUsage]
-    """Summed over threads, by who counted them: `gateway`, which holds, or `runtime_reported`. The gateway is not there
-    where no response stated its usage."""
+    """Totals over all threads, by source: `gateway`, which is authoritative, or `runtime_reported`. `gateway` is absent
+    if no response stated its usage."""
     error: dict[str, Any] | None
     source: Literal["runtime_reported"] = "runtime_reported"
 
 
 @stored("proofbox.attempt_env/1", at="BUNDLE/attempt.runtime.env.json of an attempt")
 class AttemptEnvironment(EnvironmentRecord, frozen=True, kw_only=True):
-    """Names of the variables that the agent had, and of those withheld. No values."""
+    """Names of the variables that the agent received, and of those withheld; no values."""
 
     schema_version: str = "proofbox.attempt_env/1"
     boxed: tuple[str, ...] = ()
-    """Those that its box and proofbox gave it besides, such as HOME, PATH and PROOFBOX_FUNNEL."""
+    """Variables that the box and proofbox added, such as HOME, PATH and PROOFBOX_FUNNEL."""
 
 
 @stored("proofbox.attempt_verification/1", at="BUNDLE/verification.json of an attempt")
 class AttemptVerification(VerifierResult, frozen=True, kw_only=True):
-    """Each command of the verifier and what came of it, what was put back, and which conditions were not met."""
+    """The verifier's commands with their results, the restored paths, and the conditions that were not met."""
 
     schema_version: str = "proofbox.attempt_verification/1"
     result: Verified
-    """Of commands and conditions together. `none`: there are neither, or nothing could be found out."""
+    """Result of commands and conditions together. `none`: the mission has neither, or the result is unknown."""
     unmet: tuple[UnmetCondition, ...]
-    """Conditions of `expect` that do not hold."""
+    """Conditions of `expect` that were not met."""
 
 
 class Durations(msgspec.Struct, frozen=True):
     p50: float | None
-    """The median, in milliseconds; null: none was measured."""
+    """The median in milliseconds; null if nothing was measured."""
     p95: float | None
-    """In milliseconds, by nearest rank: one that was measured."""
+    """The 95th percentile in milliseconds, by nearest rank, so always a measured value."""
 
 
 class NoProgress(msgspec.Struct, frozen=True):
     longest_run_of_identical_calls: int
-    """Most calls in a row of one tool with the same arguments."""
+    """The longest sequence of calls of one tool with the same arguments."""
 
 
 class IntegrityFinding(msgspec.Struct, frozen=True):
@@ -179,16 +179,16 @@ class IntegrityFinding(msgspec.Struct, frozen=True):
 
 class Resources(msgspec.Struct, frozen=True):
     requested: RequestedLimits
-    """By the mission."""
+    """As set by the mission."""
     enforced: Any
     """The policy of the box."""
     observed: Any
-    """Peaks and kills as the box's control groups counted them; null: there was no box."""
+    """Peaks and kills as counted by the box's control groups; null if there was no box."""
 
 
 @stored("proofbox.attempt_report/1", at="BUNDLE/attempt.report.json of an attempt")
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of an attempt. Those of the trace are not there where no agent ever started."""
+    """The figures of an attempt. Figures of the trace are absent if no agent started."""
 
     schema_version: str = "proofbox.attempt_report/1"
     attempt_id: str
@@ -197,65 +197,65 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     claimed: Claim
     verified: Verified
     infra: str | None
-    """The code of what failed in the machinery."""
+    """The code of the infrastructure failure; null if there was no failure."""
     reason: str
     comparable: bool
     not_comparable: tuple[str, ...]
     reward: float | None
-    """The number that the verifier's commands left; null: none, or the mission asks for none."""
+    """The reward written by the verifier's commands; null if none was written or the mission does not use one."""
     turns: int | UnsetType = UNSET
-    """How many began."""
+    """Number of turns started."""
     messages: int | UnsetType = UNSET
-    """How many the agent sent."""
+    """Number of messages that the agent sent."""
     tool_calls: int | UnsetType = UNSET
     tool_calls_observed: int | UnsetType = UNSET
-    """Of them those that proofbox ran itself, and that were started."""
+    """Calls that proofbox ran itself and that were started."""
     tool_failures: dict[str, int] | UnsetType = UNSET
     """By code: `exit_1`, `failed`, `declined`, `abandoned`."""
     retries: dict[str, int] | UnsetType = UNSET
-    """Requests to the model that were made again, by code."""
+    """Retried model requests, by code."""
     steps: int | UnsetType = UNSET
     duration_ms: Durations | UnsetType = UNSET
-    """Of tool calls."""
+    """Durations of tool calls."""
     output_bytes: int | UnsetType = UNSET
-    """Of all tool calls together, redacted."""
+    """Size of the redacted output of all tool calls."""
     no_progress: NoProgress | UnsetType = UNSET
-    """Signs that the agent went in circles."""
+    """Signs that the agent made no progress."""
     integrity: tuple[IntegrityFinding, ...] | UnsetType = UNSET
-    """Where what the runtime said contradicts itself or what was seen."""
+    """Contradictions within the runtime's events, or between them and what proofbox observed."""
     responses_without_usage: int | UnsetType = UNSET
-    """Model responses that passed the gateway and did not state their usage: they are not in `tokens`."""
+    """Model responses through the gateway that did not state their usage; they are not counted in `tokens`."""
     responses_broken_off: int | UnsetType = UNSET
-    """Model responses that broke off: `tokens` has as much of them as had been stated."""
+    """Model responses that broke off; `tokens` includes the usage stated until then."""
     tokens: dict[str, TokenUsage]
     """As in runner.metrics.json."""
     resources: Resources
-    """What the box could use, and did."""
+    """Limits and use of resources."""
     put_back: tuple[str, ...]
-    """Protected paths that the agent had planted or changed."""
+    """Protected paths that the agent had created or changed, and that were restored."""
     retry_after: float | None
-    """In how many seconds another try may go better."""
+    """Seconds after which a retry may succeed; null if it is not worth retrying."""
 
 
 @stored("proofbox.final_snapshot/1", at="BUNDLE/final_snapshot.json of an attempt")
 class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the content of the tree that an agent left is."""
+    """Where the content of the agent's final tree is stored."""
 
     schema_version: str = "proofbox.final_snapshot/1"
     store: str
-    """The id of the workspace store that has the content, on the machine of the run."""
+    """The id of the workspace store that holds the content, on the machine that ran the attempt."""
     snapshot: str
     given: str
-    """The snapshot that the agent began with."""
+    """The snapshot that the agent started from."""
     method: Method
-    """How the files were looked at; `sealed`: all of them, anew."""
+    """How the files were scanned; `sealed`: a full scan."""
     not_in_it: tuple[SkippedPath, ...]
-    """What it lacks, or has from some moment while it was changing, and why."""
+    """Paths that are missing from the snapshot, or that changed while it was taken, and why."""
 
 
 @stored("proofbox.tool_call/1", at="BUNDLE/tool.calls.jsonl of an attempt, one a line")
 class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that an agent made, with a bounded and redacted preview of what came of it."""
+    """One tool call of an agent, with a bounded and redacted preview of its output."""
 
     schema_version: str = "proofbox.tool_call/1"
     attempt: str
@@ -263,27 +263,27 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     thread: str
     turn: str
     call: str
-    """The call's id, by the runtime."""
+    """The call's id, assigned by the runtime."""
     tool: str
     command: str
     cwd: str
     status: str
-    """completed, failed, declined, or abandoned: nobody will ever say how it ended."""
+    """completed, failed, declined, or abandoned: its end was never reported."""
     exit_code: int | None
     duration_ms: float | None
     late: bool
-    """It ended after its turn had."""
+    """Whether the call ended after its turn."""
     source: str
-    """`observed`: proofbox ran it, or was asked to. Otherwise it rests on the runtime's word."""
+    """`observed`: proofbox ran the call, or was asked to. Otherwise the runtime reported it."""
     started: bool | None
-    """Of an observed call, whether it ran: false if it was declined or refused, or if its program could not be started.
-    Null: not seen from outside the box. Only true counts as observed."""
+    """Whether an observed call ran: false if it was declined or refused, or if its program could not be started. Null
+    if it was not observed from outside the box. Only calls with true count as observed."""
     output_preview: str
     """The first 2048 bytes, redacted."""
     output_bytes: int
-    """Of all of it, redacted."""
+    """Size of the whole output, redacted."""
     output_sha256: str | None
-    """Where the preview is cut: the whole is in outputs/."""
+    """Digest of the whole output in outputs/; null if the preview is complete."""
 
 
 class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,9 +292,9 @@ class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """completed, failed or interrupted."""
     code: str
-    """Of the failure; empty where there was none."""
+    """The code of the failure; empty if the turn did not fail."""
     last_step: int
-    """The number of its last step, whose state the turn ended with."""
+    """The number of its last step, which recorded the final state of the turn."""
     snapshot: str
 
 
@@ -305,25 +305,25 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: str = "proofbox.step/1"
     attempt: str
     step: Step | UnsetType = UNSET
-    """Absent where the line is the end of a turn."""
+    """Absent on a line that ends a turn."""
     turn_end: TurnEnd | UnsetType = UNSET
-    """Absent where the line is a step."""
+    """Absent on a line that records a step."""
 
 
 class ChainDecided(msgspec.Struct, frozen=True):
     strategies: str
-    """As a chain is written: `codex_app_server!,process`."""
+    """The chain in its written form: `codex_app_server!,process`."""
     origin: str
-    """Who decided it: flag, spec, config, environment or default."""
+    """Where the chain was set: flag, spec, config, environment or default."""
 
 
 @stored("proofbox.run_environment/1", at="RUN/environment.json")
 class RunEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run's results may depend on."""
+    """Everything that a run's results may depend on."""
 
     schema_version: str = "proofbox.run_environment/1"
     world: dict[str, Any]
-    """Host and tool."""
+    """Host and proofbox version."""
     suite: SuiteNamed
     chain: ChainDecided
     isolation: Isolation
@@ -331,7 +331,7 @@ class RunEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     provider: str | None
     epochs: int
     inputs: dict[str, str]
-    """Of what the suite names (workspaces, prompts, tests, solutions), the digest as of when the run was planned."""
+    """Digests of the files that the suite names (workspaces, prompts, tests, solutions), as of when it was planned."""
 
 
 class MissionSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -342,21 +342,21 @@ class MissionSummary(msgspec.Struct, frozen=True, kw_only=True):
     passed: int
     failed: int
     claimed_but_failed: int
-    """Results whose agent claimed success, and whose verifier found otherwise."""
+    """Results where the agent claimed success but verification failed."""
     infra: int
     reasons: dict[str, int]
-    """Why results ended, and how many for each reason."""
+    """Number of results by the reason they ended."""
 
 
 @stored(SUMMARY_SCHEMA, at="RUN/summary.json")
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run. Its status says whether it can be relied on as a measurement, not what missions came to."""
+    """The results of a run. The status says whether the run is a complete measurement, not whether missions passed."""
 
     schema_version: str = SUMMARY_SCHEMA
     run_id: str
     suite: SuiteNamed
     status: Literal["ok", "partial"]
-    """`partial`: some attempt has no result, or the machinery failed it."""
+    """`partial`: an attempt has no result or had an infrastructure failure."""
     comparable: bool
     totals: Totals
     missions: tuple[MissionSummary, ...]

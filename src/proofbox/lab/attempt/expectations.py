@@ -1,7 +1,7 @@
-"""Whether what an agent said, did and left is what its mission expects: `[mission.expect]`.
+"""Checks what an agent said, did and left against the conditions of its mission: `[mission.expect]`.
 
-Patterns come from the suite's author and are trusted as far as their meaning; texts come from the agent, so they are
-cut to a bounded length before a pattern sees them.
+Patterns come from the suite's author and are trusted. Texts come from the agent, so they are cut to a bounded length
+before they are matched.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from proofbox.lab.attempt.final_tree import Find
 from proofbox.lab.suite.spec import CommandCondition, Expect, FileCondition
 
 MATCHED_TEXT = 16 * 1024
-"""Characters of a text that a pattern sees. A pattern that backtracks does so over no more than this."""
+"""The number of characters that a pattern is matched against, which bounds backtracking."""
 
 
 class UnmetCondition(msgspec.Struct, frozen=True):
-    """A condition that does not hold: `what` was expected, `found` instead."""
+    """A condition that was not met: `what` was expected, `found` instead."""
 
     condition: str
-    """Its name in `expect`; `result_json.NAME` of a member, `file PATH` of a file."""
+    """Its name in `expect`; `result_json.NAME` for a member, `file PATH` for a file."""
     what: str
-    """What was expected, in at most 500 characters."""
+    """The expectation, at most 500 characters."""
     found: str
-    """What was there instead, in at most 500 characters."""
+    """The actual value, at most 500 characters."""
 
 
 class ObservedCall(msgspec.Struct, frozen=True):
-    """One tool call, as far as conditions ask."""
+    """A tool call, with the properties that conditions refer to."""
 
     subject: str
-    """The text that tool policies see, too: `agents.approvals.subject_of`."""
+    """The text that tool policies match as well: `agents.approvals.subject_of`."""
     failed: bool
     observed: bool = False
-    """We ran it ourselves, and it was started: no agent's word for it."""
+    """Whether proofbox ran the call itself and it was started, so it does not rest on the agent's claim."""
     declined: bool = False
-    """Leave was not given, so that it was made and not run."""
+    """Whether the call was declined, and therefore not run."""
     started: bool = True
-    """False: it is known that it never ran."""
+    """False if the call is known not to have run."""
     exit_code: int | None = None
 
 
 def unmet(
     expect: Expect, feedback: Feedback, calls: Sequence[ObservedCall], find: Find, *, doubt: str = ""
 ) -> list[UnmetCondition]:
-    """Every condition that does not hold, in the order of the spec.
+    """Return every condition that was not met, in the order of the spec.
 
-    `doubt` says why calls may be missing from the record. Then no condition on calls holds.
+    `doubt` says why calls may be missing from the record. If it is set, no condition on calls is met.
     """
     found: list[UnmetCondition] = []
 
@@ -63,11 +63,11 @@ def unmet(
         undecided = f"undecided, because calls may be missing from the record: {doubt}"
         check(holds and not doubt, condition, what, undecided if doubt else instead)
 
-    said = feedback.said[:MATCHED_TEXT]
+    message = feedback.said[:MATCHED_TEXT]
     if expect.claimed is not None:
         check(feedback.claimed == expect.claimed, "claimed", expect.claimed, feedback.claimed)
     if expect.result is not None:
-        check(re.search(expect.result, said) is not None, "result", expect.result, said or "nothing was said")
+        check(re.search(expect.result, message) is not None, "result", expect.result, message or "no message")
     for name, value in (expect.result_json or {}).items():
         given = (feedback.result_json or {}).get(name)
         check(_same(given, value), f"result_json.{name}", value, given)
@@ -80,14 +80,15 @@ def unmet(
     if expect.max_tool_failures is not None:
         check_calls(failures <= expect.max_tool_failures, "max_tool_failures", expect.max_tool_failures, failures)
     required = [call for call in counted if call.started and not call.declined]
-    for asked in expect.commands:
-        _check_command(asked if isinstance(asked, CommandCondition) else CommandCondition(asked), required, check_calls)
+    for each in expect.commands:
+        condition = each if isinstance(each, CommandCondition) else CommandCondition(each)
+        _check_command(condition, required, check_calls)
     run = [call.subject[:MATCHED_TEXT] for call in calls if call.started and not call.declined]
     for pattern in expect.no_commands:
         hit = next((each for each in run if re.search(pattern, each)), None)
-        check_calls(hit is None, "no_commands", f"none like {pattern}", hit)
-    for condition in expect.file:
-        _check_file(condition, find, check)
+        check_calls(hit is None, "no_commands", f"no call matching {pattern}", hit)
+    for file_condition in expect.file:
+        _check_file(file_condition, find, check)
     return found
 
 
@@ -96,7 +97,7 @@ def _check_command(
 ) -> None:
     found = [call for call in calls if re.search(condition.match, call.subject[:MATCHED_TEXT])]
     if condition.exit_code is None or not found:
-        check(bool(found), "commands", condition.match, f"{len(calls)} others")
+        check(bool(found), "commands", condition.match, f"{len(calls)} other calls")
         return
     codes = [call.exit_code for call in found]
     ended = ", ".join("unknown" if code is None else str(code) for code in codes[:10])
@@ -107,17 +108,17 @@ def _check_file(condition: FileCondition, find: Find, check: Callable[[bool, str
     name = f"file {condition.path}"
     found = find(condition.names, condition.contains)
     if not condition.exists or not found.there:
-        check(found.there is condition.exists, name, "there" if condition.exists else "not there", found.what)
+        check(found.there is condition.exists, name, "exists" if condition.exists else "does not exist", found.what)
         return
     if condition.contains is not None:
-        instead = found.what if found.sha256 is None else f"{found.size} bytes without"
+        instead = found.what if found.sha256 is None else f"{found.size} bytes without it"
         check(found.has_text, name, f"contains {condition.contains}", instead)
     if condition.sha256 is not None:
         check(found.sha256 == condition.sha256, name, condition.sha256, found.sha256 or found.what)
 
 
 def _same(a: object, b: object) -> bool:
-    """Equal as JSON: `1` is `1.0`, and `true` is not `1`."""
+    """Return whether two values are equal as JSON: `1` equals `1.0`, `true` does not equal `1`."""
     try:
         return canonical_bytes(a) == canonical_bytes(b)
     except CanonicalError:

@@ -1,8 +1,8 @@
-"""What is at a path of the tree that an agent left, as far as its final snapshot can tell.
+"""Lookup of paths in the tree that an agent left, as far as its final snapshot can answer.
 
-A thing of any kind that is there exists: a file, a directory, a symbolic link wherever it leads, and what no snapshot
-holds, such as a pipe. Links are not followed, so that nobody can tell what is below one; nor below a directory that
-could not be read. Content is asked of regular files alone.
+A path exists if there is anything at it: a file, a directory, a symbolic link to anything, or something that a
+snapshot does not store, such as a pipe. Links are not followed, so what is below one is unknown, as is what is below
+an unreadable directory. Only regular files have content.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from proofbox.workspace.workspace import Workspace
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
-    """What is there."""
+    """What was found at a path."""
 
     what: str
-    """In words."""
+    """A description in words."""
     there: bool | None = True
-    """None: nobody can tell."""
+    """None if unknown."""
     sha256: str | None = None
-    """Of a regular file's content; None: it is none."""
+    """Digest of a regular file's content; None for anything else."""
     size: int = 0
-    """Of a regular file, in bytes."""
+    """Size of a regular file in bytes."""
     has_text: bool = False
-    """Whether the text that was asked for is in the regular file."""
+    """Whether the regular file contains the requested text."""
 
 
 Find = Callable[[Sequence[str], str | None], FinalEntry]
-"""What is at a path, given name by name from the root; and, of a file, whether it contains a text."""
+"""Looks up a path, given as names from the root, and whether the file there contains a text."""
 
 NOTHING = FinalEntry("nothing", there=False)
 
 
 def finder(workspace: Workspace, final: Snapshot) -> Find:
-    """A way to look into that snapshot."""
+    """Return a lookup function for the snapshot."""
     skipped = {exact(each.path, each.path_b64): each.reason for each in final.skipped}
 
     def find(names: Sequence[str], text: str | None) -> FinalEntry:
@@ -59,7 +59,7 @@ def _look(
         path = "/".join(names[:depth])
         last = depth == len(names)
         if path in skipped:
-            reason = f"{path} is in no snapshot: {skipped[path]}"
+            reason = f"{path} is not in the snapshot: {skipped[path]}"
             return FinalEntry(reason, there=True if last else None)
         entry = entries_of(store, tree).get(name)
         if entry is None:
@@ -67,7 +67,7 @@ def _look(
         if last:
             return _describe(store, entry, text)
         if entry.kind == "symlink":
-            return FinalEntry(f"{path} is a link, and links are not followed", there=None)
+            return FinalEntry(f"{path} is a link, which is not followed", there=None)
         if entry.kind != "directory":
             return NOTHING
         tree = entry.digest
@@ -82,7 +82,7 @@ def _describe(store: ObjectStore, entry: StoredEntry, text: str | None) -> Final
 
 
 def _contains(chunks: Iterable[bytes], text: bytes) -> bool:
-    """Of a content of any size. All of it is read: only at its end is it known to be undamaged."""
+    """Return whether the content contains `text`. All of it is read, because its digest is checked only at the end."""
     found = not text
     kept = b""
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""The boxes of a mission: what it may do in them, and the one in which its workspace is set up."""
+"""The boxes of a mission: their policy, and the box that runs the mission's setup commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 2000
 
 
 def asked_of_a_box(mission: Mission) -> PolicyOptions:
-    """By the mission, whatever files are in the box."""
+    """Return the policy that the mission asks for, without mounts."""
     limits = mission.limits
     return {
         "network": mission.network,
@@ -34,17 +34,17 @@ def asked_of_a_box(mission: Mission) -> PolicyOptions:
 
 
 class MissionBoxes:
-    def __init__(self, mission: Mission, around: RunContext, workspace: Path) -> None:
+    def __init__(self, mission: Mission, context: RunContext, workspace: Path) -> None:
         self._mission = mission
-        self._around = around
+        self._context = context
         self._workspace = workspace
-        self.provider = around.provider or mission.provider
+        self.provider = context.provider or mission.provider
         self._open: Sandboxes | None = None
 
     @contextlib.contextmanager
     def over(self, files: Path) -> Iterator[Sandboxes]:
-        """Boxes over these files, one such at a time; `cut_off` ends what runs in them."""
-        with Sandboxes(files, settings=self._around.box_settings, clock=self._around.clock) as boxes:
+        """Open boxes on these files, one at a time; `cut_off` kills what runs in them."""
+        with Sandboxes(files, settings=self._context.box_settings, clock=self._context.clock) as boxes:
             self._open = boxes
             try:
                 yield boxes
@@ -52,23 +52,23 @@ class MissionBoxes:
                 self._open = None
 
     def cut_off(self) -> None:
-        """From another thread; one that is being started just now is not among them."""
+        """Kill what runs in the open boxes, from another thread. A box that is just being started is not affected."""
         boxes = self._open
         if boxes is not None:
             boxes.cut_off()
 
     def policy(self, files: Path | None = None) -> PolicyOptions:
-        """Of a box over the workspace, or over other files in its stead."""
+        """Return the policy of a box on the workspace, or on other files in its place."""
         policy, workdir = asked_of_a_box(self._mission), self._mission.workdir
         policy["mounts"] = [] if workdir is None else [Mount(files or self._workspace, workdir, writable=True)]
         return policy
 
     def grants(self) -> Capabilities | None:
-        said = self._mission.capabilities
-        return None if said is None else Capabilities.load(said if said in PRESETS else self._around.suite.at(said))
+        name = self._mission.capabilities
+        return None if name is None else Capabilities.load(name if name in PRESETS else self._context.suite.at(name))
 
     def agent_policy(self, workspace: Path) -> PolicyOptions:
-        """Of the agent's own box: capabilities are compiled into it, for the files as they are before it starts."""
+        """Return the policy of the agent's box, with capabilities compiled for the files present before it starts."""
         policy, grants = self.policy(), self.grants()
         if grants is None:
             return policy
@@ -79,7 +79,7 @@ class MissionBoxes:
         return policy
 
     def set_up(self) -> None:
-        """Run the mission's own setup in the workspace, or raise SetupFailed."""
+        """Run the mission's setup commands in the workspace. Raises `SetupFailed`."""
         with (
             self.over(self._workspace) as boxes,
             boxes.start_session(provider=self.provider, **self.policy()) as session,
@@ -87,10 +87,10 @@ class MissionBoxes:
             for command in self._mission.setup:
                 result = session.exec(argv_of(command), timeout=SETUP_TIMEOUT)
                 if result.exit_code != 0:
-                    shown = self._around.redactor.preview_end(result.stderr_bytes, SHOWN)[0]
+                    shown = self._context.redactor.preview_end(result.stderr_bytes, SHOWN)[0]
                     raise SetupFailed(
-                        f"a setup command of {self._mission.id} exited {result.exit_code}",
+                        f"a setup command of mission {self._mission.id} exited {result.exit_code}",
                         op="attempt",
-                        fix_hints=["run it by hand: proofbox exec"],
+                        fix_hints=["run the command by hand in a box: proofbox exec"],
                         details={"command": list(argv_of(command)), "stderr": shown},
                     )

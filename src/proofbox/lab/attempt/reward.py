@@ -1,7 +1,7 @@
-"""A reward: the number that a verifier's commands leave in a directory, read as what a hostile program may have left.
+"""A reward: the number that a verifier's commands write to a directory. The files may come from a hostile program.
 
-`reward.json` has an object of numbers: its member `reward` is the reward where there is one, and else the least of
-them, since nothing says which would matter less. `reward.txt` has one number. Where there are both, they must agree.
+`reward.json` holds an object of numbers: its member `reward` is the reward; without it, the smallest number is, because
+nothing says which matters less. `reward.txt` holds one number. If both exist, they must agree.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Problem = Literal["reward_missing", "reward_malformed"]
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was left. Without a value, `problem` says why."""
+    """The reward that was written. Without a value, `problem` says why."""
 
     value: float | None = None
-    """1.0 or more is passed; null: there is none."""
+    """The mission passes with 1.0 or more; null if there is no valid reward."""
     values: dict[str, float] = {}
     """Every number of `reward.json`."""
     problem: Problem | None = None
-    """`reward_missing`: nothing was written. `reward_malformed`: no number, or two that differ."""
+    """`reward_missing`: nothing was written. `reward_malformed`: not a number, or two different ones."""
     detail: str = ""
 
     @property
@@ -51,7 +51,8 @@ def read_reward(directory: Path) -> Reward:
     except _Malformed as error:
         return Reward(problem="reward_malformed", detail=str(error))
     if found[0] != found[-1]:
-        return Reward(problem="reward_malformed", detail=f"{OBJECT} says {found[0]:g}, and {TEXT} {found[-1]:g}")
+        detail = f"{OBJECT} has {found[0]:g} but {TEXT} has {found[-1]:g}"
+        return Reward(problem="reward_malformed", detail=detail)
     return Reward(value=found[0], values=values)
 
 
@@ -60,16 +61,16 @@ class _Malformed(Exception):
 
 
 def _read(directory: Path, name: str) -> bytes | None:
-    """The file's bytes, never through a link, and never waiting for a pipe."""
+    """Return the file's bytes, or None. Does not follow a link or block on a pipe."""
     try:
         fd = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _Malformed(f"{name} can't be read: {error.strerror}") from None
+        raise _Malformed(f"{name} cannot be read: {error.strerror}") from None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise _Malformed(f"{name} is no file")
+            raise _Malformed(f"{name} is not a regular file")
         data = os.read(fd, LARGEST + 1)
     finally:
         os.close(fd)
@@ -82,9 +83,9 @@ def _number(data: bytes) -> float:
     try:
         value = float(data.decode("ascii").strip())
     except ValueError:
-        raise _Malformed(f"{TEXT} has no number") from None
+        raise _Malformed(f"{TEXT} is not a number") from None
     if not math.isfinite(value):
-        raise _Malformed(f"{TEXT} has no finite number")
+        raise _Malformed(f"{TEXT} is not a finite number")
     return value
 
 
@@ -92,10 +93,10 @@ def _numbers(data: bytes) -> dict[str, float]:
     try:
         found = parse_strict(data)
     except CanonicalError as error:
-        raise _Malformed(f"{OBJECT} is no JSON: {error}") from None
+        raise _Malformed(f"{OBJECT} is not valid JSON: {error}") from None
     if not isinstance(found, dict) or not 0 < len(found) <= MOST_VALUES:
-        raise _Malformed(f"{OBJECT} is no object of numbers")
+        raise _Malformed(f"{OBJECT} is not an object of numbers")
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise _Malformed(f"{OBJECT}: {name[:80]!r} is no number")
+            raise _Malformed(f"{OBJECT}: {name[:80]!r} is not a number")
     return {name[:200]: float(value) for name, value in found.items()}

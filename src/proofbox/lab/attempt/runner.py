@@ -1,9 +1,9 @@
-"""One try at one mission: from a claimed row of the ledger to a committed bundle.
+"""One attempt at one mission: from a claimed row of the ledger to a committed bundle.
 
     claimed → preparing → running → stopping → verifying → committing → ended
 
-Three outcomes are established apart: what the agent claims, what the verifier found, and whether the machinery held.
-The agent's box and everything in it is dead before the final snapshot is taken, and that snapshot is what is verified.
+Three outcomes are kept separate: what the agent claims, what the verifier found, and whether the infrastructure worked.
+The agent's process tree is dead before the final snapshot is taken, and that snapshot is what is verified.
 """
 
 from __future__ import annotations
@@ -66,43 +66,43 @@ from proofbox.workspace.workspace import Workspace
 # Failures of a turn that always count against the agent.
 ITS_OWN = (ContextExceeded, TurnInterrupted)
 # Failures that a program in a box can report or cause at will. They count against the agent too, unless a failure was
-# seen from outside the box.
+# observed from outside the box.
 SELF_REPORTED = (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, StreamDisconnected, RuntimeCrashed)
 Done = TypeVar("Done")
 
 
 class _Interrupted(Exception):
-    """Somebody asked for its end; when that was."""
+    """The attempt was interrupted on request; the message says when."""
 
 
-async def run_attempt(attempt: Attempt, around: RunContext, watch: AttemptControl) -> Ended:
-    """Run it whole. Whatever goes wrong is in its bundle; what is raised is that there is no bundle."""
-    trying = _Supervisor(attempt, around, watch)
+async def run_attempt(attempt: Attempt, context: RunContext, control: AttemptControl) -> Ended:
+    """Run an attempt. Every failure is recorded in its bundle; an exception is raised only if there is no bundle."""
+    supervisor = _Supervisor(attempt, context, control)
     writer = BundleWriter.nested_in(
-        around.run_dir,
+        context.run_dir,
         attempt.path,
         expected=artifacts.EXPECTED,
-        run_id=f"{around.run_id}.{attempt.id}",
-        redactor=around.redactor,
-        clock=around.clock,
-        ids=around.ids,
+        run_id=f"{context.run_id}.{attempt.id}",
+        redactor=context.redactor,
+        clock=context.clock,
+        ids=context.ids,
     )
     try:
-        await _record(trying, writer)
+        await _record(supervisor, writer)
     except LeaseLost:
         raise
     except Exception as error:
         if not await run_sync(os.path.lexists, writer.path / INDEX):
             raise
-        trying.fail(error)  # the bundle was committed as failed, and says why
+        supervisor.fail(error)  # the bundle was committed as failed and says why
     index = await run_sync(artifacts.index_sha256, writer.path)
-    trying.enter("ended")
-    return trying.ended(index)
+    supervisor.enter("ended")
+    return supervisor.ended(index)
 
 
 @contextlib.asynccontextmanager
 async def _opened(writer: BundleWriter) -> AsyncIterator[BundleWriter]:
-    """A commit waits for the disk: in a thread, so that nothing else of this process waits for it."""
+    """Open and commit the bundle in a thread, so that nothing else in this process waits for the disk."""
     bundle = await run_sync(writer.__enter__)
     try:
         yield bundle
@@ -113,22 +113,22 @@ async def _opened(writer: BundleWriter) -> AsyncIterator[BundleWriter]:
     await run_sync(writer.__exit__, None, None, None)
 
 
-async def _record(trying: _Supervisor, writer: BundleWriter) -> None:
+async def _record(supervisor: _Supervisor, writer: BundleWriter) -> None:
     async with _opened(writer) as bundle:
         try:
-            await trying.run(bundle)
+            await supervisor.run(bundle)
         finally:
             with anyio.CancelScope(shield=True):
-                await run_sync(remove_tree, trying.place)
+                await run_sync(remove_tree, supervisor.place)
 
 
 class _Supervisor:
-    def __init__(self, attempt: Attempt, around: RunContext, watch: AttemptControl) -> None:
+    def __init__(self, attempt: Attempt, context: RunContext, control: AttemptControl) -> None:
         self._attempt = attempt
-        self._around = around
-        self._watch = watch
-        self._mission: Mission = around.suite.mission(attempt.mission)
-        self._states = States(around.clock)
+        self._context = context
+        self._control = control
+        self._mission: Mission = context.suite.mission(attempt.mission)
+        self._states = States(context.clock)
         self._environment: EnvironmentRecord | None = None
         self._considered: tuple[CandidateResult, ...] = ()
         self._runner: dict[str, Any] = {}
@@ -142,16 +142,16 @@ class _Supervisor:
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[UnmetCondition] = []
         self._doubt = ""
-        self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
-        self._boxes = MissionBoxes(self._mission, around, self.place / "workspace")
-        self._common = around.work / "shared"
+        self.place = context.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
+        self._boxes = MissionBoxes(self._mission, context, self.place / "workspace")
+        self._common = context.work / "shared"
 
     def enter(self, state: State) -> None:
         self._states.enter(state)
-        self._watch.on_state(state)
+        self._control.on_state(state)
 
     def fail(self, error: Exception) -> None:
-        """The machinery's failure, whatever it was. That the attempt is another's now is none: it is raised."""
+        """Record an infrastructure failure. A lost lease is raised: the attempt now belongs to another worker."""
         infra = typed(error)
         if isinstance(infra, LeaseLost):
             raise infra
@@ -170,32 +170,32 @@ class _Supervisor:
         await run_sync(self._write, bundle)
 
     async def _carry_out(self, bundle: BundleWriter) -> None:
-        prompt = await run_sync(self._around.suite.prompt_of, self._mission)
+        prompt = await run_sync(self._context.suite.prompt_of, self._mission)
         bundle.write_bytes(artifacts.PROMPT, prompt.encode())
-        if self._watch.is_interrupted:
-            raise _Interrupted("before it was begun")
+        if self._control.is_interrupted:
+            raise _Interrupted("before it started")
         self.enter("preparing")
-        workspace = await self._unless_interrupted(self._prepare, "while it was set up")
+        workspace = await self._unless_interrupted(self._prepare, "during setup")
         try:
-            if self._watch.is_interrupted:
-                raise _Interrupted("before the agent was begun")
+            if self._control.is_interrupted:
+                raise _Interrupted("before the agent started")
             given = await run_sync(_latest, workspace)
             await self._work(bundle, workspace, given, prompt)
             self.enter("verifying")
             verify = partial(self._verify, bundle, workspace, given)
-            if self._reason == "interrupted":  # that has ended its turn, and what it left is verified
+            if self._reason == "interrupted":  # the turn has ended already, and what it left is verified
                 await run_sync(verify)
             else:
-                await self._unless_interrupted(verify, "while it was verified")
+                await self._unless_interrupted(verify, "during verification")
         finally:
             await run_sync(workspace.forget)
 
     async def _unless_interrupted(self, work: Callable[[], Done], when: str) -> Done:
-        """Do it in a thread. Interrupted, the box it works in is ended, and what it then fails with is that."""
+        """Run `work` in a thread. On an interrupt, kill its box and raise `_Interrupted` in place of the failure."""
 
         async def cut_off() -> None:
-            await self._watch.interrupted()
-            while True:  # it may be about to start one
+            await self._control.interrupted()
+            while True:  # a box may be about to start
                 await run_sync(self._boxes.cut_off)
                 await anyio.sleep(pressure.LOOK_AGAIN)
 
@@ -207,18 +207,18 @@ class _Supervisor:
                 failed = error
             finally:
                 tasks.cancel_scope.cancel()
-        if self._watch.is_interrupted:
+        if self._control.is_interrupted:
             raise _Interrupted(when) from failed
         raise failed
 
-    # Before the agent
+    # Before the agent runs
 
     def _prepare(self) -> Workspace:
-        mission, around = self._mission, self._around
+        mission, context = self._mission, self._context
         self.place.mkdir(parents=True)
         (self.place / "scratch").mkdir()
         self._common.mkdir(exist_ok=True)
-        workspace = around.templates.fork(mission.id, self.place / "workspace")
+        workspace = context.templates.fork(mission.id, self.place / "workspace")
         try:
             if mission.setup:
                 self._boxes.set_up()
@@ -228,23 +228,23 @@ class _Supervisor:
             raise
         return workspace
 
-    # The agent
+    # While the agent runs
 
     async def _work(self, bundle: BundleWriter, workspace: Workspace, given: str, prompt: str) -> None:
         trace = self._trace = Trace(
             bundle,
-            self._around.redactor,
+            self._context.redactor,
             self._attempt.id,
             workspace,
             given,
             self._mission.budget,
-            on_budget=lambda what: self._watch.stop("budget_exceeded", what),
-            on_activity=self._watch.on_activity,
-            on_tokens=self._watch.on_tokens,
-            shared=self._around.shared is not None,
+            on_budget=lambda what: self._control.stop("budget_exceeded", what),
+            on_activity=self._control.on_activity,
+            on_tokens=self._control.on_tokens,
+            shared=self._context.shared is not None,
         )
         self.enter("running")
-        shared = self._around.shared
+        shared = self._context.shared
         if shared is None:
             started = await self._start(self.place / "workspace", self.place / "scratch")
             folder = ""
@@ -271,19 +271,19 @@ class _Supervisor:
                 self._doubt = recording.doubt
         self._judge_turn(self._result)
         if recording.failure is not None and self._infra is None:
-            self.fail(ListenerFailed(f"the record is not whole: {typed(recording.failure).message}", op="listen"))
+            self.fail(ListenerFailed(f"the record is incomplete: {typed(recording.failure).message}", op="listen"))
 
     async def _start(self, workspace: Path, scratch: Path) -> Started:
-        around, mission = self._around, self._mission
+        context, mission = self._context, self._mission
 
         async def start(runtime: AgentRuntime) -> AgentSession:
-            if around.shared is not None:
+            if context.shared is not None:
                 refuse_to_share(runtime)
-            settings = around.settings(runtime)
+            settings = context.settings(runtime)
             if runtime.id == "scripted":
                 settings = {**settings, "script": {"step": list(mission.script.step)}}
             elif runtime.id == "oracle":
-                solution = "" if mission.solution is None else str(around.suite.at(mission.solution))
+                solution = "" if mission.solution is None else str(context.suite.at(mission.solution))
                 settings = {**settings, "solution": solution, "env": mission.solution_env}
             environment = decide_environment(mission.env, model_keys=_model_keys(settings))
             self._environment = environment.record
@@ -292,56 +292,56 @@ class _Supervisor:
                 scratch=scratch,
                 provider=self._boxes.provider,
                 policy=self._boxes.agent_policy(workspace),
-                box_settings=around.box_settings,
+                box_settings=context.box_settings,
                 grants=self._boxes.grants(),
                 settings=settings,
                 env=environment.values,
                 approvals=_approvals(mission),
             )
-            return await runtime.start_session(options, clock=around.clock, ids=around.ids)
+            return await runtime.start_session(options, clock=context.clock, ids=context.ids)
 
-        session, considered = await first_usable(around.chain, around.registry, start, settings=around.settings)
+        session, considered = await first_usable(context.chain, context.registry, start, settings=context.settings)
         return Started(session, considered, self._environment)
 
     async def _wait(self, session: AgentSession, thread: str, turn: str) -> TurnResult:
-        """Until the turn ends, its time is up, or somebody stops it. Waiting in a queue was before this."""
+        """Wait until the turn ends, times out or is stopped. Time spent in the queue does not count."""
 
-        async def interrupt_when_told() -> None:
-            await self._watch.stopped()
+        async def interrupt_when_stopped() -> None:
+            await self._control.stopped()
             await session.interrupt_turn(thread, turn)
 
-        async def interrupt_in_time() -> None:
+        async def interrupt_on_timeout() -> None:
             await anyio.sleep(self._mission.timeout)
-            self._watch.stop("timed_out", f"after {self._mission.timeout:g} s")
+            self._control.stop("timed_out", f"after {self._mission.timeout:g} s")
 
-        async def interrupt_when_full(allowed: int) -> None:
+        async def interrupt_when_disk_full(allowed: int) -> None:
             while True:
                 used = await run_sync(pressure.size_of, self.place / "workspace", allowed << 20)
                 if used > allowed << 20:
-                    return self._watch.stop("budget_exceeded", f"disk: more than {allowed} MB")
+                    return self._control.stop("budget_exceeded", f"disk: more than {allowed} MB")
                 await anyio.sleep(pressure.LOOK_AGAIN)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(interrupt_when_told)
-            tasks.start_soon(interrupt_in_time)
+            tasks.start_soon(interrupt_when_stopped)
+            tasks.start_soon(interrupt_on_timeout)
             if self._mission.limits.disk_mb is not None:
-                tasks.start_soon(interrupt_when_full, self._mission.limits.disk_mb)
+                tasks.start_soon(interrupt_when_disk_full, self._mission.limits.disk_mb)
             result = await session.wait_turn(turn)
             tasks.cancel_scope.cancel()
         return result
 
     def _judge_turn(self, result: TurnResult) -> None:
-        """The turn's own status decides, but for one that we ended ourselves, or that used up more than it might."""
+        """Derive the reason from the turn's status, unless proofbox stopped the turn or it exceeded its budget."""
         self._feedback = read_feedback(result.final_message)
-        stopped, seen = self._watch.reason, result.observed_failure
-        # A turn may end sooner than it hears the word to stop. What it used is a fact all the same.
+        stopped, seen = self._control.reason, result.observed_failure
+        # A turn may end before the stop request reaches it; a budget that was exceeded counts all the same.
         was_stopped = stopped is not None and (result.status != "completed" or stopped == "budget_exceeded")
         if was_stopped or result.status == "interrupted":
             # An agent that was stopped has claimed nothing, even if its last message did.
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
         if stopped is not None and was_stopped:
-            self._reason, self._detail = stopped, self._watch.detail
-            if stopped == "timed_out" and seen is not None:  # it waited for a model that had failed
+            self._reason, self._detail = stopped, self._control.detail
+            if stopped == "timed_out" and seen is not None:  # the agent was waiting for a model that had failed
                 self._reason, self._infra = "infra_failed", seen
         elif result.status == "interrupted":
             self._reason = "interrupted"
@@ -350,42 +350,42 @@ class _Supervisor:
             self._reason = "turn_failed" if self._infra is None else "infra_failed"
 
     def _failed_with(self, error: AgentError | None, seen: AgentError | None) -> ProofboxError | None:
-        """Return the infrastructure failure that a turn ended with; None if the failure is the agent's."""
+        """Return the infrastructure failure that ended a turn; None if the failure is the agent's."""
         if error is None:
-            return AgentError("the turn failed, without saying why", op="turn")
-        if error.details.get("cause") == StartFailed.code:  # some providers tell so by the first command
+            return AgentError("the turn failed without stating a reason", op="turn")
+        if error.details.get("cause") == StartFailed.code:  # some providers only notice at the first command
             return StartFailed(error.message, op="turn", fix_hints=error.fix_hints)
         if isinstance(error, ITS_OWN):
             return None
         if seen is not None:
             return seen
-        if isinstance(error, RuntimeCrashed) and self._around.shared is not None:
-            return error  # the program was not this attempt's alone: another may have ended it
+        if isinstance(error, RuntimeCrashed) and self._context.shared is not None:
+            return error  # the process was shared: another attempt may have ended it
         # A bare AgentError is a program that exited with an error code.
         return None if isinstance(error, SELF_REPORTED) or type(error) is AgentError else error
 
-    # After the agent
+    # After the agent has ended
 
     def _verify(self, bundle: BundleWriter, workspace: Workspace, given: str) -> None:
         final = workspace.snapshot("final", sealed=True)
-        artifacts.write_final(bundle, workspace, given, final, self._around.redactor)
+        artifacts.write_final(bundle, workspace, given, final, self._context.redactor)
         if self._infra is not None:
             return
         verify = self._mission.verify
         if verify.commands:
-            files = None if verify.files is None else self._around.suite.at(verify.files)
+            files = None if verify.files is None else self._context.suite.at(verify.files)
             verified = self.place / "verified"
             put_back, left_out = lay_out(workspace, given, final.id, verify, files, verified)
-            beside = lay_beside(verify, self._around.suite.at, self.place / "beside")
+            beside = lay_beside(verify, self._context.suite.at, self.place / "beside")
             with self._boxes.over(verified) as boxes:
                 found = check(
                     boxes,
                     verify,
-                    self._around.redactor,
+                    self._context.redactor,
                     provider=self._boxes.provider,
                     policy=self._boxes.policy(verified),
                     beside=beside,
-                    clock=self._around.clock,
+                    clock=self._context.clock,
                 )
             self._checked = msgspec.structs.replace(found, put_back=put_back, left_out=left_out)
             unscored = found.passed is None and found.reward is not None and found.reward.problem
@@ -395,7 +395,7 @@ class _Supervisor:
         self._unmet = unmet(self._mission.expect, self._feedback, did, finder(workspace, final), doubt=self._doubt)
 
     def _verified(self) -> Verified:
-        """Passed needs something that said so: commands that passed, or conditions that all held."""
+        """Return `passed` only if something decided it: commands that passed, or conditions that were all met."""
         unscored = self._checked.reward is not None and self._checked.passed is None
         if self._infra is not None or unscored or self._cut_short:
             return "none"
@@ -408,20 +408,20 @@ class _Supervisor:
             self.fail(_secret_found(held))
         self._write_documents(bundle)
         if held := bundle.withhold_secrets():
-            raise _secret_found(held)  # what is left of them is no verdict
+            raise _secret_found(held)  # the documents that remain are not a verdict
 
     def _write_documents(self, bundle: BundleWriter) -> None:
         artifacts.write_all(
             bundle,
             artifacts.AttemptFacts(
                 attempt=self._attempt,
-                run_id=self._around.run_id,
-                suite_id=self._around.suite.id,
-                suite_sha256=self._around.suite.sha256,
+                run_id=self._context.run_id,
+                suite_id=self._context.suite.id,
+                suite_sha256=self._context.suite.sha256,
                 mission=self._mission,
-                chain=str(self._around.chain),
+                chain=str(self._context.chain),
                 considered=self._considered,
-                isolation=self._around.isolation,
+                isolation=self._context.isolation,
                 reason=self._reason,
                 detail=self._detail,
                 infra=self._infra,
@@ -435,10 +435,10 @@ class _Supervisor:
                 unmet=tuple(self._unmet),
                 report=self._trace.report() if self._trace else {},
                 tokens=self._trace.tokens() if self._trace else {},
-                retry_after=retry_after(self._infra, self._around.clock),
-                written_at=isoformat(self._around.clock.now()),
+                retry_after=retry_after(self._infra, self._context.clock),
+                written_at=isoformat(self._context.clock.now()),
             ),
-            self._around.redactor,
+            self._context.redactor,
         )
 
     def ended(self, index_sha256: str) -> Ended:
@@ -450,18 +450,18 @@ class _Supervisor:
             reason=self._reason,
             strategy=str(self._runner.get("runtime", "")),
             index_sha256=index_sha256,
-            retry_after=retry_after(infra, self._around.clock),
+            retry_after=retry_after(infra, self._context.clock),
             reset_named=infra is not None and "resets_at" in infra.details,
         )
 
 
 def _secret_found(paths: Sequence[str]) -> BundleSecretFound:
     return BundleSecretFound(
-        f"{', '.join(paths[:5])} held a secret, and was taken out of the evidence",
+        f"{', '.join(paths[:5])} contained a secret and was removed from the evidence",
         op="attempt",
         fix_hints=[
-            "a file's name may hold the value of a variable that is called a secret: rename one of them",
-            "if it is no secret, unset the variable that holds it, and run again",
+            "a file name may contain the value of a variable whose name marks it as a secret: rename one of them",
+            "if the value is not secret, unset the variable and run again",
         ],
         details={"paths": list(paths)},
     )
@@ -470,7 +470,7 @@ def _secret_found(paths: Sequence[str]) -> BundleSecretFound:
 def _latest(workspace: Workspace) -> str:
     head = workspace.head
     if head is None:
-        raise InternalError("a fork without history", op="attempt")
+        raise InternalError("the forked workspace has no snapshot", op="attempt")
     return head.id
 
 

@@ -1,8 +1,8 @@
-"""What known test runners load by themselves, and so what an agent could plant to run inside the verifier.
+"""Files that common test runners load automatically: an agent could plant code there that runs inside the verifier.
 
-A mission without `verify.protect` protects what the runners in its `verify.commands` load: their configuration,
-and names at which a file of the agent's would be imported in place of one of the runner's own modules. `unprotected`
-says for lint what remains.
+A mission without `verify.protect` protects the configuration files of the runners in its `verify.commands`, and the
+names under which a file of the agent would be imported instead of one of the runner's own modules. `unprotected` lists
+for lint what is not covered.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ALWAYS = (
     "**/tox.ini",
     "**/setup.cfg",
 )
-"""Hooks that are seldom part of a mission's work, whatever the commands are."""
+"""Hooks that are protected for all commands; missions seldom need to change them."""
 COMPILED = (Glob("**/__pycache__/**"), Glob("**/*.pyc"))
-"""Python loads a compiled file in place of its source without looking at that. Every run of an agent's makes some, so
-that they are put back without a word."""
+"""Python loads a compiled file without checking its source. Every run of an agent creates some, so they are restored
+without being reported."""
 _NAMES = """
 __future__ _pytest argparse array ast asyncio base64 bdb binascii bisect bz2 calendar cmd code codeop collections
 colorsys concurrent contextlib contextvars copy copyreg csv dataclasses datetime decimal difflib dis email enum
@@ -41,19 +41,19 @@ subprocess sysconfig tempfile textwrap threading token tokenize tomllib tracebac
 urllib uuid warnings weakref xml zipfile zlib zoneinfo
 """
 MODULES = frozenset(_NAMES.split())
-"""What `python -m unittest` and `python -m pytest` import: a file of that name where they look first is loaded in its
-place, before any test."""
+"""Modules that `python -m unittest` and `python -m pytest` import. A file with one of these names in a directory that
+Python searches first is loaded instead, before any test."""
 
 
 class Runner(NamedTuple):
-    """A test runner, by the words of a command that start it."""
+    """A test runner, recognized by the words of a command that start it."""
 
     name: str
     words: re.Pattern[str]
     loads: tuple[str, ...] = ()
     """Globs of its configuration."""
     unprotected: str = ""
-    """What else it loads of the agent's files, for lint."""
+    """Other files of the agent that it loads, for the lint warning."""
 
 
 def _runner(name: str, words: str, *loads: str, unprotected: str = "") -> Runner:
@@ -81,7 +81,7 @@ RUNNERS = (
 
 
 class Protection:
-    """The paths of a workspace that the verifier puts back to what was given."""
+    """The paths of a workspace that the verifier restores to their original content."""
 
     def __init__(self, verify: Verify) -> None:
         lines = [_line(each) for each in verify.commands]
@@ -95,7 +95,7 @@ class Protection:
         self.runners = tuple(found)
 
     def covers(self, path: str, *, is_link: bool = False) -> bool:
-        """Return whether what is at a path is protected."""
+        """Return whether a path is protected."""
         if any(glob.matches(path) for glob in self._globs):
             return True
         module = imported_as(path, is_link=is_link)
@@ -106,9 +106,9 @@ class Protection:
 
 
 def imported_as(path: str, *, is_link: bool) -> str | None:
-    """The module that Python would load from a path, as a path without suffix; for `__init__` files, the package.
+    """Return the module that Python would load from a path, as a path without suffix; for `__init__`, the package.
 
-    A directory without `__init__` shadows nothing; a link may lead to one that has it.
+    A directory without `__init__` shadows nothing, but a link may point to a directory that has one.
     """
     folder, slash, name = path.rpartition("/")
     stem, _, suffix = name.partition(".")
@@ -126,7 +126,7 @@ def unprotected(verify: Verify, given: Sequence[str]) -> Iterator[str]:
     if not protection.by_default:
         for each in protection.runners:
             if left_out := [glob for glob in each.loads if glob not in protection.patterns]:
-                yield f"verify.protect leaves out what {each.name} loads by itself: {', '.join(left_out)}"
+                yield f"verify.protect omits files that {each.name} loads automatically: {', '.join(left_out)}"
     for each in protection.runners:
         if each.unprotected:
             yield f"{each.name} loads {each.unprotected}, which are not protected"
@@ -135,10 +135,10 @@ def unprotected(verify: Verify, given: Sequence[str]) -> Iterator[str]:
         if program is None or program in given or protection.covers(program):
             continue
         if not taken or any(glob.matches(program) for glob in taken):
-            yield f"{program}, which the verifier runs, is the agent's to change: put it into verify.files"
+            yield f"{program} is run by the verifier but can be changed by the agent: move it to verify.files"
     path = verify.env.get("PATH")
     if path is not None and any(not entry.startswith("/") for entry in path.split(":")):
-        yield "verify.env.PATH has a relative directory: a program of the agent's there is run in place of another"
+        yield "verify.env.PATH contains a relative directory: the agent could place a program there"
 
 
 def _line(command: str | tuple[str, ...] | VerifyCommand) -> str:
@@ -149,12 +149,12 @@ def _line(command: str | tuple[str, ...] | VerifyCommand) -> str:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # an open quote, for the shell to refuse
+    except ValueError:  # an unclosed quote: the shell will report it
         return line.split()
 
 
 def _own_program(command: str | tuple[str, ...] | VerifyCommand) -> str | None:
-    """The path in the workspace of the program or script that a command starts with, if it is there."""
+    """Return the workspace path of the program or script that a command starts, or None."""
     words = [word for word in _words(_line(command)) if not re.fullmatch(r"\w+=.*", word)]
     if not words:
         return None
@@ -168,6 +168,6 @@ def _own_program(command: str | tuple[str, ...] | VerifyCommand) -> str | None:
 
 
 def _script_folder(line: str) -> str | None:
-    """The directory of the script that a line starts Python with: Python imports from there first."""
+    """Return the directory of the Python script that a command line runs: Python imports from there first."""
     found = re.search(r"(?<![\w./-])(?:\S*/)?python[0-9.]*\s+(?:-[A-Za-z]+\s+)*([^\s-]\S*\.py)\b", line)
     return None if found is None else posixpath.dirname(posixpath.normpath(found[1])) or None

@@ -1,10 +1,10 @@
 """One agent process for many attempts: `isolation = "shared"`.
 
-Faster where an agent is slow to start, and no isolation at all between the attempts: each can read and change the
-others' files, and what one does may be told as another's. So each attempt says that it was shared, is partial for that
-reason, and is not promotable by the usual policies.
+Faster for agents that start slowly, but without isolation between the attempts: each can read and change the files of
+the others, and the actions of one may be recorded for another. Each attempt therefore records that it was shared, is
+partial for that reason, and is not promotable under the usual policies.
 
-There is one box and one session, so that missions which ask for different ones can't share them.
+There is only one box and one session, so missions that need different ones cannot share them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proofbox.lab.suite.spec import Mission
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A session and how it was started: the same for each attempt that uses it."""
+    """A session and how it was started; shared by all attempts that use it."""
 
     session: AgentSession
     considered: tuple[CandidateResult, ...]
@@ -31,17 +31,17 @@ class Started(msgspec.Struct, frozen=True):
 
 
 def refuse_to_share(runtime: AgentRuntime) -> None:
-    """Raises `CapabilityUnsupported` for a runtime whose session is made for one attempt."""
+    """Raise `CapabilityUnsupported` for a runtime whose sessions serve a single attempt."""
     if runtime.id == "scripted":
         raise CapabilityUnsupported(
-            "scripted plays one script a session, so that its sessions can't be shared",
+            "the scripted strategy plays one script per session, so its sessions cannot be shared",
             op="strategy",
             fix_hints=["--isolation process"],
         )
 
 
 class SharedSession:
-    """Started by the first attempt that needs it, ended with the worker. One that has broken is replaced."""
+    """A session that the first attempt starts and the worker closes. A broken session is replaced."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock()
@@ -63,11 +63,11 @@ class SharedSession:
 
 
 def refuse_unshareable(missions: Sequence[Mission], provider: str | None, chain: Chain) -> None:
-    """Raise `SuiteInvalid` where one box and one session can't be what each of the missions asks for."""
+    """Raise `SuiteInvalid` if the missions cannot run in the same box and session."""
     for mission in missions:
         for field in ("capabilities", "workdir"):
             if getattr(mission, field) is not None:
-                why = f"mission {mission.id!r} has {field}, by which a box is one attempt's own"
+                why = f"mission {mission.id!r} sets {field}, which requires a box per attempt"
                 raise _unshareable(why, {"missions": [mission.id], "differs": {}})
     first, decided = missions[0], _decided(missions[0], provider, chain)
     for mission in missions[1:]:
@@ -80,7 +80,7 @@ def refuse_unshareable(missions: Sequence[Mission], provider: str | None, chain:
 
 
 def _decided(mission: Mission, provider: str | None, chain: Chain) -> dict[str, Any]:
-    """What of a mission the box or the session is started with. All else holds for each attempt by itself."""
+    """Return the settings of a mission that the box or the session starts with; the rest can differ per attempt."""
     limits = mission.limits
     decided = {
         "provider": provider or mission.provider,
@@ -97,8 +97,8 @@ def _decided(mission: Mission, provider: str | None, chain: Chain) -> dict[str, 
 
 def _unshareable(why: str, details: dict[str, Any]) -> SuiteInvalid:
     return SuiteInvalid(
-        f'with isolation "shared" all attempts have one box and one session: {why}',
+        f'isolation "shared" runs all attempts in one box and one session, but {why}',
         op="suite",
-        fix_hints=["give each attempt its own: --isolation process", "or let all missions say the same"],
+        fix_hints=["run each attempt in its own box: --isolation process", "or use the same settings in all missions"],
         details=details,
     )

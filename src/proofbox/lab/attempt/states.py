@@ -1,4 +1,4 @@
-"""The states of an attempt, forward only, and the reasons it may end for."""
+"""The states of an attempt, in order, and the reasons why an attempt can end."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from proofbox.errors import InternalError
 
 State = Literal["claimed", "preparing", "running", "stopping", "verifying", "committing", "ended"]
 Reason = Literal[
-    "completed",  # the agent gave the word back
-    "turn_failed",  # its turn failed for a reason of its own
+    "completed",  # the agent finished its turn
+    "turn_failed",  # the turn failed for a reason that counts against the agent
     "timed_out",
     "interrupted",
     "budget_exceeded",
-    "reward_missing",  # the agent gave the word back, and the verifier's commands left no number
-    "reward_malformed",  # what they left is none
-    "setup_failed",  # the mission's own commands before the agent
-    "infra_failed",  # the machinery: `infra` has the code
-    "worker_lost",  # whoever ran it died
+    "reward_missing",  # the agent finished its turn, but the verifier's commands wrote no reward
+    "reward_malformed",  # the verifier's commands wrote something that is not a valid reward
+    "setup_failed",  # one of the mission's setup commands failed
+    "infra_failed",  # infrastructure failure: `infra` has the code
+    "worker_lost",  # the worker process died
 ]
 STATES: tuple[State, ...] = get_args(State)
 
 
 class StateEntered(msgspec.Struct, frozen=True):
     state: State
-    """They come in this order, and some may be left out: claimed, preparing, running, stopping, verifying,
-    committing, ended."""
+    """One of claimed, preparing, running, stopping, verifying, committing and ended, in this order; states may be
+    skipped."""
     at: str
     at_ms: float
-    """Since the attempt was claimed."""
+    """Milliseconds since the attempt was claimed."""
 
 
 class States:
-    """Where an attempt is, and when it came there."""
+    """The current state of an attempt, and when it entered each one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,9 +45,9 @@ class States:
         self._note()
 
     def enter(self, state: State) -> None:
-        """Go forward. Steps may be left out, none is taken back."""
+        """Move forward to `state`. States may be skipped, but never revisited."""
         if STATES.index(state) <= STATES.index(self.now):
-            raise InternalError(f"an attempt that is {self.now} can't be {state} again", op="attempt")
+            raise InternalError(f"an attempt cannot go from {self.now} to {state}", op="attempt")
         self.now = state
         self._note()
 

@@ -1,7 +1,7 @@
-"""What an attempt's events become: the trace of its tool calls, its steps, and the figures of its report.
+"""The trace of an attempt: its tool calls, its steps, and the figures of its report, recorded from its events.
 
-One listener: what it can't record fails the turn. It writes what the runtime says, bounded and redacted, and beside
-each thing done the workspace's own word, a snapshot before and after (`agents/steps.py`).
+If the trace cannot record an event, the turn fails. It writes the runtime's events, bounded and redacted, and for each
+step the snapshots of the workspace before and after it (`agents/steps.py`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from proofbox.workspace.workspace import Workspace
 PREVIEW = 2048
 ACTIVITY = 80
 _COMMANDS = ("command", "commandExecution", "command_execution", "Bash")
-"""What runtimes call a command line, which says by itself what it is."""
+"""The names that runtimes use for the command tool; activity lines show the command alone."""
 CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
 SAME_CALLS = 3
-"""This many identical calls in a row are a sign that nothing is gained any more."""
+"""This many identical calls in a row suggest that the agent makes no progress."""
 
 
 class Trace:
-    """Records one attempt. `on_budget` is called once, with what was exceeded."""
+    """Records one attempt. `on_budget` is called once, with the limit that was exceeded."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Trace:
         return len(self._recorder.steps)
 
     def did(self) -> list[ObservedCall]:
-        """The tool calls as far as a mission's conditions ask."""
+        """Return the tool calls in the form that a mission's conditions are checked against."""
         return [
             ObservedCall(
                 subject_of(call.tool, call.command),
@@ -134,7 +134,7 @@ class Trace:
         ]
 
     def report(self) -> dict[str, Any]:
-        """The figures of an `AttemptReport`, all of them counted from what is in the trace."""
+        """Return the figures for an `AttemptReport`, counted from the trace."""
         durations = sorted(call.duration_ms for call in self.calls if call.duration_ms is not None)
         failures = Counter(_failure_code(call) for call in self.calls if _failed(call))
         return {
@@ -154,7 +154,7 @@ class Trace:
         }
 
     def tokens(self) -> dict[str, TokenUsage]:
-        """Summed over threads, by who counted them."""
+        """Return the totals over all threads, by source."""
         return self._tokens.by_source()
 
     def _usage(self, event: Usage) -> None:
@@ -163,10 +163,11 @@ class Trace:
         self._on_tokens(spent)
         self._check("tokens", spent, self._budget.tokens)
         if self._budget.tokens is not None and self._tokens.without_usage:
-            self._exceed(f"tokens: a model response states no usage, so that {self._budget.tokens} can't be checked")
+            limit = self._budget.tokens
+            self._exceed(f"tokens: a model response states no usage, so the limit of {limit} cannot be checked")
 
     def _tool_call(self, event: ToolCall) -> None:
-        self.calls.append(msgspec.structs.replace(event, output=""))  # a long attempt's outputs are in its bundle
+        self.calls.append(msgspec.structs.replace(event, output=""))  # the bundle has the output
         output = self._redactor.redact(event.output, cut=True).encode("utf-8", "replace")
         self.output_bytes += len(output)
         shown, cut = preview(output, PREVIEW)
@@ -194,14 +195,14 @@ class Trace:
         self._same = self._same + 1 if same == self._previous else 1
         self._previous = same
         self.longest_repeat = max(self.longest_repeat, self._same)
-        if event.item in self._begun:  # and was told then
+        if event.item in self._begun:  # reported when it started
             self._begun.discard(event.item)
         else:
             self._on_activity(self._activity(event.tool, event.command))
         self._check("tool_calls", len(self.calls), self._budget.tool_calls)
 
     def _activity(self, kind: str, command: str) -> str:
-        """What the agent is doing, on one line that may be shown anywhere."""
+        """Describe what the agent is doing, on one printable line."""
         what = command if command and kind in _COMMANDS else f"{kind} {command}"
         return printable(" ".join(self._redactor.preview(what, ACTIVITY)[0].split()))
 
@@ -209,7 +210,7 @@ class Trace:
         self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **entry)))
 
     def _keep(self, output: bytes) -> str:
-        """The whole of an output that its preview cuts, once, under the digest of what is stored."""
+        """Store a whole output once, under its digest, and return the digest."""
         digest = sha256_hex(output)
         if digest not in self._kept:
             self._kept.add(digest)
@@ -218,7 +219,7 @@ class Trace:
 
     def _bounded(self, event: Event) -> Mapping[str, Any]:
         entry: dict[str, Any] = msgspec.to_builtins(event)
-        entry["number"] = entry.pop("seq")  # a chain numbers its lines itself, and not every event is one
+        entry["number"] = entry.pop("seq")  # the log numbers its own lines, and not every event is logged
         for name, value in entry.items():
             if isinstance(value, str):
                 entry[name] = self._redactor.preview(value, PREVIEW)[0]
@@ -248,5 +249,5 @@ def _failure_code(call: ToolCall) -> str:
 
 
 def _percentile(ordered: list[float], part: float) -> float | None:
-    """The nearest-rank percentile: always a value that was measured."""
+    """Return the nearest-rank percentile, which is always a measured value."""
     return ordered[max(0, -(-len(ordered) * int(part * 100) // 100) - 1)] if ordered else None

@@ -1,15 +1,15 @@
-"""What decides whether a mission was done: its commands, in a fresh box, after the agent is gone.
+"""The verifier: runs a mission's commands in a fresh box after the agent's process tree is dead.
 
-They run over a copy of the agent's final files that is made from the sealed snapshot, in which three things differ:
+The commands run on a copy of the agent's final files, made from the sealed snapshot, with three changes:
 
-- What `protect` names is as it was given: hooks that interpreters and test runners load by themselves are put back,
-  and whatever Python would load in place of one of `files`.
-- With `take`, of what the agent changed only that is there.
-- `files` lie over everything. The agent never saw them, and can't have changed them.
+- Paths that `protect` matches are restored to their original content. These are hooks that interpreters and test
+  runners load automatically, and anything that Python would load instead of one of `files`.
+- With `take`, only the agent's changes to matching paths are kept.
+- `files` are copied over everything. The agent never saw them and cannot have changed them.
 
-The agent's code still runs inside the commands that test it. Such code can end the process early, or print what a
-command is expected to print; the first is why a command may have to say something at its end, and the second can't be
-caught by running it (docs/lab.md says what to do about it).
+The agent's code still runs inside the commands that test it. That code can end the process early or print what a
+command is expected to print. A command can require a line of output to detect the first; running the code cannot
+detect the second (docs/lab.md describes what to do about it).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from proofbox.workspace.workspace import Workspace
 
 KEPT = 16 << 10
 LINES, LINE = 10_000, 4096
-"""How much of its output is looked at for what a command must print: the last lines, and each one's beginning."""
+"""The last lines of the output, and the beginning of each, that are searched for what a command must print."""
 
 
 class CommandRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One command of the verifier and what came of it."""
+    """One command of the verifier and its result."""
 
     command: tuple[str, ...]
     passed: bool
@@ -57,25 +57,25 @@ class CommandRun(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why it did not pass."""
     stdout: str
-    """Redacted. Of a long one the first and the last 16 KiB; between them stands how many bytes were left out."""
+    """Redacted. Only the first and last 16 KiB of a long output are kept, with the number of omitted bytes between."""
     stderr: str
-    """The same of its stderr."""
+    """Like `stdout`."""
     stdout_sha256: str
     stderr_sha256: str
 
 
 class VerifierResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the verifier found. `passed` is None where the mission has no commands: then nothing is known."""
+    """The verifier's result. `passed` is None if the mission has no commands: then nothing is known."""
 
     passed: bool | None
     commands: tuple[CommandRun, ...] = ()
-    """In their order, up to the first that did not pass."""
+    """In order, up to the first that did not pass."""
     put_back: tuple[str, ...] = ()
-    """Protected paths that the agent had planted or changed."""
+    """Protected paths that the agent had created or changed, and that were restored."""
     left_out: tuple[str, ...] = ()
-    """What it changed outside `take`."""
+    """Paths outside `take` that the agent changed."""
     reward: Reward | None = None
-    """What the commands left as a number, where the mission says that this decides."""
+    """The reward that the commands wrote, if the mission uses one."""
     provider: str = ""
     isolation: str = ""
     duration_ms: float = 0.0
@@ -84,12 +84,12 @@ class VerifierResult(msgspec.Struct, frozen=True, kw_only=True):
 def lay_out(
     workspace: Workspace, given: str, final: str, verify: Verify, files: Path | None, dest: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Make the directory that is verified; what was put back in it, and what was left out.
+    """Create the directory to verify. Return the paths that were restored, and those that were left out.
 
-    `given` is the snapshot that the agent began with, `final` the one it left.
+    `given` is the snapshot that the agent started from, `final` the one it left.
     """
     protection = Protection(verify)
-    laid = _Laid(files)
+    laid_files = _OverlaidFiles(files)
     taken = [Glob(pattern) for pattern in verify.take]
     put_back: list[str] = []
     left_out: list[str] = []
@@ -98,10 +98,10 @@ def lay_out(
         undone = []
         for each in differences(store, old, new):
             is_link = each.new is not None and each.new.kind == "symlink"
-            if protection.covers(each.path, is_link=is_link) or laid.shadowed_by(each.path, is_link=is_link):
+            if protection.covers(each.path, is_link=is_link) or laid_files.shadowed_by(each.path, is_link=is_link):
                 put_back.append(each.path)
             elif protection.by_default and any(glob.matches(each.path) for glob in COMPILED):
-                pass  # undone as well, and made anew when it is needed
+                pass  # restored without being reported; Python recompiles it when needed
             elif taken and not any(glob.matches(each.path) for glob in taken):
                 left_out.append(each.path)
             else:
@@ -126,8 +126,8 @@ def lay_out(
     return tuple(dict.fromkeys(map(shown, put_back))), tuple(dict.fromkeys(map(shown, left_out)))
 
 
-class _Laid:
-    """What lies over the agent's files: Python must load nothing in its place."""
+class _OverlaidFiles:
+    """The files that are copied over the agent's; Python must not load anything in their place."""
 
     def __init__(self, files: Path | None) -> None:
         self._paths = frozenset() if files is None else frozenset(str(p.relative_to(files)) for p in files.rglob("*"))
@@ -138,7 +138,7 @@ class _Laid:
 
 
 def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[str, Path]:
-    """Copies of what the verifier's box has besides the workspace, made below `dest`: place → directory or file."""
+    """Copy the verifier's mounts to `dest`, and create the reward directory. Return box path → directory or file."""
     beside = {place: dest / str(number) for number, place in enumerate(verify.mounts)}
     if verify.mounts or verify.reward is not None:
         dest.mkdir()
@@ -147,9 +147,9 @@ def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[st
             OverlayWriter(dest).put(beside[place].name, copy)
         if place in verify.sha256 and tree_sha256(beside[place]) != verify.sha256[place]:
             raise SuiteInvalid(
-                f"{path} is not what it was when the run was planned",
+                f"{path} has changed since the run was planned",
                 op="verify",
-                fix_hints=["put it back and resume the run, or begin another"],
+                fix_hints=["restore it and resume the run, or start a new run"],
             )
     if verify.reward is not None:
         beside[verify.reward] = dest / "reward"
@@ -167,24 +167,24 @@ def check(
     beside: Mapping[str, Path] = {},
     clock: Clock | None = None,
 ) -> VerifierResult:
-    """Run the commands over the project of `boxes`, in one fresh box, up to the first that does not pass.
+    """Run the commands on the project of `boxes`, in one fresh box, up to the first that does not pass.
 
-    `beside` are the copies that `lay_beside` made. What is kept of the commands' output is redacted.
+    `beside` are the copies that `lay_beside` made. The recorded output is redacted.
 
-    Raises `SandboxError` where the box fails: then nothing is known, which is not the same as failed.
+    Raises `SandboxError` if the box fails: then the result is unknown, which is not the same as failed.
     """
     clock = clock or SystemClock()
     if not verify.commands:
         return VerifierResult(passed=None)
     began = clock.monotonic()
     runs: list[CommandRun] = []
-    asked = policy.copy()
-    asked["network"] = verify.network
-    asked["mounts"] = [
-        *(asked.get("mounts") or ()),
+    options = policy.copy()
+    options["network"] = verify.network
+    options["mounts"] = [
+        *(options.get("mounts") or ()),
         *(Mount(path, place, writable=True) for place, path in beside.items()),
     ]
-    with boxes.start_session(provider=provider, **asked) as session:
+    with boxes.start_session(provider=provider, **options) as session:
         for each in verify.commands:
             command = each if isinstance(each, VerifyCommand) else VerifyCommand(run=each)
             left = verify.timeout - (clock.monotonic() - began)
@@ -223,7 +223,7 @@ def _run(session: Session, command: VerifyCommand, verify: Verify, redactor: Red
 
 
 def _kept(output: bytes, redactor: Redactor) -> str:
-    """A test runner says first what it runs, and last what came of it: both ends are kept."""
+    """Keep both ends of the output: a test runner prints first what it runs and last the results."""
     clean = redactor.redact(output, cut=True).decode("utf-8", "replace").encode()
     if len(clean) <= 2 * KEPT:
         return clean.decode()
@@ -237,7 +237,7 @@ def _why_not(command: VerifyCommand, result: ExecResult, *, by_reward: bool) -> 
     if by_reward:
         return ""
     if result.exit_code != command.exit_code:
-        return f"it exited {result.exit_code}, and {command.exit_code} is expected"
+        return f"it exited {result.exit_code}, expected {command.exit_code}"
     if command.stdout is not None:
         pattern = re.compile(command.stdout)
         lines = result.stdout.splitlines()[-LINES:]
@@ -247,5 +247,5 @@ def _why_not(command: VerifyCommand, result: ExecResult, *, by_reward: bool) -> 
 
 
 def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
-    """A command as a suite writes it: a line for the shell, or the words themselves."""
+    """Return the argv of a command in a suite: a line for the shell, or a list of words."""
     return ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)

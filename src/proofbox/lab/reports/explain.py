@@ -1,7 +1,7 @@
-"""An attempt's story in plain words, from its evidence: what went wrong comes first.
+"""Explains an attempt in plain words from its evidence, failures first.
 
-What an agent or a command said is quoted: on the line of ours that it belongs to, or each line of it behind a mark. So
-nothing that it says can be taken for ours.
+Text from an agent or a command is quoted, either at the end of the line that introduces it or with a mark before each
+line, so that it cannot be mistaken for proofbox's own output.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ LAST_LINES, LAST_WORDS = 3, 500
 MARK = "  | "
 
 _REASONS = {
-    "completed": "The agent ended its turn by itself.",
+    "completed": "The agent finished its turn.",
     "turn_failed": "The agent's turn failed.",
-    "timed_out": "The agent ran out of time and was stopped.",
+    "timed_out": "The agent timed out and was stopped.",
     "interrupted": "It was interrupted.",
-    "budget_exceeded": "The agent used up its budget and was stopped.",
-    "reward_missing": "The agent ended its turn by itself; the verifier left no reward.",
-    "reward_malformed": "The agent ended its turn by itself; what the verifier left is no reward.",
-    "setup_failed": "A setup command of the mission failed before the agent began.",
-    "infra_failed": "The machinery failed; this says nothing about the agent.",
-    "worker_lost": "The process that ran it died; what it had recorded until then was kept.",
+    "budget_exceeded": "The agent exceeded its budget and was stopped.",
+    "reward_missing": "The agent finished its turn, but the verifier wrote no reward.",
+    "reward_malformed": "The agent finished its turn, but the verifier wrote a malformed reward.",
+    "setup_failed": "A setup command of the mission failed before the agent started.",
+    "infra_failed": "The infrastructure failed; this says nothing about the agent.",
+    "worker_lost": "The worker process died; everything recorded until then was kept.",
 }
 
 
 def read_documents(bundle: Path) -> dict[str, Any]:
-    """The JSON artifacts of a bundle in any state; one that can't be read is left out."""
+    """Return the JSON artifacts of a bundle in any state, without those that cannot be read."""
     found: dict[str, Any] = {}
     if bundle.is_dir():
         for path in sorted(bundle.glob("*.json")):
@@ -60,7 +60,7 @@ def read_documents(bundle: Path) -> dict[str, Any]:
 
 
 def doubt(attempt: Attempt, bundle: Path) -> str | None:
-    """Why the evidence of an attempt that ended does not hold; None: it is what the ledger was told of."""
+    """Return why the evidence of an ended attempt is invalid; None if it matches the ledger."""
     if attempt.result is None:
         return None
     try:
@@ -68,26 +68,26 @@ def doubt(attempt: Attempt, bundle: Path) -> str | None:
     except (ProofboxError, OSError) as error:
         return f"{error.code}: {error.message}" if isinstance(error, ProofboxError) else str(error)
     if found.index_sha256 != attempt.result.index_sha256:
-        return "its index is another one than the run's ledger names"
+        return "its index differs from the one in the run's ledger"
     try:
         says = stated(found, bundle.parent.parent.name, attempt.id)
     except DAMAGED:
         says = None
-    told = attempt.result
+    recorded = attempt.result
     if says is None:
-        return None if told.infra is not None else "it states no result"
+        return None if recorded.infra is not None else "it states no result"
     names = ("claimed", "verified", "infra", "reason")
-    if any(getattr(says, name) != getattr(told, name) for name in names):
-        return "it states another result than the run's ledger"
+    if any(getattr(says, name) != getattr(recorded, name) for name in names):
+        return "its result differs from the one in the run's ledger"
     return None
 
 
 def explain(
     attempt: Attempt, bundle: Path, *, doubt: str | None = None, replacement: str | None = None
 ) -> Iterator[str]:
-    """Line by line. The texts of agents are quoted as they are stored: whoever prints them escapes them.
+    """Explain an attempt line by line. Agents' texts are quoted as stored; the caller escapes them for display.
 
-    `doubt` is why its evidence does not hold, `replacement` the attempt that was made in its place.
+    `doubt` is why its evidence is invalid, `replacement` the attempt that replaced it.
     """
     result = attempt.result
     if result is None:
@@ -96,13 +96,13 @@ def explain(
     if doubt is None:
         yield f"{attempt.id}: {_verdict(result)}"
     else:
-        yield _one_line(f"{attempt.id}: nothing is known of it, because its evidence does not hold: {doubt}")
-        yield f"The run's ledger says: {_verdict(result)}. What is left of its evidence says:"
+        yield _one_line(f"{attempt.id}: unknown, because its evidence is invalid: {doubt}")
+        yield f"The run's ledger says: {_verdict(result)}. The remaining evidence says:"
     try:
         for line in _story(attempt, result, bundle, replacement):
             yield _one_line(line)
     except (KeyError, TypeError, ValueError, AttributeError):
-        yield "The rest of its documents can't be read."
+        yield "The rest of its documents cannot be read."
 
 
 def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | None) -> Iterator[str]:
@@ -113,12 +113,12 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
         if each.get("code"):
             yield f"{each['strategy']} was skipped ({each['code']}): {each['reason']}"
     if documents.get(artifacts.RUNNER, {}).get("shared"):
-        yield "It shared its agent's process with other attempts, which could reach it."
+        yield "It shared the agent's process with other attempts, which could interfere with it."
     if attempt.parent is not None:
-        yield f"It is a new try after {attempt.parent} failed for reasons of the machinery."
+        yield f"It retries {attempt.parent}, which failed because of the infrastructure."
     report = documents.get(artifacts.REPORT, {})
     if unstated := report.get("responses_without_usage"):
-        yield f"{counted(unstated, 'model response')} did not state the tokens used: the count lacks them."
+        yield f"{counted(unstated, 'model response')} did not state token usage, so the token count is incomplete."
     calls = list(_calls(bundle))
     if calls:
         yield f"What it did ({counted(len(calls), 'tool call')}):"
@@ -132,27 +132,27 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
         shown = ", ".join(_cut(path) for path in changed[:MOST_PATHS])
         yield f"It changed {counted(len(changed), 'path')}: {shown}{more if len(changed) > MOST_PATHS else ''}"
     feedback = documents.get(artifacts.FEEDBACK, {})
-    said = feedback.get("result") or ""
+    message = feedback.get("result") or ""
     if "result_json" in feedback:
-        said = msgspec.json.encode(feedback["result_json"]).decode()
-    last = said[-LAST_WORDS:].rstrip().splitlines()[-MOST_LINES:]
-    yield from _quoted("What it said at the end", last, cut=len("\n".join(last)) < len(said.strip()))
+        message = msgspec.json.encode(feedback["result_json"]).decode()
+    last = message[-LAST_WORDS:].rstrip().splitlines()[-MOST_LINES:]
+    yield from _quoted("Its final message", last, cut=len("\n".join(last)) < len(message.strip()))
 
 
 def _verdict(result: Ended) -> str:
     claimed, verified = result.claimed, result.verified
     if result.infra is not None:
-        what = "the mission's setup" if result.reason == "setup_failed" else "the machinery"
+        what = "the mission's setup" if result.reason == "setup_failed" else "the infrastructure"
         return f"no verdict, because {what} failed ({result.infra})"
     if verified == "failed":
-        return "claimed success, and failed verification" if claimed == "success" else "failed verification"
+        return "claimed success but failed verification" if claimed == "success" else "failed verification"
     if verified == "passed":
-        return "verified as done" + ("" if claimed == "success" else f", though it claimed {claimed}")
-    return f"not verified: nothing decided it; it claimed {claimed}"
+        return "passed verification" + ("" if claimed == "success" else f", though it claimed {claimed}")
+    return f"not verified: no commands or conditions decided it; it claimed {claimed}"
 
 
 def _failure(documents: dict[str, Any], replacement: str | None) -> Iterator[str]:
-    """The step that decided against it."""
+    """Yield the failures that decided the result."""
     verification = documents.get(artifacts.VERIFICATION, {})
     for run in verification.get("commands", []):
         if not run["passed"]:
@@ -161,15 +161,15 @@ def _failure(documents: dict[str, Any], replacement: str | None) -> Iterator[str
                 yield from _quoted(f"  its {stream} ended", _last_lines(run[stream]))
     reward = verification.get("reward") or {}
     if "problem" in reward:
-        yield f"The verifier left no reward that counts ({reward['problem']}): {reward['detail']}."
+        yield f"The verifier wrote no valid reward ({reward['problem']}): {reward['detail']}."
     elif reward.get("value", 1.0) < 1.0:
-        yield f"The verifier's reward is {reward['value']:g}, and 1 is needed."
+        yield f"The verifier's reward is {reward['value']:g}; 1 is needed to pass."
     for reason in documents.get(artifacts.ATTEMPT, {}).get("not_comparable", []):
         yield f"Not comparable: {reason}."
     for each in verification.get("unmet", []):
         yield f"A condition was not met: {each['condition']}: expected {each['what']}, found {each['found']}."
     for path in verification.get("put_back", []):
-        yield f"It changed {path}, which programs load by themselves; the verifier put it back."
+        yield f"It changed {path}, which is loaded automatically; the verifier restored it."
     error = documents.get(artifacts.ATTEMPT, {}).get("error") or documents.get(artifacts.TORN, {}).get("error")
     if error:
         yield f"{error['code']}: {error['message']}"
@@ -180,7 +180,7 @@ def _failure(documents: dict[str, Any], replacement: str | None) -> Iterator[str
             for hint in error.get("fix_hints", []):
                 yield f"  fix: {hint}"
     if replacement is not None:
-        yield f"{replacement} was made in its place."
+        yield f"{replacement} replaced it."
 
 
 def _reason(result: Ended, documents: dict[str, Any]) -> str:
@@ -193,7 +193,7 @@ def _reason(result: Ended, documents: dict[str, Any]) -> str:
 
 
 def _changed(bundle: Path) -> list[str]:
-    """The paths of the final diff: every line of content has a mark before it, so that none looks like a heading."""
+    """Return the paths of the final diff. Content lines have a prefix, so none can look like a heading."""
     try:
         lines = read_bounded(bundle / artifacts.FINAL_DIFF, LARGEST).decode("utf-8", "replace").split("\n")
     except OSError:
@@ -209,7 +209,7 @@ def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             entry = parse_strict(line)
-        except CanonicalError:  # torn by a kill
+        except CanonicalError:  # truncated by a kill
             continue
         if isinstance(entry, dict) and "call" in entry:
             yield entry
@@ -228,7 +228,7 @@ def _call(call: dict[str, Any], bundle: Path) -> str:
 
 
 def _output(call: dict[str, Any], bundle: Path) -> str:
-    """What a call printed: the whole of it, where its preview is only the beginning."""
+    """Return what a call printed: the stored output if the preview is cut."""
     preview: str = call["output_preview"]
     if call["output_sha256"] is None:
         return preview
@@ -239,7 +239,7 @@ def _output(call: dict[str, Any], bundle: Path) -> str:
 
 
 def _shown(command: Sequence[str]) -> str:
-    """A command as a suite writes it: the line for the shell, or the words."""
+    """Format a command as in the suite: the shell line, or the words."""
     return command[2] if len(command) == 3 and tuple(command[:2]) == ("/bin/sh", "-c") else shlex.join(command)
 
 
@@ -248,7 +248,7 @@ def _last_lines(text: str) -> list[str]:
 
 
 def _quoted(about: str, lines: Sequence[str], *, cut: bool = False) -> Iterator[str]:
-    """Somebody's words: one line beside what they are, more of them below it, each behind a mark."""
+    """Yield quoted text: a single line after its heading, several lines below it, each with a mark."""
     words = [_cut(line) for line in lines]
     if cut and words:
         words[0] = f"…{words[0]}"

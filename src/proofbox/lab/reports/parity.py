@@ -1,7 +1,7 @@
-"""Whether two runs of the same missions come to the same, as far as scoring asks.
+"""Compares what is scored in two runs of the same missions.
 
-A mission may reach an agent by its own protocol or as a command line. What is scored must not depend on which: the
-verdicts, what was run and how it ended, the files that were left.
+A mission can be given to an agent through its protocol or on a command line. The scored values must not depend on
+which: the verdicts, the calls and how they ended, and the final files.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from proofbox.lab.reports.validation import attempts_in
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """What scoring uses of an attempt."""
+    """The parts of an attempt that are scored."""
 
     claimed: str
     verified: str
     infra: str | None
     reason: str
     calls: tuple[tuple[str, str, int | None], ...]
-    """Of each tool call its command, status and exit code."""
+    """Command, status and exit code of each tool call."""
     tree_sha256: str | None
 
 
@@ -38,10 +38,10 @@ class ParityDifference(msgspec.Struct, frozen=True):
 
 
 def compare(one: Bundle, other: Bundle) -> list[ParityDifference]:
-    """Every difference between two runs, attempt by attempt."""
+    """Return every difference between two runs, attempt by attempt."""
     ones, others = scored(one), scored(other)
     found = [
-        ParityDifference(id, "attempt", "there" if id in ones else "absent", "there" if id in others else "absent")
+        ParityDifference(id, "attempt", "present" if id in ones else "absent", "present" if id in others else "absent")
         for id in sorted(ones.keys() ^ others.keys())
     ]
     for id in sorted(ones.keys() & others.keys()):
@@ -53,7 +53,7 @@ def compare(one: Bundle, other: Bundle) -> list[ParityDifference]:
 
 
 def scored(bundle: Bundle) -> dict[str, Scored]:
-    """What scoring uses of every attempt of a run that left a report."""
+    """Return the scored parts of every attempt of a run that has a report."""
     found = {}
     for attempt in attempts_in(bundle).values():
         if artifacts.REPORT in attempt.artifacts:
@@ -76,7 +76,7 @@ def _scored(attempt: Bundle, report: dict[str, Any]) -> Scored:
 
 
 def _bare(command: str) -> str:
-    """A command line without the shell that a runtime put around it."""
+    """Return a command line without the shell wrapper that a runtime added."""
     try:
         words = shlex.split(command)
     except ValueError:

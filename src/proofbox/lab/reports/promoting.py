@@ -1,4 +1,4 @@
-"""Promoting a run or an attempt: nothing is signed that does not agree with itself."""
+"""Promotes a run or an attempt, if its evidence passes strict validation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from proofbox.lab.reports.validation import validate
 def promote(path: str | os.PathLike[str], **options: Any) -> Promotion:
     """Emit a promotion packet as `emit_promotion` does, for evidence that passes strict validation.
 
-    Raises EvidenceIncomplete, and writes nothing, where validation finds anything. A bundle that does not verify is
-    left to the policy, which never finds it promotable.
+    Raises `EvidenceIncomplete`, and writes nothing, if validation finds anything. A bundle that does not verify is left
+    to the policy, which never accepts it.
     """
     try:
         bundle = load_bundle(path)
@@ -28,10 +28,10 @@ def promote(path: str | os.PathLike[str], **options: Any) -> Promotion:
     found = validate(bundle, strict=True)
     if found:
         raise EvidenceIncomplete(
-            f"{bundle.run_id} is not promoted: {counted(len(found), 'finding')}, the first: {found[0].code} in"
+            f"{bundle.run_id} is not promoted: {counted(len(found), 'finding')}; first: {found[0].code} in"
             f" {found[0].path} ({found[0].detail})",
             op="promotion emit",
-            fix_hints=[f"see all of them: proofbox validate {quote(os.fspath(path))} --strict"],
+            fix_hints=[f"list all findings: proofbox validate {quote(os.fspath(path))} --strict"],
             details={"findings": msgspec.to_builtins(found[:50])},
         )
     return emit_promotion(bundle, **options)

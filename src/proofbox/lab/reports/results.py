@@ -1,7 +1,7 @@
-"""What came of a committed run, by its evidence alone.
+"""The results of a run, read from its evidence once it is committed.
 
-The ledger directs a run that is under way. Once the run is committed its bundle is the record: results are read from
-the attempts' bundles, which the run's index covers, and a ledger that says something else is a finding.
+The ledger directs a run in progress. Once the run is committed its bundle is the record: results are read from the
+attempts' bundles, which the run's index covers, and a ledger that differs is a finding.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ _EPOCH = re.compile(r"\.e([0-9]{1,9})\Z")
 @dataclass(frozen=True, slots=True)
 class RunResults:
     attempts: tuple[Attempt, ...]
-    """Of a committed run as the evidence has them, in the schedule's order: one whose evidence does not hold has no
-    result. Before that, as the ledger has them."""
+    """Of a committed run: from the evidence, in the order of the schedule; an attempt with invalid evidence has no
+    result. Before the commit: from the ledger."""
     committed: bool
     plan: Plan
-    """With the suite and the isolation that the evidence names."""
+    """With the suite and isolation that the evidence states."""
     findings: tuple[EvidenceFinding, ...]
-    """Of a committed run: what does not hold of its evidence, and where the ledger says something else."""
+    """Of a committed run: problems with its evidence, and differences between ledger and evidence."""
 
 
 def read_run(run_dir: Path, ledger: Ledger) -> RunResults:
-    """Read what came of a run: from its evidence, or from its ledger as long as it is not committed."""
-    plan, told = read_plan(ledger), ledger.attempts()
+    """Read the results of a run: from its evidence once it is committed, and from its ledger until then."""
+    plan, recorded = read_plan(ledger), ledger.attempts()
     if ledger.about("committed") == "yes" or os.path.lexists(run_dir / INDEX):
-        return _committed(run_dir, told, plan)
-    return RunResults(tuple(as_committed(run_dir, told)), False, plan, ())
+        return _committed(run_dir, recorded, plan)
+    return RunResults(tuple(as_committed(run_dir, recorded)), False, plan, ())
 
 
-def _committed(run_dir: Path, told: Sequence[Attempt], plan: Plan) -> RunResults:
+def _committed(run_dir: Path, recorded: Sequence[Attempt], plan: Plan) -> RunResults:
     checked = check_bundle(str(run_dir))
     findings = [EvidenceFinding(each.code, each.path, each.detail) for each in checked.findings]
-    rows = {each.id: each for each in told}
+    rows = {each.id: each for each in recorded}
     planned = _planned(checked)
-    if planned is None:  # a finding already
-        planned = {each.id: ScheduledAttempt(each.id, each.path, each.parent) for each in told}
+    if planned is None:  # reported as a finding already
+        planned = {each.id: ScheduledAttempt(each.id, each.path, each.parent) for each in recorded}
     attempts = []
     for number, each in enumerate(planned.values(), 1):
         row = rows.pop(each.attempt, None)
@@ -69,17 +69,17 @@ def _committed(run_dir: Path, told: Sequence[Attempt], plan: Plan) -> RunResults
         findings += _disagreements(attempt, row, complete=complete)
     for row in rows.values():
         findings.append(
-            EvidenceFinding(DISAGREES, row.path, f"the run's ledger has an attempt {row.id} that was never planned")
+            EvidenceFinding(DISAGREES, row.path, f"the run's ledger has attempt {row.id}, which was never planned")
         )
     stated_plan = _stated_plan(checked, plan)
     for name, path in (("suite_source", plan.source_name), ("isolation", "environment.json")):
         if getattr(stated_plan, name) != getattr(plan, name):
-            findings.append(EvidenceFinding(DISAGREES, path, "the run's ledger has something else"))
+            findings.append(EvidenceFinding(DISAGREES, path, "the run's ledger has a different value"))
     return RunResults(tuple(attempts), True, stated_plan, tuple(findings))
 
 
 def attempts_by_evidence(run: Bundle) -> tuple[list[Attempt], bool]:
-    """The attempts of a verified run with the results that their bundles state, and whether each one states one."""
+    """Return the attempts of a verified run with the results stated in their bundles, and whether all state one."""
     planned = read_schedule(run.read_log(SCHEDULE))
     found = [
         _attempt(number, each, run.nested.get(each.path), None, run.run_id)
@@ -98,7 +98,7 @@ def _planned(checked: BundleCheck) -> Mapping[str, ScheduledAttempt] | None:
 def _attempt(
     number: int, planned: ScheduledAttempt, bundle: Bundle | None, row: Attempt | None, run_id: str
 ) -> tuple[Attempt, bool]:
-    """An attempt by its bundle, and whether that bundle states a result."""
+    """Return an attempt as its bundle records it, and whether the bundle states a result."""
     result: Ended | None = None
     named: Mapping[str, Any] = {}
     if bundle is not None:
@@ -136,7 +136,7 @@ def _attempt(
 
 
 def _named(bundle: Bundle) -> Mapping[str, Any]:
-    """The document that says which mission an attempt was at."""
+    """Return the document that names the mission of an attempt."""
     for name in (artifacts.ATTEMPT, artifacts.TORN):
         if name in bundle.artifacts:
             try:
@@ -160,7 +160,7 @@ def _disagreements(attempt: Attempt, row: Attempt | None, *, complete: bool) -> 
 
 
 def _facts(attempt: Attempt, *, complete: bool) -> dict[str, Any]:
-    """The facts that ledger and evidence must agree on."""
+    """Return the facts on which ledger and evidence must agree."""
     facts: dict[str, Any] = {
         "mission": attempt.mission,
         "replicate": attempt.replicate,
@@ -177,7 +177,7 @@ def _facts(attempt: Attempt, *, complete: bool) -> dict[str, Any]:
 
 
 def _stated_plan(checked: BundleCheck, plan: Plan) -> Plan:
-    """The plan as far as the evidence states it; what can't be read is a finding already."""
+    """Return the plan as stated by the evidence; unreadable parts are reported as findings already."""
     try:
         bundle = as_bundle(checked)
         source = bundle.read_bytes(plan.source_name, limit=MAX_JSON_BYTES).decode()

@@ -1,4 +1,4 @@
-"""What came of a run, counted from its ledger: per mission, and in all."""
+"""The summary of a run, computed from its ledger: per mission and in total."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attempts of a run in numbers."""
+"""Totals over the attempts of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proofbox.lab.run.ledger import Attempt
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of every attempt, and of the results: one for each replicate."""
+    """Counts over all attempts, and over the results: one per replicate."""
 
     attempts: int
     results: int
@@ -24,7 +24,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def final_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Of each replicate of each mission the last try: what its result is."""
+    """Return the last attempt at each replicate of each mission, which determines its result."""
     parents = {each.parent for each in attempts}
     return [each for each in attempts if each.id not in parents]
 

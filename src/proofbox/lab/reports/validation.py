@@ -1,10 +1,11 @@
-"""Whether an attempt's evidence is whole and agrees with itself: what scoring may rely on.
+"""Checks that the evidence of an attempt is complete and consistent, so that it can be scored.
 
-A bundle that verifies has the bytes its writer left. This asks more: that they tell one story. Each finding has a code.
+A bundle that verifies has the bytes that its writer left. Validation also checks that the documents agree with each
+other. Each finding has a code.
 
-`strict` also counts what is merely lacking in an attempt that the machinery failed, or whose agent was never begun,
-where that is the last word on its mission. Where another attempt was made in its place, the machinery failed and was
-helped: nothing rests on what it lacks. What it has must agree with itself all the same.
+An attempt with an infrastructure failure, or one interrupted before its agent started, may lack artifacts. `strict`
+reports that too if the attempt is the last one at its mission. If another attempt replaced it, nothing depends on the
+missing artifacts. The artifacts that are present must always be consistent.
 """
 
 from __future__ import annotations
@@ -39,34 +40,35 @@ _NAMING = (artifacts.ATTEMPT, artifacts.TORN)
 
 
 def attempts_in(bundle: Bundle) -> dict[str, Bundle]:
-    """The attempts of a run by their paths; an attempt's own bundle is one by itself."""
+    """Return the attempts of a run by path; an attempt's own bundle has the path ''."""
     if artifacts.ATTEMPT in bundle.artifacts or artifacts.TORN in bundle.artifacts:
         return {"": bundle}
     return {path: inner for path, inner in bundle.nested.items() if path.startswith("attempts/")}
 
 
 def validate(bundle: Bundle, *, strict: bool) -> list[EvidenceFinding]:
-    """Every way in which the attempts of a verified bundle are not whole, or contradict themselves."""
+    """Return every way in which the attempts of a verified bundle are incomplete or inconsistent."""
     found: list[EvidenceFinding] = []
     replaced = replaced_in(bundle)
     for path, attempt in attempts_in(bundle).items():
         for code, name, detail in _attempt(attempt, strict and path not in replaced):
             found.append(EvidenceFinding(code, f"{path}/{name}" if path else name, detail))
     if SCHEDULE in bundle.artifacts:
-        found += [EvidenceFinding(*each) for each in _told(_placed(bundle), SCHEDULE)]
+        found += [EvidenceFinding(*each) for each in _readable(_placed(bundle), SCHEDULE)]
     elif bundle.nested and not attempts_in(bundle).keys() <= {""}:
-        found.append(EvidenceFinding("artifact_missing", SCHEDULE, "a run has one, so that a dropped attempt shows"))
+        missing = "required in a run, so that a dropped attempt is noticed"
+        found.append(EvidenceFinding("artifact_missing", SCHEDULE, missing))
     summary = bundle.artifacts.get(SUMMARY)
     if summary is not None and summary.schema_version == SUMMARY_SCHEMA:
-        found += [EvidenceFinding(*each) for each in _told(_counted(bundle), SUMMARY)]
+        found += [EvidenceFinding(*each) for each in _readable(_counted(bundle), SUMMARY)]
         source = next((name for name in SOURCES if name in bundle.artifacts), None)
         if source is not None:
-            found += [EvidenceFinding(*each) for each in _told(_derived(bundle, source), SUMMARY)]
+            found += [EvidenceFinding(*each) for each in _readable(_derived(bundle, source), SUMMARY)]
     return found
 
 
 def replaced_in(bundle: Bundle) -> dict[str, tuple[str, str]]:
-    """Of the attempts of a run, by their paths, those that another was made in the place of: their ids, and which."""
+    """Return the replaced attempts of a run by path, each as its id and the id of its replacement."""
     if SCHEDULE not in bundle.artifacts:
         return {}
     try:
@@ -79,12 +81,12 @@ def replaced_in(bundle: Bundle) -> dict[str, tuple[str, str]]:
 
 
 def notes_on(bundle: Bundle) -> list[str]:
-    """What is worth knowing of the attempts of a run, and no finding."""
+    """Return remarks on the attempts of a run that are not findings."""
     notes = []
     for path, (lost, instead) in replaced_in(bundle).items():
         torn = path in bundle.nested and artifacts.TORN in bundle.nested[path].artifacts
-        how = "was lost, because its worker died" if torn else "failed for reasons of the machinery"
-        notes.append(f"{lost} {how}; {instead} was made in its place")
+        how = "was lost because its worker died" if torn else "failed because of the infrastructure"
+        notes.append(f"{lost} {how}; {instead} replaced it")
     return notes
 
 
@@ -93,23 +95,23 @@ def _attempt(bundle: Bundle, strict: bool) -> Iterator[_Found]:
     infra = _infra(bundle)
     lacking = infra or _never_begun(bundle)
     if bundle.index.status == "failed" and (strict or not infra):
-        yield "attempt_failed", INDEX, "an exception ended it: what its documents say of it counts for nothing"
+        yield "attempt_failed", INDEX, "an exception ended it, so its documents do not count"
     if strict or not lacking:
-        yield from (("artifact_missing", name, "a whole attempt has it") for name in missing)
+        yield from (("artifact_missing", name, "required in a complete attempt") for name in missing)
     if artifacts.REPORT in bundle.artifacts:
-        yield from _told(_story(bundle, whole=strict or not infra), artifacts.REPORT)
+        yield from _readable(_consistency(bundle, whole=strict or not infra), artifacts.REPORT)
 
 
-def _told(story: Iterator[_Found], path: str) -> Iterator[_Found]:
-    """What a story finds; that it can't be read is a finding as well."""
+def _readable(findings: Iterator[_Found], path: str) -> Iterator[_Found]:
+    """Yield findings; a document that cannot be read is a finding as well."""
     try:
-        yield from story
+        yield from findings
     except (KeyError, TypeError, AttributeError, ShapeError, ProofboxError, msgspec.ValidationError) as error:
         yield "artifact_malformed", path, f"{type(error).__name__}: {error}"[:300]
 
 
 def _infra(bundle: Bundle) -> bool:
-    """Whether the machinery failed it, by its own word."""
+    """Return whether its own outcome records an infrastructure failure."""
     try:
         return outcome.parse_outcome(bundle.read_json(outcome.PATH)).infra.result != "ok"
     except (BundleError, ShapeError):
@@ -117,16 +119,16 @@ def _infra(bundle: Bundle) -> bool:
 
 
 def _never_begun(bundle: Bundle) -> bool:
-    """Whether it was interrupted before its agent was: what agents leave is not there."""
+    """Return whether it was interrupted before the agent started, so that the agent's artifacts are missing."""
     try:
-        said = bundle.read_json(artifacts.ATTEMPT)
-        return said["reason"] == "interrupted" and all(each["state"] != "running" for each in said["states"])
+        record = bundle.read_json(artifacts.ATTEMPT)
+        return record["reason"] == "interrupted" and all(each["state"] != "running" for each in record["states"])
     except (BundleError, KeyError, TypeError):
         return False
 
 
 def _counted(run: Bundle) -> Iterator[_Found]:
-    """Of each replicate the last try is its result, and one whose bundle failed or was torn has not passed."""
+    """Check the number of passed results: the last attempt at a replicate counts, unless it failed or was torn."""
     planned = read_schedule(run.read_log(SCHEDULE))
     parents = {each.parent for each in planned.values()}
     last = [run.nested.get(each.path) for each in planned.values() if each.attempt not in parents]
@@ -135,28 +137,28 @@ def _counted(run: Bundle) -> Iterator[_Found]:
 
 
 def _placed(run: Bundle) -> Iterator[_Found]:
-    """Each attempt is the one that the schedule has at its path: its id, its run, its mission and its parent."""
+    """Check that each attempt has the id, run, mission and parent that the schedule states for its path."""
     planned = read_schedule(run.read_log(SCHEDULE))
     for each in planned.values():
         inner = run.nested.get(each.path)
         name = next((name for name in _NAMING if inner is not None and name in inner.artifacts), None)
         if inner is None or name is None:
             continue
-        said = inner.read_json(name)
+        record = inner.read_json(name)
         path = f"{each.path}/{name}"
         root = each
         while root.parent is not None:
             root = planned[root.parent]
-        yield from _same(path, "attempt_id", said["attempt_id"], each.attempt)
-        yield from _same(path, "parent", said["parent"], each.parent)
-        yield from _same(path, "run_id", said["run_id"], run.run_id)
-        yield from _same(path, "mission and replicate", f"{said['mission_id']}.{said['replicate']}", root.attempt)
+        yield from _same(path, "attempt_id", record["attempt_id"], each.attempt)
+        yield from _same(path, "parent", record["parent"], each.parent)
+        yield from _same(path, "run_id", record["run_id"], run.run_id)
+        yield from _same(path, "mission and replicate", f"{record['mission_id']}.{record['replicate']}", root.attempt)
 
 
 def _derived(run: Bundle, source: str) -> Iterator[_Found]:
-    """The suite is the one that the documents name, and the summary is what follows from suite and attempts."""
+    """Check that the documents name this suite, and that the summary follows from suite and attempts."""
     text = run.read_bytes(source, limit=MAX_JSON_BYTES).decode("utf-8", "replace")
-    # Pinned: the files that it names were there when the run was planned, and need not be here.
+    # The files that the suite names existed when the run was planned, and need not exist here.
     suite = parse_suite(text, base=Path(), name=source, json=source.endswith(".json"), pinned=Path())
     named = {"id": suite.id, "sha256": suite.sha256}
     yield from _same("environment.json", "suite", run.read_json("environment.json")["suite"], named)
@@ -165,13 +167,13 @@ def _derived(run: Bundle, source: str) -> Iterator[_Found]:
             yield from _same(f"{path}/{artifacts.ATTEMPT}", "suite", inner.read_json(artifacts.ATTEMPT)["suite"], named)
     attempts, complete = attempts_by_evidence(run)
     due = msgspec.json.decode(msgspec.json.encode(summarize(run.run_id, suite, attempts)))
-    said = run.read_json(SUMMARY)
+    summary = run.read_json(SUMMARY)
     if complete:
         for name in due:
-            yield from _same(SUMMARY, name, said.get(name), due[name])
+            yield from _same(SUMMARY, name, summary.get(name), due[name])
         return
     for name in ("attempts", "results", "passed", "failed"):
-        yield from _same(SUMMARY, name, said["totals"][name], due["totals"][name])
+        yield from _same(SUMMARY, name, summary["totals"][name], due["totals"][name])
 
 
 def _passed(bundle: Bundle) -> bool:
@@ -181,25 +183,25 @@ def _passed(bundle: Bundle) -> bool:
     return (found.verified.result, found.infra.result) == ("passed", "ok")
 
 
-def _story(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
-    """With `whole`, what the runtime had to say must all be there."""
+def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
+    """Check an attempt's documents against each other. With `whole`, the runtime's events must be complete."""
     report = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
     attempt = bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/1")
     yield from _same(artifacts.REPORT, "attempt_id", report["attempt_id"], attempt["attempt_id"])
     yield from _same(artifacts.REPORT, "reason", report["reason"], attempt["reason"])
     feedback = bundle.read_json(artifacts.FEEDBACK, schema="proofbox.feedback/1")
     if ("result" in feedback) == ("result_json" in feedback):
-        yield "feedback_ambiguous", artifacts.FEEDBACK, "exactly one of result and result_json must be there"
+        yield "feedback_ambiguous", artifacts.FEEDBACK, "requires exactly one of result and result_json"
     yield from _same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])
     yield from _same(artifacts.REPORT, "mission_id", report["mission_id"], attempt["mission_id"])
     named = f"{attempt['run_id']}.{attempt['attempt_id']}"
     yield from _same(artifacts.ATTEMPT, "the bundle's id", bundle.run_id, named)
-    came = outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    recorded_outcome = outcome.parse_outcome(bundle.read_json(outcome.PATH))
     claimed = {"success": "passed", "failure": "failed"}.get(report["claimed"], "unknown")
-    yield from _same(outcome.PATH, "claimed", came.claimed.result, claimed)
-    verdict = came.verified.result
+    yield from _same(outcome.PATH, "claimed", recorded_outcome.claimed.result, claimed)
+    verdict = recorded_outcome.verified.result
     yield from _same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
-    yield from _same(outcome.PATH, "infra failed", came.infra.result != "ok", report["infra"] is not None)
+    yield from _same(outcome.PATH, "infra failed", recorded_outcome.infra.result != "ok", report["infra"] is not None)
     if artifacts.VERIFICATION in bundle.artifacts:
         verification = bundle.read_json(artifacts.VERIFICATION, schema="proofbox.attempt_verification/1")
         yield from _same(artifacts.VERIFICATION, "result", verification["result"], report["verified"])
@@ -220,10 +222,10 @@ def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> I
     for call in calls:
         digest = call["output_sha256"]
         if digest is not None and f"outputs/{digest}.txt" not in bundle.artifacts:
-            yield "output_missing", CALLS, f"the whole output of {call['call']} is not there"
+            yield "output_missing", CALLS, f"the whole output of {call['call']} is missing"
     events = list(bundle.read_log(EVENTS))
-    told = [event for event in events if event["event"] == "tool_call"]
-    yield from _same(EVENTS, "tool calls told", [each["item"] for each in told], [each["call"] for each in calls])
+    recorded = [event for event in events if event["event"] == "tool_call"]
+    yield from _same(EVENTS, "tool calls", [each["item"] for each in recorded], [each["call"] for each in calls])
     yield from _gaps([event["number"] for event in events])
     yield from _turns(events)
     if whole:
@@ -232,21 +234,21 @@ def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> I
 
 
 def _tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Iterator[_Found]:
-    """The counts of the report, summed up again from the events."""
+    """Check the report's token counts against the events."""
     count = TokenCount(shared=shared)
     for event in bundle.read_log(EVENTS):
         if event["event"] == "usage":
             count.add(msgspec.convert(event, Usage))
     yield from _same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(count.by_source()))
     unstated = (count.without_usage, count.broken_off)
-    told = (report["responses_without_usage"], report["responses_broken_off"])
-    yield from _same(artifacts.REPORT, "responses of unknown usage", told, unstated)
+    reported = (report["responses_without_usage"], report["responses_broken_off"])
+    yield from _same(artifacts.REPORT, "responses of unknown usage", reported, unstated)
 
 
 def _gaps(numbers: Sequence[int]) -> Iterator[_Found]:
-    """Deltas are numbered and not kept, so numbers may be left out; they may not repeat or go back."""
+    """Check that event numbers increase. Gaps are allowed, because deltas are numbered but not recorded."""
     if any(later <= earlier for earlier, later in pairwise(numbers)):
-        yield "events_out_of_order", EVENTS, "an event's number is not after the one before"
+        yield "events_out_of_order", EVENTS, "an event's number is not greater than the one before"
 
 
 def _turns(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
@@ -261,7 +263,7 @@ def _turns(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
 
 
 def _open_calls(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
-    """Every command that began has an end on record, `abandoned` if nothing else is known of it."""
+    """Check that every command that started has a recorded end, `abandoned` if nothing else is known."""
     ended = {(each["thread"], each["item"]) for each in events if each["event"] in ("tool_call", "file_change")}
     for event in events:
         if event["event"] == "item_started" and event["command"] and (event["thread"], event["item"]) not in ended:
@@ -271,7 +273,7 @@ def _open_calls(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
 def _steps(steps: Sequence[dict[str, Any]], calls: int) -> Iterator[_Found]:
     for earlier, later in pairwise(steps):
         if later["snapshot_before"] != earlier["snapshot_after"]:
-            yield "steps_disconnected", STEPS, f"step {later['n']} does not begin where step {earlier['n']} ended"
+            yield "steps_disconnected", STEPS, f"step {later['n']} does not start where step {earlier['n']} ended"
     yield from _same(STEPS, "steps of tool calls", sum(step["kind"] == "tool_call" for step in steps), calls)
 
 

@@ -1,7 +1,7 @@
-"""Attempts that nobody works on any more, and what of their bundles can be relied on.
+"""Closes torn attempts, and decides which results of their bundles count.
 
-A bundle counts as it is only when it is whole, its writer committed it as complete, and its documents tell one story.
-Whatever else is found is kept, and ends the attempt as an infra failure: success is never inferred.
+A bundle counts as it is only if it is intact, its writer committed it as complete, and its documents agree. Any other
+bundle is kept, and ends the attempt as an infrastructure failure: success is never inferred.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ DAMAGED = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
 """Errors that a damaged bundle raises when it is read."""
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an attempt's report what the ledger keeps."""
+class _ReportFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of an attempt's report that the ledger stores."""
 
     attempt_id: str
     claimed: Claim
@@ -51,14 +51,14 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> Ended:
-    """End an attempt whose worker is gone, with what it had. Raises where that worker may still be writing."""
+    """End an attempt whose worker died, with the evidence it left. Raises `BundleInProgress` if it may be alive."""
     path = run_dir / attempt.path
     if not os.path.lexists(path / INDEX):
         try:
             _commit(run_dir, run_id, attempt, redactor, clock)
         except BundleInProgress:
             raise
-        except BundleError:  # nothing can be made of it: it stays as it is, and the run's index says what it lacks
+        except BundleError:  # it cannot be committed: it stays as it is, and the run's index lists what is missing
             return lost("")
         return lost(_index(path)[0])
     try:
@@ -68,52 +68,52 @@ def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor,
 
 
 def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
-    """The attempts of a run under way, without the results of those whose bundle failed or is another one."""
-    return [each if _borne_out(run_dir, each) else _without_result(each) for each in attempts]
+    """Return the attempts of a run in progress, without results whose bundle failed or does not match the ledger."""
+    return [each if _is_confirmed(run_dir, each) else _without_result(each) for each in attempts]
 
 
 def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
-    """The result that an attempt's committed bundle states; None: it states none, or contradicts itself."""
+    """Return the result stated by an attempt's committed bundle; None if it is missing or inconsistent."""
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
     if not complete or bundle.run_id != f"{run_id}.{attempt_id}" or artifacts.TORN in bundle.artifacts:
         return None
-    said = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1"), _Said)
+    report = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1"), _ReportFields)
     found = outcome.parse_outcome(bundle.read_json(outcome.PATH))
-    held = found.infra.result == "ok" if said.infra is None else found.infra.result == "failed"
-    same = found.verified.result == {"none": "unknown"}.get(said.verified, said.verified)
-    if not held or not same or said.attempt_id != attempt_id:
+    held = found.infra.result == "ok" if report.infra is None else found.infra.result == "failed"
+    same = found.verified.result == {"none": "unknown"}.get(report.verified, report.verified)
+    if not held or not same or report.attempt_id != attempt_id:
         return None
     return Ended(
-        claimed=said.claimed,
-        verified=said.verified,
-        infra=said.infra,
-        reason=said.reason,
-        strategy=said.strategy or "",
+        claimed=report.claimed,
+        verified=report.verified,
+        infra=report.infra,
+        reason=report.reason,
+        strategy=report.strategy or "",
         index_sha256=bundle.index_sha256,
-        retry_after=said.retry_after,
+        retry_after=report.retry_after,
     )
 
 
 def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> None:
-    """Commit what a dead worker left. It may have died while it wrote its verdict, which then counts for nothing."""
+    """Commit what a dead worker left. A verdict that it may have been writing when it died does not count."""
     writer = BundleWriter.nested_in(
         run_dir, attempt.path, run_id=f"{run_id}.{attempt.id}", redactor=redactor, clock=clock
     )
-    # With that document there, the rest was said in the worker's place already, by one who died as well.
+    # If that document exists, an earlier conductor wrote the rest for the worker, and died as well.
     replaced = os.path.lexists(writer.path / artifacts.TORN)
-    said = () if replaced else (artifacts.REPORT, outcome.PATH)
-    released = attempt.given_up or _beyond_sight(writer.path)
-    with writer.taking_over(aside=said, released=released) as bundle:
+    set_aside = () if replaced else (artifacts.REPORT, outcome.PATH)
+    released = attempt.given_up or _is_unreachable(writer.path)
+    with writer.taking_over(aside=set_aside, released=released) as bundle:
         how = "could not commit it" if attempt.given_up else "died"
-        artifacts.write_torn(bundle, attempt, run_id, WorkerLost(f"the process that ran it {how}", op="attempt"))
+        artifacts.write_torn(bundle, attempt, run_id, WorkerLost(f"the worker process {how}", op="attempt"))
         bundle.withhold_secrets()
 
 
-def _beyond_sight(path: Path) -> bool:
-    """Whether its worker was in another container or on another machine, where nobody can look for it from here.
+def _is_unreachable(path: Path) -> bool:
+    """Return whether its worker was in another container or on another machine, where its process cannot be checked.
 
-    A worker dies with its conductor, and whoever closes this conducts the run alone: it can't be alive. One that is
-    seen to be dying is waited for.
+    A worker dies with its conductor, and this process is the run's only conductor, so such a worker cannot be alive. A
+    local worker that is still dying is waited for.
     """
     with contextlib.suppress(OSError, ShapeError):
         writer = parse_status(read_bounded(path / STATUS, MAX_STATUS_BYTES)).writer
@@ -125,7 +125,7 @@ def _beyond_sight(path: Path) -> bool:
 
 
 def lost(index_sha256: str) -> Ended:
-    """The result of an attempt whose worker left none."""
+    """Return the result of an attempt whose worker left none."""
     return Ended(
         claimed="none",
         verified="none",
@@ -138,7 +138,7 @@ def lost(index_sha256: str) -> Ended:
 
 
 def _index(path: Path) -> tuple[str, Literal["ok", "partial", "failed", ""]]:
-    """The digest of a bundle's index, and the status it states; empty, where there is none."""
+    """Return the digest of a bundle's index and the status it states; empty strings if there is no index."""
     digest = ""
     with contextlib.suppress(OSError, ShapeError):
         data = read_bounded(path / INDEX, MAX_INDEX_BYTES)
@@ -147,7 +147,7 @@ def _index(path: Path) -> tuple[str, Literal["ok", "partial", "failed", ""]]:
     return digest, ""
 
 
-def _borne_out(run_dir: Path, attempt: Attempt) -> bool:
+def _is_confirmed(run_dir: Path, attempt: Attempt) -> bool:
     if attempt.result is None or attempt.result.infra is not None:
         return True
     digest, status = _index(run_dir / attempt.path)

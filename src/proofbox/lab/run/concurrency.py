@@ -1,8 +1,8 @@
-"""Bounds on what is under way at once: `[suite] most`, by provider and by strategy.
+"""Limits on concurrent attempts by provider and by strategy: `[suite] most`.
 
-An attempt is in the lane of the provider that its box will be of, and in that of the strategy that will run it. Both
-are found out when the run is planned, so that no worker has to try anything before it may claim. A provider that can't
-be had has no lane: its attempts will say so, and take no box.
+An attempt belongs to the lane of the provider that its box will use and to the lane of the strategy that will run it.
+Both are determined when the run is planned, so workers need not try anything before they claim an attempt. An
+unavailable provider has no lane: its attempts report the failure and use no box.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proofbox.sandbox.service_core import ServiceCore
 
 
 def lanes_of(plan: Plan, suite: Suite, given: Callable[[Mission], Path]) -> dict[str, tuple[str, ...]]:
-    """Of each mission the lanes of its attempts; none where nothing is bounded. `given` has its files."""
+    """Return the lanes of each mission's attempts; empty if the suite sets no limit. `given` returns its files."""
     if not suite.fields.most:
         return {}
     strategy = plan.strategy or plan.parsed_chain().candidates[0].strategy
@@ -29,7 +29,7 @@ def lanes_of(plan: Plan, suite: Suite, given: Callable[[Mission], Path]) -> dict
 
 
 def bounds_of(suite: Suite) -> dict[str, int]:
-    """By lane, how many may be under way. A provider may be named twice, by an alias: then both hold."""
+    """Return the maximum number of concurrent attempts by lane; the lower one if an alias names a provider twice."""
     bounds: dict[str, int] = {}
     for name, most in suite.fields.most.items():
         lane = ALIASES.get(name, name)

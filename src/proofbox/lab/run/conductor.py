@@ -1,8 +1,8 @@
-"""A whole run: planned, conducted by worker processes, resumed after any crash, committed as one bundle.
+"""Conducts a whole run: plans it, runs it in worker processes, resumes it after any crash, commits it as one bundle.
 
-out/<run_id>.ledger     which attempts there are and what became of them
+out/<run_id>.ledger     the attempts and their results
 out/<run_id>/           the run's bundle, in progress until every attempt has ended
-out/.work/<run_id>/     workspaces and boxes' scratch; gone when the run is committed
+out/.work/<run_id>/     workspaces and scratch directories; removed when the run is committed
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ from proofbox.lab.suite.widening import require_consent
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
-"""How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
+"""How often an attempt is retried because its worker died. An attempt that kills its worker must not run forever."""
 MOST_STOPPED = 50
-"""How often because the run was stopped meanwhile. A machine may be shut down every day for weeks; but an attempt that
-ends its conductor as well must not go on for ever, where something resumes the run each time."""
-MOST_IN_VAIN = 4
-"""How many workers may die one after another without any attempt's being begun or ended."""
+"""How often an attempt is retried because the run was stopped. A machine may be shut down every day for weeks, but an
+attempt that kills its conductor must not run forever if something resumes the run each time."""
+MAX_IDLE_DEATHS = 4
+"""How many workers may die in succession without any attempt being started or ended."""
 TAKEN_OVER = 60.0
 _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 
 def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | None = None) -> Path:
-    """Plan it: after this it can be resumed from any process. The path of its ledger.
+    """Plan a run and return the path of its ledger. From then on any process can resume it.
 
-    Raises `ConsentRequired` where the suite asks for more than the user's own settings give a box, and the user has
-    not consented to that list. `trust` is that consent, and is recorded.
+    Raises `ConsentRequired` if the suite asks for more than the user's settings give a box, and the user has not
+    consented to it. `trust` gives that consent, and records it.
     """
     require_utf8(out.absolute(), "the output directory", "suite")
     require_utf8(plan.base, "the suite's directory", "suite")
@@ -93,7 +93,7 @@ def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | Non
         if plan.isolation == "shared":
             refuse_unshareable(suite.missions, plan.provider, chain)
         out.mkdir(parents=True, exist_ok=True)
-        with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
+        with locked(conductor_lock(out, plan.run_id)):  # without a ledger, its files look like those of a dead run
             return _create_run(plan, suite, files, out, clock)
 
 
@@ -110,7 +110,7 @@ def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: C
         check_pinned(plan.suite())
         consent.remember_plan(plan.run_id, plan_digest(plan))
     except BaseException:
-        remove_tree(work)  # without a ledger nobody would find it
+        remove_tree(work)  # nothing would find it without a ledger
         conductor_lock(out, plan.run_id).unlink()
         raise
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
@@ -124,8 +124,8 @@ def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: C
 
 
 def find_run(place: Path) -> tuple[Path, str]:
-    """The output directory and the id of the run that `place` names: its directory, its ledger, or an `out`."""
-    if place.name in ("", ".."):  # here, or above
+    """Return the output directory and the id of the run that `place` names by its directory, ledger or output."""
+    if place.name in ("", ".."):  # `.` or `..`
         place = place.resolve()
     if place.suffix == ".ledger":
         return place.parent, place.stem
@@ -133,12 +133,12 @@ def find_run(place: Path) -> tuple[Path, str]:
         return place.parent, place.name
     ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
     if not ledgers:
-        raise RunUnknown(f"there is no run at {place}", op="suite")
+        raise RunUnknown(f"no run at {place}", op="suite")
     return place, ledgers[-1].stem
 
 
 class Conductor:
-    """Conducts one run from wherever it is to its end. Only one can at a time."""
+    """Conducts one run from its current state to its end. Only one conductor can be active."""
 
     def __init__(self, out: Path, run_id: str, *, on_event: OnEvent | None = None, clock: Clock | None = None) -> None:
         self._out = out
@@ -155,15 +155,15 @@ class Conductor:
         self._waiting = Waiting(self._ledger, gate, out / run_id, self._tell, self._clock)
 
     def conduct(self, *, trust: bool = False) -> Path:
-        """Run what is missing, then commit. The path of the run's bundle. Interrupted, it can be resumed.
+        """Run the missing attempts, commit the run, and return the path of its bundle. Can be resumed if interrupted.
 
-        Raises `PlanUntrusted` unless the plan is the one that `create_run` recorded for this user; `trust` accepts
-        another, as it is now.
+        Raises `PlanUntrusted` unless the plan is the one that `create_run` recorded for this user; `trust` accepts the
+        current plan.
         """
         run_dir = self._out / self._run_id
-        with self._alone():
+        with self._exclusive():
             if (run_dir / INDEX).exists():
-                self._tidy_up()  # killed between the commit and this
+                self._tidy_up()  # the last conductor was killed after the commit
                 return run_dir
             self._require_known_plan(trust=trust)
             refuse_secrets(self._plan, os.environ)
@@ -174,10 +174,10 @@ class Conductor:
                 self._out, run_id=self._run_id, expected=expected, redactor=redactor, clock=self._clock
             )
             if run_dir.exists():
-                for name in expected:  # written last, from the ledger: killed among them, they are written anew
+                for name in expected:  # written last, from the ledger: after a kill they are written again
                     (run_dir / name).unlink(missing_ok=True)
-                bundle = bundle.taking_over(released=True)  # whoever conducts it is alone
-            # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
+                bundle = bundle.taking_over(released=True)  # this is the only conductor
+            # Not a `with`: after an exception or an interrupt the run must stay in progress, so that it can be resumed.
             bundle.__enter__()
             try:
                 self._close_torn(alive=(), stopped=True)
@@ -197,16 +197,16 @@ class Conductor:
             consent.remember_plan(self._run_id, digest)
         elif not consent.knows_plan(self._run_id, digest):
             raise PlanUntrusted(
-                f"the plan of {self._run_id} was not made here by you, or was changed since",
+                f"the plan of {self._run_id} was not created here by you, or has changed since",
                 op="suite",
                 fix_hints=[
                     "start a new run: proofbox suite run FILE",
-                    f"if you trust what it says: proofbox suite resume --trust {quote(str(self._out / self._run_id))}",
+                    f"if you trust the plan: proofbox suite resume --trust {quote(str(self._out / self._run_id))}",
                 ],
             )
 
     def _tidy_up(self) -> None:
-        """After the commit. May be repeated."""
+        """Clean up after the commit. Can be repeated."""
         consent.forget_plan(self._run_id)
         if self._ledger.about("committed") != "yes":
             self._ledger.set_about("committed", "yes")
@@ -218,12 +218,12 @@ class Conductor:
         self._ledger.close()
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(conductor_lock(self._out, self._run_id), wait=False))
             except BlockingIOError:
-                raise RunBusy(f"another process conducts {self._run_id}", op="suite") from None
+                raise RunBusy(f"another process is conducting {self._run_id}", op="suite") from None
             if not ledger_path(self._out, self._run_id).exists():
                 raise RunUnknown(f"{self._run_id} was removed", op="suite")
             yield
@@ -231,7 +231,7 @@ class Conductor:
     def _work(self) -> None:
         wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
         slots = -(-self._plan.concurrency // wanted)
-        in_vain = 0
+        idle_deaths = 0
         while True:
             counts = self._ledger.counts()
             if not counts["planned"] and not counts["claimed"]:
@@ -242,33 +242,34 @@ class Conductor:
             died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()
-            in_vain = in_vain + died if self._ledger.counts() == counts else 0
-            if in_vain > MOST_IN_VAIN:
-                raise WorkerLost("its workers die before they have done anything; what they said is above", op="suite")
+            idle_deaths = idle_deaths + died if self._ledger.counts() == counts else 0
+            if idle_deaths > MAX_IDLE_DEATHS:
+                raise WorkerLost("the workers die before they start an attempt; their output is above", op="suite")
 
     # Torn attempts and retries
 
     def _close_torn(self, alive: Iterable[str], *, stopped: bool = False) -> None:
-        """End what nobody works on any more, with what it had. A bundle that was committed counts as it is.
+        """End the attempts that no worker runs any more, with the evidence they left. Committed bundles count as is.
 
-        `stopped`: its worker died with a conductor of the run, this one or one before.
+        `stopped`: the worker died together with this conductor or an earlier one.
         """
         for attempt in self._ledger.torn(alive):
-            self._crew.kill(attempt.worker or "")  # alive, and silent for longer than its lease
+            self._crew.kill(attempt.worker or "")  # it may be alive with an expired lease
             mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEN_OVER)
             path = self._out / self._run_id / attempt.path
             redactor = redactor_of(self._plan, os.environ)
             ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
             self._ledger.end(mine, msgspec.structs.replace(ended, stopped=stopped and ended.infra == WorkerLost.code))
             remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
-            told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
-            self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
+            fields = ("claimed", "verified", "infra", "reason")
+            result = {name: getattr(ended, name) for name in fields}
+            self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **result})
 
     def _plan_retries(self) -> None:
-        """A new attempt for each infra failure that is worth one, naming it as its parent."""
+        """Plan a retry for each infrastructure failure that is worth one, with the failed attempt as its parent."""
         for attempt in self._ledger.to_retry():
             line = self._lineage(attempt)
-            if attempt.result is None or attempt.result.retry_after is None or not self._worth_it(line):
+            if attempt.result is None or attempt.result.retry_after is None or not self._should_retry(line):
                 continue
             root = line[0].id
             due = self._clock.now().timestamp() + pause([each.result for each in line])
@@ -277,20 +278,20 @@ class Conductor:
             self._ledger.plan(PlannedAttempt(again, *of, due, attempt.lane, attempt.interrupt))
 
     def _lineage(self, attempt: Attempt) -> list[Attempt]:
-        """The attempts at the same thing, the first one first, up to this."""
+        """Return the attempts at the same replicate, from the first to this one."""
         line = [attempt]
         while line[0].parent is not None:
             line.insert(0, self._ledger.attempt(line[0].parent))
         return line
 
-    def _worth_it(self, line: list[Attempt]) -> bool:
+    def _should_retry(self, line: list[Attempt]) -> bool:
         codes = [each.result.infra for each in line if each.result is not None]
         if codes[-1] == WorkerLost.code:
             stopped = sum(each.result.stopped for each in line if each.result is not None)
             return codes.count(WorkerLost.code) - stopped <= MOST_LOST and stopped <= MOST_STOPPED
         return counted_tries([each.result for each in line]) <= self._plan.retries
 
-    # The end
+    # Commit
 
     def _write(self, bundle: BundleWriter) -> None:
         attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
@@ -323,7 +324,7 @@ class Conductor:
         bundle.write_json(SUMMARY, msgspec.to_builtins(summary))
         bundle.withhold_secrets()
         if summary.status != "ok":
-            bundle.mark_partial("some attempts failed for reasons of the machinery")
+            bundle.mark_partial("some attempts failed because of the infrastructure")
 
 
 def _moment(seconds: float | None) -> datetime | None:

@@ -1,7 +1,7 @@
-"""The worker processes of a run: hired, heard, let go, and ended for good.
+"""The worker processes of a run: starts them, forwards their events, and stops them.
 
-A worker runs `proofbox.lab.run.worker` in a child interpreter (`core.interpreter`); each line that it writes to
-stdout is an event, which is passed on. The ledger decides which attempts there are and which worker has them.
+A worker runs `proofbox.lab.run.worker` in a child interpreter (`core.interpreter`). Each line that it writes to stdout
+is an event, which is forwarded. The ledger decides which attempts exist and which worker runs them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class EventForwarder:
-    """Tells events on, until that fails: the first failure is kept for whoever decides what follows from it."""
+    """Forwards events until the callback fails; keeps the first failure for `check`."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self._on_event = on_event
@@ -42,7 +42,7 @@ class EventForwarder:
                 self._failure = error
 
     def check(self) -> None:
-        """Raise what telling failed with, if it did."""
+        """Raise the callback's failure, if it failed."""
         if self._failure is not None:
             raise self._failure
 
@@ -58,16 +58,16 @@ class Crew:
         self._changed = threading.Event()
 
     def __iter__(self) -> Iterator[str]:
-        """The names of those that are there."""
+        """Return the names of the workers."""
         return iter(self._workers)
 
     def hire(self, wanted: int, slots: int, epoch: int) -> None:
-        """As many as are wanted, each for so many attempts at once."""
+        """Start workers until there are `wanted`, each with `slots` concurrent attempts."""
         while len(self._workers) < wanted:
             name = self._ids.new_id("worker")
             task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(slots), str(os.getpid()))
             child = module_child("proofbox.lab.run.worker", *task)
-            # In a session of its own: a terminal's Ctrl-C is for who conducts the run, who then ends its workers.
+            # In its own session: Ctrl-C in a terminal reaches only the conductor, which then stops its workers.
             worker = Popen(
                 child.argv,
                 cwd=child.cwd,
@@ -82,7 +82,7 @@ class Crew:
             self._readers.append(reader)
 
     def wait(self) -> int:
-        """Until an attempt or a worker has ended, or for a moment. Those that have died are gone then; how many."""
+        """Wait until an attempt or worker has ended, or briefly. Remove dead workers and return their number."""
         self._changed.wait(PATIENCE)
         self._changed.clear()
         dead = [name for name, worker in self._workers.items() if worker.poll() is not None]
@@ -91,14 +91,14 @@ class Crew:
         return len(dead)
 
     def kill(self, name: str) -> None:
-        """One that may not write any more. That it is not there is no error."""
+        """Kill a worker that must not write any more, if it exists."""
         worker = self._workers.pop(name, None)
         if worker is not None:
             worker.kill()
             worker.wait()
 
     def let_go(self) -> None:
-        """They see for themselves that all is done; what they still have to say is heard."""
+        """Wait for the workers to notice that all work is done and exit; their last events are still read."""
         for worker in self._workers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(PARTING)
@@ -114,8 +114,8 @@ class Crew:
 
     def _listen(self, worker: Popen[bytes]) -> None:
         if worker.stdout is None:
-            raise InternalError("a worker without a pipe", op="suite")
-        # To the end, whatever comes: a worker must never find that nobody listens.
+            raise InternalError("the worker has no stdout pipe", op="suite")
+        # Read to the end in any case, so that a worker never writes to a closed pipe.
         with worker.stdout:
             for line in worker.stdout:
                 event = _event(line)
@@ -127,9 +127,9 @@ class Crew:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """None: it was killed in the middle of one, or something else wrote there."""
+    """Parse an event; None for a line cut off by a kill, or written by something else."""
     try:
-        said = json.loads(line)
+        event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return event if isinstance(event, dict) else None

@@ -1,4 +1,4 @@
-"""What the machinery failed with, as an error of the tree: an attempt records it, and nobody else has to die of it."""
+"""Infrastructure failures as typed errors, and when to retry after one."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from proofbox.lab.run.ledger import Ended
 from proofbox.lab.run.limiter import LONGEST, SOON, growing
 
 MOST_PAST = 12
-"""How often a usage limit may name a reset that is past, since the last one to come, before it counts as a failure: the
-pauses grow to most of an hour together, which no clock that is kept at all is wrong by."""
+"""How many usage limits with a reset time in the past are tolerated, since the last one in the future, before they
+count as failures. The pauses add up to most of an hour, more than the error of any maintained clock."""
 
 
 def typed(error: Exception) -> ProofboxError:
-    """The error itself, where it is one of ours, also inside a group of several; else what it comes to."""
+    """Return the first ProofboxError, also from inside exception groups; otherwise wrap the error in one."""
     found = list(_single(error))
     for each in found:
         if isinstance(each, ProofboxError):
             return each
     first = found[0]
     if isinstance(first, OSError):
-        return IoFailed(f"the machine would not: {first}", op="attempt", details=_place(first))
+        return IoFailed(f"the operating system refused: {first}", op="attempt", details=_place(first))
     return InternalError(f"{type(first).__name__}: {first}", op="attempt", details=_place(first))
 
 
 def retry_after(infra: ProofboxError | None, clock: Clock) -> float | None:
-    """In how many seconds another try may go better; None: it would go the same. A model's word has its bounds."""
+    """Return the seconds after which a retry may succeed, bounded; None if a retry would fail in the same way."""
     if infra is None or not infra.retryable:
         return None
     if "resets_at" in infra.details:
-        said = max(SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
+        seconds = max(SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
     else:
-        said = max(0.0, float(infra.details.get("retry_after") or SOON))
-    return min(said, LONGEST)
+        seconds = max(0.0, float(infra.details.get("retry_after") or SOON))
+    return min(seconds, LONGEST)
 
 
 def pause(results: Sequence[Ended | None]) -> float:
-    """In how many seconds to try again, after these tries at one thing; it grows while no reset to come is named.
+    """Return the seconds until the next retry, given the results so far; grows while no future reset is named.
 
-    The gate of a credential does the same for all of its attempts. An agent with an account of its own has no gate.
+    The limiter does the same for all attempts of a credential. An agent with its own account has no limiter.
     """
     past = 0
     for each in reversed(results):
@@ -50,15 +50,16 @@ def pause(results: Sequence[Ended | None]) -> float:
             break
         past += 1
     last = results[-1]
-    said = 0.0 if last is None or last.retry_after is None else last.retry_after
-    return growing(past - 1) if past else said
+    wait = 0.0 if last is None or last.retry_after is None else last.retry_after
+    return growing(past - 1) if past else wait
 
 
 def counted_tries(results: Sequence[Ended | None]) -> int:
-    """How many of these tries at one thing count against the retries it has.
+    """Return how many of these results count against the number of retries.
 
-    A usage limit whose reset is to come does not: nothing was tried, and waiting for it is all there is to do. One that
-    names none may never be over, as of an account without credit. Workers that were lost are counted for themselves.
+    A usage limit with a reset in the future does not count: nothing was tried, and the only remedy is to wait. One
+    without a reset time counts, because it may never end, as for an account without credit. Lost workers are counted
+    separately.
     """
     count = past = 0
     for each in results:
@@ -77,7 +78,7 @@ def counted_tries(results: Sequence[Ended | None]) -> int:
 
 
 def _single(error: BaseException) -> Iterator[BaseException]:
-    """The errors of a group, those of groups in it too, in their order."""
+    """Yield the errors of a group in order, including those of nested groups."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield from _single(each)
@@ -86,6 +87,6 @@ def _single(error: BaseException) -> Iterator[BaseException]:
 
 
 def _place(error: BaseException) -> dict[str, str]:
-    """Where it was raised: for whoever reports it as a defect."""
+    """Return where the error was raised, for bug reports."""
     frames = traceback.extract_tb(error.__traceback__)
     return {"raised_at": f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"} if frames else {}

@@ -1,12 +1,13 @@
-"""The truth about a run's attempts: one SQLite file beside the run's directory, shared by all who work on it.
+"""The ledger of a run's attempts: one SQLite file next to the run's directory, shared by all its processes.
 
-An attempt is *planned*, then *claimed* by a worker that holds it by a lease, then *ended*. It is claimed once: a worker
-that dies leaves a torn attempt, which is ended as an infra failure, and what was lacking is planned anew as an attempt
-that names it as its parent. Nothing is ever taken back or deleted.
+An attempt is *planned*, then *claimed* by a worker that holds a lease on it, then *ended*. It is claimed only once: a
+worker that dies leaves a torn attempt, which is ended as an infrastructure failure. Its retry is planned as a new
+attempt that names the old one as its parent. Nothing is ever undone or deleted.
 
-A bundle commits before the ledger hears of it. Killed in between, the next to look finds a committed bundle for a
-claimed attempt, and enters it. Each conductor of a run (its start, and every resume) begins a new *epoch*: workers of
-an earlier one get no more attempts, and what they say of those that were taken from them is refused with `LeaseLost`.
+A bundle is committed before the ledger records it. If a worker is killed in between, the next process finds a committed
+bundle for a claimed attempt and records it. Each conductor of a run (its start, and every resume) begins a new *epoch*.
+Workers of an earlier epoch get no more attempts, and their updates to attempts that were taken from them are refused
+with `LeaseLost`.
 """
 
 from __future__ import annotations
@@ -60,54 +61,54 @@ CREATE INDEX attempt_again ON attempt (number) WHERE json_extract(result, '$.ret
 declare(
     SCHEMA,
     at="OUT/RUN.ledger",
-    meaning="Which attempts a run has, and what became of each: SQLite, with the tables below. The plan is in `about`.",
+    meaning="The attempts of a run and their results: SQLite, with the tables below. The plan is in `about`.",
     shape={"type": "string", "contentMediaType": "application/vnd.sqlite3", "description": _TABLES.strip()},
 )
 
 
-# What says nothing of the ledger: that it can't be reached or written, or that somebody holds it.
-_OF_THE_MACHINE = (
+# Errors that do not mean a damaged ledger: it cannot be reached or written, or is locked.
+_ENVIRONMENT_ERRORS = (
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM),
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM),
 )
 
 
 class PlannedAttempt(msgspec.Struct, frozen=True):
-    """An attempt to be made."""
+    """An attempt to add to the ledger."""
 
     id: str
     mission: str
     replicate: int
     parent: str | None = None
     not_before: float = 0.0
-    """Seconds since the epoch: a retry after a reset waits for it, without a worker."""
+    """Seconds since the epoch; a retry waits until then without occupying a worker."""
     lane: str = ""
-    """What it shares bounds with, `bound_lane`: names of lanes with spaces between."""
+    """Names of its lanes, separated by spaces; see `bound_lane`."""
     interrupt: bool = False
-    """It is to be ended, and not begun: as the try before it was to be."""
+    """End it without starting it, because an interrupt was requested for the attempt that it retries."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger knows of an attempt that has ended. The evidence is in its bundle."""
+    """What the ledger records about an ended attempt. The evidence is in its bundle."""
 
     claimed: Literal["success", "failure", "none"]
     verified: Literal["passed", "failed", "none"]
     infra: str | None
-    """The code of what failed in the machinery; None: nothing did."""
+    """The code of the infrastructure failure; None if nothing failed."""
     reason: str
     strategy: str
     index_sha256: str
-    """Of the bundle's index: what makes this record more than a word."""
+    """Digest of the bundle's index, which ties this record to the evidence."""
     retry_after: float | None = None
-    """For an infra failure that is worth another try: in how many seconds."""
+    """Seconds after which to retry an infrastructure failure; None if it is not retried."""
     reset_named: bool = False
-    """Of a usage limit: it was told when it resets, be that past."""
+    """Whether a usage limit named a reset time, even one in the past."""
     stopped: bool = False
-    """Of one whose worker was lost: the whole run was stopped, and it did not die by itself."""
+    """Whether the worker was lost because the whole run was stopped, and did not die by itself."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One row."""
+    """One row of the ledger."""
 
     number: int
     id: str
@@ -122,28 +123,28 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     not_before: float
     lane: str
     planned_at: float
-    """Seconds since the epoch, as the two below."""
+    """Seconds since the epoch, like the two below."""
     claimed_at: float | None
     ended_at: float | None
     result: Ended | None
 
     @property
     def given_up(self) -> bool:
-        """By a worker that lives, and writes no more of it."""
+        """Whether its worker, which is alive, gave it up and writes no more of it."""
         return self.worker == ""
 
     @property
     def path(self) -> str:
-        """Where its bundle is, relative to the run's directory: named after the epoch that claimed it."""
+        """The path of its bundle relative to the run's directory; it includes the epoch that claimed it."""
         return f"attempts/{self.id}.e{self.epoch}"
 
 
 class Ledger:
-    """Open in many processes at once. One object is for one process, and may be shared by its threads."""
+    """An open ledger. Many processes can have it open; the threads of a process may share one object."""
 
     def __init__(self, path: Path, *, clock: Clock | None = None, read_only: bool = False) -> None:
         if not path.exists():
-            raise RunUnknown(f"there is no ledger at {path}", op="ledger", fix_hints=["name a run's directory"])
+            raise RunUnknown(f"no ledger at {path}", op="ledger", fix_hints=["name the directory of a run"])
         self.path = path
         self._clock: Clock = clock or SystemClock()
         self._mutex = threading.RLock()
@@ -153,26 +154,26 @@ class Ledger:
                 undo.callback(self._db.close)
                 self._refuse_other_schema()
             except sqlite3.DatabaseError as error:
-                if error.sqlite_errorcode & 0xFF in _OF_THE_MACHINE:
-                    raise IoFailed(f"{path} can't be opened: {error}", op="ledger") from None
-                raise CorruptError(f"{path} is no ledger: {error}", op="ledger") from None
+                if error.sqlite_errorcode & 0xFF in _ENVIRONMENT_ERRORS:
+                    raise IoFailed(f"{path} cannot be opened: {error}", op="ledger") from None
+                raise CorruptError(f"{path} is not a ledger: {error}", op="ledger") from None
             undo.pop_all()
 
     def _refuse_other_schema(self) -> None:
         found = self.about("schema_version")
         if found != SCHEMA:
-            raise CorruptError(f"{self.path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
+            raise CorruptError(f"{self.path} has schema {found!r}; only {SCHEMA} is supported", op="ledger")
 
     @classmethod
     def create(
         cls, path: Path, about: dict[str, str], attempts: Iterable[PlannedAttempt], *, clock: Clock | None = None
     ) -> Ledger:
-        """Made whole under another name, then put in place: there is no ledger without its plan."""
+        """Create a ledger under a temporary name, then rename it, so that a ledger never exists without its plan."""
         clock = clock or SystemClock()
         now = clock.now().timestamp()
-        unborn = path.with_name(f".{path.name}.{os.getpid()}.new")
-        unborn.unlink(missing_ok=True)
-        db = _connect(unborn)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+        temporary.unlink(missing_ok=True)
+        db = _connect(temporary)
         try:
             with db:
                 db.executescript(_TABLES)
@@ -181,7 +182,7 @@ class Ledger:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             db.close()
-        os.rename(unborn, path)
+        os.rename(temporary, path)
         return cls(path, clock=clock)
 
     def __enter__(self) -> Self:
@@ -194,7 +195,7 @@ class Ledger:
         with self._mutex:
             self._db.close()
 
-    # What the run is
+    # The run
 
     def about(self, key: str) -> str:
         with self._mutex:
@@ -208,12 +209,12 @@ class Ledger:
             )
 
     def attempts(self) -> list[Attempt]:
-        """All of them, in the order they were planned."""
+        """Return all attempts in the order they were planned."""
         with self._mutex:
             return [_attempt(row) for row in self._db.execute("SELECT * FROM attempt ORDER BY number")]
 
     def attempt(self, id: str) -> Attempt:
-        """By its id, or an unambiguous beginning of it."""
+        """Return an attempt by its id or an unambiguous prefix of it."""
         with self._mutex:
             rows = self._db.execute("SELECT * FROM attempt WHERE id = ?", (id,)).fetchall()
             if not rows:
@@ -221,12 +222,12 @@ class Ledger:
                 rows = self._db.execute(begins, (len(id), id)).fetchall()
         if len(rows) != 1 or not id:
             what = "several attempts begin with" if rows else "there is no attempt"
-            hints = ["list them: proofbox attempt list RUN"]
+            hints = ["list the attempts: proofbox attempt list RUN"]
             raise AttemptUnknown(f"{what} {id[:80]!r}", op="attempt", fix_hints=hints)
         return _attempt(rows[0])
 
     def to_retry(self) -> list[Attempt]:
-        """Those whose result asks for another try, and that none names as its parent yet."""
+        """Return the attempts whose result asks for a retry that is not planned yet."""
         asks = (
             "SELECT * FROM attempt AS ended WHERE json_extract(result, '$.retry_after') IS NOT NULL"
             " AND NOT EXISTS (SELECT 1 FROM attempt WHERE parent = ended.id) ORDER BY number"
@@ -240,20 +241,20 @@ class Ledger:
         return {"planned": found.get("planned", 0), "claimed": found.get("claimed", 0), "ended": found.get("ended", 0)}
 
     def next_time(self) -> float | None:
-        """When the earliest of the planned attempts may start."""
+        """Return when the earliest planned attempt may start; None if none is planned."""
         with self._mutex:
             row = self._db.execute("SELECT min(not_before) FROM attempt WHERE state = 'planned'").fetchone()
         return None if row[0] is None else float(row[0])
 
-    # What happens to attempts
+    # Changes of attempts
 
     def plan(self, attempt: PlannedAttempt) -> None:
-        """One more. Planning the same again is no error: who was killed in between does so."""
+        """Add an attempt. Adding it again has no effect, so a conductor killed in between can repeat it."""
         with self._writing() as db:
             db.execute(_PLAN, _row(attempt, self._now()))
 
     def begin_epoch(self) -> int:
-        """What a conductor does first. Attempts that are claimed stay so until they are ended or taken over."""
+        """Begin the epoch of a new conductor. Claimed attempts stay claimed until they are ended or taken over."""
         with self._writing() as db:
             (epoch,) = db.execute(
                 "INSERT INTO about VALUES ('epoch', '1')"
@@ -262,11 +263,11 @@ class Ledger:
         return int(epoch)
 
     def bound_lane(self, lane: str, most: int) -> None:
-        """No more attempts of that lane are under way at once, whoever works on them."""
+        """Limit the number of concurrent attempts in a lane, over all workers."""
         self.set_about(f"lane {lane}", str(most))
 
     def claim(self, worker: str, epoch: int, lease: float) -> Attempt | None:
-        """Take the first planned attempt whose time has come; None where there is none."""
+        """Claim the first planned attempt that is due, or return None."""
         which = (
             "SELECT number FROM attempt WHERE state = 'planned' AND not_before <= :now"
             " AND NOT EXISTS (SELECT 1 FROM json_each(:full) WHERE instr(' ' || lane || ' ', ' ' || value || ' '))"
@@ -275,10 +276,10 @@ class Ledger:
         return self._claim(worker, epoch, lease, which)
 
     def claim_interrupted(self, worker: str, epoch: int, lease: float) -> Attempt | None:
-        """Take a planned attempt that is to be interrupted, to end it: that waits for no time and no lane."""
+        """Claim a planned attempt that is to be interrupted, in order to end it, regardless of its time and lanes."""
         which = "SELECT number FROM attempt WHERE state = 'planned' AND interrupt = 1 LIMIT 1"
         with self._mutex:
-            if self._db.execute(which).fetchone() is None:  # as nearly always: without a lock on the file
+            if self._db.execute(which).fetchone() is None:  # the usual case, without a lock on the file
                 return None
         return self._claim(worker, epoch, lease, which)
 
@@ -298,14 +299,14 @@ class Ledger:
         return _attempt(row)
 
     def _full_lanes(self) -> list[str]:
-        """Those with as many attempts under way as their bound."""
+        """Return the lanes that have reached their limit."""
         bounds = self._db.execute("SELECT substr(key, 6), value FROM about WHERE key GLOB 'lane *'").fetchall()
         claimed = self._db.execute("SELECT lane FROM attempt WHERE state = 'claimed'") if bounds else ()
         used = Counter(lane for row in claimed for lane in row["lane"].split())
         return [lane for lane, most in bounds if used[lane] >= int(most)]
 
     def heartbeat(self, worker: str, lease: float) -> list[str]:
-        """Keep this worker's attempts; the ids of those that are to be interrupted."""
+        """Renew the leases of this worker's attempts; return the ids of those to interrupt."""
         with self._writing() as db:
             db.execute(
                 "UPDATE attempt SET lease_until = ? WHERE worker = ? AND state = 'claimed'",
@@ -317,7 +318,7 @@ class Ledger:
         return [row[0] for row in rows]
 
     def enter_phase(self, attempt: Attempt, phase: str) -> None:
-        """For whoever watches. Refused with `LeaseLost` when the attempt is no longer this worker's."""
+        """Record the phase for observers. Raises `LeaseLost` if the attempt no longer belongs to this worker."""
         with self._writing() as db:
             changed = db.execute(
                 "UPDATE attempt SET phase = ? WHERE id = ? AND worker = ? AND state = 'claimed'",
@@ -326,7 +327,7 @@ class Ledger:
         _held(changed, attempt)
 
     def end(self, attempt: Attempt, result: Ended) -> None:
-        """Its bundle is committed: this makes it the one that counts. Saying the same again is no error."""
+        """Record the result of an attempt whose bundle is committed. Recording the same result again has no effect."""
         encoded = msgspec.json.encode(result).decode()
         with self._writing() as db:
             if self.attempt(attempt.id).result == result:
@@ -339,7 +340,7 @@ class Ledger:
         _held(changed, attempt)
 
     def give_up(self, attempt: Attempt) -> None:
-        """Its worker lives, writes no more of it, and could not end it: it is torn from here on."""
+        """Release an attempt that a living worker could not end and writes no more of. It is torn from then on."""
         with self._writing() as db:
             db.execute(
                 "UPDATE attempt SET worker = '', lease_until = 0 WHERE id = ? AND worker = ? AND state = 'claimed'",
@@ -347,7 +348,7 @@ class Ledger:
             )
 
     def interrupt(self, id: str) -> Attempt:
-        """Ask whoever runs it to stop it; of one that has ended and is to be tried again, that it is not."""
+        """Request that a running attempt is stopped, or that an ended one is not retried."""
         attempt = self.attempt(id)
         with self._writing() as db:
             db.execute(
@@ -359,7 +360,7 @@ class Ledger:
         return self.attempt(attempt.id)
 
     def torn(self, alive: Iterable[str]) -> list[Attempt]:
-        """Claimed attempts whose lease has run out, or whose worker is not among those `alive`."""
+        """Return claimed attempts whose lease has expired, or whose worker is not in `alive`."""
         living = set(alive)
         with self._mutex:
             rows = self._db.execute("SELECT * FROM attempt WHERE state = 'claimed' ORDER BY number").fetchall()
@@ -367,9 +368,9 @@ class Ledger:
         return [_attempt(row) for row in rows if row["lease_until"] < now or row["worker"] not in living]
 
     def take_over(self, attempt: Attempt, worker: str, lease: float) -> Attempt:
-        """Take a torn attempt away from its worker, whose word counts no more from here on.
+        """Take a torn attempt from its worker, whose later updates are refused.
 
-        Whoever does so has made sure that the worker is dead: two must not write into one bundle.
+        The caller must have made sure that the worker is dead: two processes must not write to one bundle.
         """
         with self._writing() as db:
             row = db.execute(
@@ -378,7 +379,7 @@ class Ledger:
                 (worker, self._now() + lease, attempt.id, attempt.worker),
             ).fetchone()
         if row is None:
-            raise LeaseLost(f"{attempt.id} was taken by another", op="ledger")
+            raise LeaseLost(f"{attempt.id} was taken over by another process", op="ledger")
         return _attempt(row)
 
     def _now(self) -> float:
@@ -391,8 +392,8 @@ class Ledger:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
                 self._db.execute("COMMIT")
-            except sqlite3.OperationalError as error:  # a full disk, or one who holds it for longer than we wait
-                raise IoFailed(f"{self.path} can't be written: {error}", op="ledger") from error
+            except sqlite3.OperationalError as error:  # a full disk, or a lock held for longer than the timeout
+                raise IoFailed(f"{self.path} cannot be written: {error}", op="ledger") from error
             finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
@@ -407,9 +408,9 @@ _PLAN = (
 def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
     if not changed.rowcount:
         raise LeaseLost(
-            f"{attempt.id} is no longer this worker's",
+            f"{attempt.id} no longer belongs to this worker",
             op="ledger",
-            fix_hints=["resume the run: the machine may have slept, or been too busy to renew the lease"],
+            fix_hints=["resume the run; the machine may have been suspended, or too busy to renew the lease"],
         )
 
 
@@ -438,13 +439,13 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """For one who changes nothing: evidence may be kept where nobody can.
+    """Connect without changing anything: evidence may be on read-only storage.
 
-    Readers of a WAL share memory by a file beside it. Where none can be made, the ledger is taken for one that nobody
-    changes, unless a log beside it has more than it has.
+    Readers of a WAL share memory through a file next to it. If that file cannot be created, the ledger is opened as
+    immutable, unless its WAL contains data.
     """
     if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK):
-        return _connect(path)  # and not by `mode=ro`, which leaves the log and the memory behind
+        return _connect(path)  # `mode=ro` would leave the WAL and its shared memory file behind
     log = Path(f"{path}-wal")
     still = not (log.exists() and log.stat().st_size)
     place = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if still else "")

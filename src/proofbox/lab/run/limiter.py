@@ -1,12 +1,12 @@
-"""How many attempts one credential may have under way, shared by every process of this user.
+"""Limits the concurrent attempts that use one credential, across all processes of this user.
 
-The number grows slowly while things go well and is halved by a rate limit, as in TCP's congestion control. A usage
-limit or a retry-after closes the gate until a known time, but never for longer than `LONGEST`: the time is a model's
-word. A model that names no time to come, again and again, is asked ever less often (`growing`). Nobody waits inside:
-`enter` says yes, or when to ask again, so that waiting holds neither a worker nor a box.
+The window grows slowly while attempts succeed and is halved by a rate limit, as in TCP congestion control. A usage
+limit or a retry-after closes the gate until a given time, but never for longer than `LONGEST`, because the time comes
+from a model. If a model repeatedly names no future reset, it is retried less and less often (`growing`). Callers never
+block: `enter` admits them or says when to ask again, so waiting occupies neither a worker nor a box.
 
-The state is a small file per credential, changed under a lock. Who died while inside is noticed by its pid and start
-time, and its place is given away.
+The state is a small file per credential, changed under a lock. A process that died is recognized by its pid and start
+time, and its slots are released.
 """
 
 from __future__ import annotations
@@ -33,68 +33,68 @@ FIRST = 4.0
 LEAST = 1.0
 ASK_AGAIN = 0.25
 PAUSE_UNKNOWN = 60.0
-"""Seconds a usage limit closes the gate for, where no reset time is known."""
+"""Seconds that a usage limit closes the gate if no reset time is known."""
 SOON = 1.0
-"""Seconds to wait for a reset that is past already, or was not named: clocks differ, and the next try may go well."""
+"""Seconds to wait for a reset that is past or was not named: clocks differ, and the next attempt may succeed."""
 LONGEST_PAST = 900.0
-"""Seconds that this grows to at most: often enough to notice that the limit is over."""
+"""The maximum of that growing pause: short enough to notice that the limit is over."""
 LONGEST = 8 * 86400.0
-"""Seconds that a gate is closed for at most. Limits are by the week at the longest, and a day covers a wrong clock."""
+"""The maximum number of seconds that a gate is closed: the longest limits are weekly, plus a day for a wrong clock."""
 
 
 def growing(before: int) -> float:
-    """The pause after a usage limit without a reset to come, where the `before` limits before it had none either."""
+    """Return the pause after the usage limit that follows `before` others, all without a future reset."""
     return min(LONGEST_PAST, SOON * 2.0 ** min(before, 32))
 
 
 class TakenSlot(msgspec.Struct, frozen=True):
-    """One place that is taken, and by which process."""
+    """A slot in use, and the process that uses it."""
 
     name: str
-    """The run's, the worker's, and a number."""
+    """The run, the worker, and a number."""
     process: dict[str, Any]
-    """Which process that is: pid, host, boot and start. Dead, it loses the place."""
+    """The process: pid, host, boot and start time. If it is dead, the slot is released."""
 
 
 @stored(SCHEMA, at="STATE/limits/CREDENTIAL.json")
 class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
-    """How many attempts may use one credential at once, shared by every process of the user."""
+    """How many attempts may use one credential concurrently, across all processes of the user."""
 
     schema_version: str = SCHEMA
     credential: str = ""
     """The endpoint, and the name of the variable that holds its key."""
     window: float = FIRST
-    """How many may be inside, rounded down. Grows slowly, and is halved by a rate limit."""
+    """The maximum number of slots, rounded down. Grows slowly, and is halved by a rate limit."""
     closed_until: float = 0.0
     """Seconds since the epoch."""
     why: str = ""
-    """What the gate was last closed for: rate limit or usage limit, and that it was cut short; empty: it never was."""
+    """Why the gate was last closed: rate limit or usage limit, and whether the time was capped; empty if never."""
     halved_at: float = 0.0
     """Seconds since the epoch; 0: never."""
     past: int = 0
-    """How many usage limits in a row named no reset to come. Each makes the next pause longer."""
+    """How many usage limits in a row named no future reset. Each makes the next pause longer."""
     inside: tuple[TakenSlot, ...] = ()
-    """Who is in."""
+    """The slots in use."""
 
 
 class ClosedGate(msgspec.Struct, frozen=True):
-    """A credential that nothing may use for a while."""
+    """A credential that may not be used for a while."""
 
     credential: str
     """The endpoint, and the name of the variable that holds its key."""
     until: str
     """When it may be used again."""
     why: str
-    """What closed it: rate limit or usage limit."""
+    """Why it is closed: rate limit or usage limit."""
     file: str
-    """What says so. Without it, the gate is open."""
+    """The state file. Deleting it opens the gate."""
 
     def __str__(self) -> str:
-        return f"{self.why}: nothing uses {self.credential or 'a credential'} until {self.until}"
+        return f"{self.why}: {self.credential or 'a credential'} is not used until {self.until}"
 
 
 def closed_gates(now: datetime, directory: Path | None = None) -> tuple[ClosedGate, ...]:
-    """Every credential of this user that is closed now."""
+    """Return every credential of this user that is closed now."""
     found = (_closed(path, now.timestamp()) for path in sorted((directory or limits_dir()).glob("*.json")))
     return tuple(each for each in found if each is not None)
 
@@ -114,12 +114,12 @@ def _closed(path: Path, now: float) -> ClosedGate | None:
 def _read(path: Path) -> LimiterState:
     try:
         return msgspec.json.decode(path.read_bytes(), type=LimiterState)
-    except (OSError, msgspec.DecodeError):  # a limit that is lost is found out again by the next refusal
+    except (OSError, msgspec.DecodeError):  # a lost limit is learned again from the next refusal
         return LimiterState()
 
 
 class Limiter:
-    """The gate of one credential, for one caller: a run, of which `most` attempts are under way at once."""
+    """The gate of one credential for one caller: a run with at most `most` concurrent attempts."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Limiter:
         clock: Clock | None = None,
         alive: Callable[[dict[str, Any]], bool | None] = is_alive,
     ) -> None:
-        """`credential` names one, such as the endpoint and the variable its key is in: never the key."""
+        """`credential` identifies it by the endpoint and the variable that holds the key, never by the key."""
         directory = directory or limits_dir()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = hashlib.sha256(credential.encode()).hexdigest()[:32]
@@ -144,13 +144,13 @@ class Limiter:
         self._alive = alive
 
     def enter(self, name: str, process: dict[str, Any]) -> float | None:
-        """None: you are in, and leave by `leave`. Else: in how many seconds to ask again."""
+        """Take a slot, to be released with `leave`, and return None; or return the seconds after which to ask again."""
         now = self._now()
         with self._changing() as change:
             state = change.state
             if state.closed_until > now:
                 return state.closed_until - now
-            # The window is for all callers together, and what one allows itself is for that one alone.
+            # The window applies to all callers together, the caller's own maximum only to itself.
             own = sum(each.name.startswith(f"{self._caller}/") for each in state.inside)
             if own >= self._most or len(state.inside) >= math.floor(state.window):
                 return ASK_AGAIN
@@ -162,13 +162,13 @@ class Limiter:
             change.to(inside=tuple(each for each in change.state.inside if each.name != self._named(name)))
 
     def went_well(self) -> None:
-        """One more fits for every full window that went well. More than a caller has under way it can't find out."""
+        """Grow the window by one per full window of successes, up to the caller's own maximum."""
         with self._changing() as change:
             window = change.state.window
             change.to(window=max(window, min(float(self._most), window + 1 / window)), past=0)
 
     def rate_limited(self, began: float, retry_after: float | None = None) -> None:
-        """Halve, once for all that were under way when it was halved: `began` is when this attempt started."""
+        """Halve the window, once for all attempts that were running then: `began` is when this attempt started."""
         now = self._now()
         with self._changing() as change:
             state = change.state
@@ -178,7 +178,7 @@ class Limiter:
                 self._close(change, now + retry_after, "rate limit")
 
     def usage_limited(self, resets_at: float | None) -> float:
-        """Closed until the reset; the time, in seconds since the epoch."""
+        """Close the gate until the reset; return the time in seconds since the epoch."""
         now = self._now()
         with self._changing() as change:
             state = change.state
@@ -187,13 +187,13 @@ class Limiter:
             if resets_at > now + SOON:
                 change.to(past=0)
                 return self._close(change, resets_at, "usage limit")
-            if state.closed_until > now:  # another that was under way has said so already: once for all of them
+            if state.closed_until > now:  # another running attempt has reported it: count it once
                 return state.closed_until
             change.to(past=state.past + 1)
-            return self._close(change, now + growing(state.past), "usage limit (no reset to come was named)")
+            return self._close(change, now + growing(state.past), "usage limit (no future reset time was given)")
 
     def closed(self) -> ClosedGate | None:
-        """Until when and why, if it is. Takes no lock: for who only tells of it."""
+        """Return until when and why the gate is closed, or None. Takes no lock, so it is only for display."""
         return _closed(self._path, self._now())
 
     def state(self) -> LimiterState:
@@ -203,7 +203,7 @@ class Limiter:
     def _close(self, change: _Change, until: float, why: str) -> float:
         latest = self._now() + LONGEST
         if until > latest:
-            until, why = latest, f"{why} (cut to {LONGEST / 86400:.0f} days: a later time was named)"
+            until, why = latest, f"{why} (cut to {LONGEST / 86400:.0f} days: a later time was given)"
         if until > change.state.closed_until:
             change.to(closed_until=until, why=why, credential=self._credential)
         return until
@@ -219,7 +219,7 @@ class Limiter:
         with locked(self._lock):
             state = _read(self._path)
             change = _Change(state)
-            # Later than any gate is closed by now: the clock was set back, or the file is not ours.
+            # A later time means that the clock was set back, or that the file was changed by something else.
             change.to(closed_until=min(state.closed_until, self._now() + LONGEST))
             change.to(inside=tuple(each for each in state.inside if self._alive(each.process) is not False))
             yield change

@@ -1,4 +1,4 @@
-"""What a run is to do, as its ledger keeps it: enough for any process, now or after a crash, to go on with it."""
+"""The plan of a run, stored in its ledger: everything a process needs to conduct or resume the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHORTEST_SECRET = 8
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Of secrets it holds the names alone."""
+    """The plan of a run. It contains the names of secrets, never their values."""
 
     run_id: str
     suite_name: str
@@ -50,9 +50,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     chain_origin: str
     strategy: str | None = None
-    """The first of the chain that could be used when the run was planned; None: that was not asked."""
+    """The first strategy of the chain that was usable when the run was planned; None if it was not checked."""
     skipped: dict[str, str] = {}
-    """Strategies of the chain before it that could not be used then, and why."""
+    """Earlier strategies of the chain that were not usable then, and why."""
     concurrency: int
     isolation: Isolation = "process"
     provider: str | None = None
@@ -61,15 +61,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     runtimes: dict[str, dict[str, Any]] = {}
     flags: dict[str, Any] = {}
     box_settings: Settings = Settings()
-    """The user's own defaults for boxes, as they were when the run was planned."""
+    """The user's defaults for boxes when the run was planned."""
     pinned: str | None = None
-    """Where copies of what the suite names are, once the run is planned."""
+    """The directory with copies of the files that the suite names, once the run is planned."""
     inputs: dict[str, str] = {}
-    """Of each of them, by the name it has in the suite, the digest."""
+    """The digest of each of these files, by its name in the suite."""
 
     @property
     def source_name(self) -> str:
-        """What the suite's file is called in the run's bundle."""
+        """The name of the suite file in the run's bundle."""
         return "suite.json" if self.suite_json else "suite.toml"
 
     def suite(self) -> Suite:
@@ -89,7 +89,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attempts_of(plan: Plan, suite: Suite, lanes: Mapping[str, Sequence[str]]) -> list[PlannedAttempt]:
-    """The first try at every replicate of every mission: all missions once, then all again."""
+    """Return the first attempt at every replicate of every mission: each mission once, then each again."""
     counts = {mission.id: plan.replicates or mission.replicates for mission in suite.missions}
     return [
         PlannedAttempt(f"{mission.id}.{replicate}", mission.id, replicate, lane=" ".join(lanes.get(mission.id, ())))
@@ -104,12 +104,12 @@ def ledger_path(out: Path, run_id: str) -> Path:
 
 
 def conductor_lock(out: Path, run_id: str) -> Path:
-    """Held by whoever plans, conducts or removes the run."""
+    """Return the lock held by the process that plans, conducts or removes the run."""
     return out / f".{run_id}.conductor"
 
 
 def is_conducted(out: Path, run_id: str) -> bool:
-    """Whether a process is at work on it."""
+    """Return whether a process is conducting the run."""
     lock = conductor_lock(out, run_id)
     try:
         if lock.exists():
@@ -117,7 +117,7 @@ def is_conducted(out: Path, run_id: str) -> bool:
                 return False
     except BlockingIOError:
         return True
-    except OSError:  # where nobody can write, nobody conducts
+    except OSError:  # a run on read-only storage has no conductor
         return False
     return False
 
@@ -127,22 +127,22 @@ def read_plan(ledger: Ledger) -> Plan:
 
 
 def plan_digest(plan: Plan) -> str:
-    """A digest of everything that the plan says."""
+    """Return a digest of the whole plan."""
     return sha256_hex(msgspec.json.encode(plan, order="deterministic"))
 
 
 def box_settings() -> Settings:
-    """The user's own defaults for boxes; those for agents are part of the plan already."""
+    """Return the user's defaults for boxes; those for agents are part of the plan already."""
     return msgspec.structs.replace(load_users(), strategies=(), runtimes={})
 
 
 def stores_of(ledger: Ledger) -> set[str]:
-    """The stores that were made for the run, as far as nothing else leads to them any more."""
+    """Return the stores that were created for the run and are recorded nowhere else."""
     return set(ledger.about(STORES).split())
 
 
 def note_stores(ledger: Ledger, stores: set[str]) -> None:
-    """So that they go with the run, whatever its attempts came to."""
+    """Record stores, so that they are removed with the run whatever the attempts' results."""
     ledger.set_about(STORES, " ".join(sorted(stores_of(ledger) | stores)))
 
 
@@ -177,34 +177,34 @@ def surroundings(
 
 
 def credential_of(plan: Plan) -> str | None:
-    """What a limit would be the limit of: the endpoint and the name of the variable with its key. None: no model."""
+    """Return what limits apply to: the endpoint and the name of the variable with its key; None without a model."""
     settings = plan.runtime_settings()
     registry = installed()
     for candidate in plan.parsed_chain().candidates:
         if candidate.strategy in registry.ids:
-            said = settings(registry.runtime(candidate.strategy))
-            if said.get("base_url") or said.get("api_key_env"):
-                return f"{said.get('base_url', '')} {said.get('api_key_env', '')}"
+            values = settings(registry.runtime(candidate.strategy))
+            if values.get("base_url") or values.get("api_key_env"):
+                return f"{values.get('base_url', '')} {values.get('api_key_env', '')}"
     return None
 
 
 def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
-    """Knows the exact secrets that this process could leak: the keys its settings name, and what is called a secret."""
+    """Return a redactor for the secrets this process could leak: keys named in settings, and secret-like variables."""
     keys = _key_names(plan)
-    # A shorter one is a word, as of `SIGNING_KEY=release`: evidence is full of words, and would be withheld.
+    # A shorter value is likely a word, as in `SIGNING_KEY=release`, and would redact ordinary text.
     long = {name: value for name, value in env.items() if name in keys or len(value) >= SHORTEST_SECRET}
     return Redactor.from_environment(long, keys)
 
 
 def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
-    """Refuse a suite that holds a secret known to this process: its text becomes part of the evidence.
+    """Refuse a suite that contains a secret known to this process, because its text becomes part of the evidence.
 
-    `files` has its prompts while they are not copied yet.
+    `files` provides its prompts as long as they are not copied.
     """
     suite = plan.suite()
     texts = [plan.suite_source.encode(), plan.chain.encode(), msgspec.json.encode(suite.missions)]
     for mission in suite.missions:
-        with contextlib.suppress(OSError, Unreadable):  # the attempt will say so
+        with contextlib.suppress(OSError, Unreadable):  # the attempt will report it
             if mission.prompt_file is not None and files is not None:
                 texts.append(files.read(files.find(mission.prompt_file), LARGEST_PROMPT).encode())
             elif mission.prompt_file is not None:
@@ -213,16 +213,16 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None 
         return
     found = [name for name in sorted(env) if any(map(redactor_of(plan, {name: env[name]}).contains_secret, texts))]
     raise SuiteInvalid(
-        f"the suite holds the value of {', '.join(found)}, and evidence must hold no secret",
+        f"the suite contains the value of {', '.join(found)}, but evidence must not contain secrets",
         op="suite",
         fix_hints=[
-            "take it out of the suite and its prompts",
-            f"if it is no secret: unset {' '.join(found)}",
+            "remove it from the suite and its prompts",
+            f"if it is not secret: unset {' '.join(found)}",
         ],
         details={"variables": found},
     )
 
 
 def _key_names(plan: Plan) -> list[str]:
-    said = [each.get("api_key_env") for each in (*plan.runtimes.values(), plan.flags)]
-    return [name for name in said if isinstance(name, str)]
+    names = [each.get("api_key_env") for each in (*plan.runtimes.values(), plan.flags)]
+    return [name for name in names if isinstance(name, str)]

@@ -1,4 +1,4 @@
-"""Whether this machine has room for one more attempt, and how much one takes."""
+"""Checks whether this machine has resources for another attempt, and how much disk space an attempt uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 LEAST_DISK = 512 << 20
 LEAST_SHARE = 0.1
-"""Of the file system, where that is less: on a small one so much may never be free, and a run would wait for ever."""
+"""The share of a small file system that must be free instead; `LEAST_DISK` might never be free there."""
 LEAST_MEMORY = 256 << 20
 ASK_AGAIN = 1.0
 LOOK_AGAIN = 0.2
@@ -17,11 +17,11 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def reason(directory: Path, meminfo: Path = Path("/proc/meminfo")) -> str:
-    """Why to wait before another is started; empty: nothing speaks against it."""
+    """Return why another attempt must wait; empty if it can start."""
     found = os.statvfs(directory)
     least = min(LEAST_DISK, int(found.f_blocks * found.f_frsize * LEAST_SHARE))
     if found.f_bavail * found.f_frsize < least:
-        return f"less than {least >> 20} MiB are free at {directory}"
+        return f"less than {least >> 20} MiB of disk space are free at {directory}"
     available = _available_memory(meminfo)
     if available is not None and available < LEAST_MEMORY:
         return f"less than {LEAST_MEMORY >> 20} MiB of memory are free"
@@ -29,25 +29,25 @@ def reason(directory: Path, meminfo: Path = Path("/proc/meminfo")) -> str:
 
 
 def size_of(directory: Path, enough: int) -> int:
-    """Bytes on disk below a directory, following nothing; counting ends when there are more than `enough`.
+    """Return the bytes on disk below a directory, without following links; stop counting above `enough`.
 
-    Somebody may be at work there: what is gone when its turn comes is not counted, and everything else is.
+    Other processes may change the directory meanwhile: entries that have disappeared are skipped, all others counted.
     """
-    with _Look(directory) as look:
-        while look.size <= enough and look.go_on():
+    with _Walk(directory) as walk:
+        while walk.size <= enough and walk.advance():
             pass
-        return look.size
+        return walk.size
 
 
 class _Level(NamedTuple):
     name: str
     itself: tuple[int, int]
     waiting: list[str]
-    """Directories in it that are still to be looked at."""
+    """Subdirectories that are not counted yet."""
 
 
-class _Look:
-    """Stands in one directory at a time: no depth takes more than one open file, and no path gets too long."""
+class _Walk:
+    """Walks a tree with one open directory at a time, so that neither depth nor path length is limited."""
 
     def __init__(self, directory: Path) -> None:
         self._top = os.path.abspath(directory)
@@ -55,7 +55,7 @@ class _Look:
         self._line: list[_Level] = []
         self.size = 0
 
-    def __enter__(self) -> _Look:
+    def __enter__(self) -> _Walk:
         self._go_down(self._top)
         return self
 
@@ -63,8 +63,8 @@ class _Look:
         if self._fd >= 0:
             os.close(self._fd)
 
-    def go_on(self) -> bool:
-        """Count what is in one more directory, or go back up from one; False: that was all."""
+    def advance(self) -> bool:
+        """Count one more directory, or return to its parent; False when done."""
         if self._line and self._line[-1].waiting:
             self._go_down(self._line[-1].waiting.pop())
         elif self._line:
@@ -73,31 +73,31 @@ class _Look:
         return bool(self._line)
 
     def _go_down(self, name: str) -> None:
-        if not self._stand(name):
+        if not self._open(name):
             return
         waiting: list[str] = []
         self._line.append(_Level(name, _identity(self._fd), waiting))
         with contextlib.suppress(OSError), os.scandir(self._fd) as found:
             for entry in found:
-                # Each by itself: one that is gone must not hide the others.
+                # Each entry by itself: one that has disappeared must not hide the others.
                 with contextlib.suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.name)
-                    # A file system that says nothing of its directories keeps them somewhere all the same. Without this
-                    # one who makes them faster than we can look would be looked at for ever.
+                    # Some file systems report no blocks for directories. Without a minimum, a process that creates them
+                    # faster than this counts would keep it running forever.
                     self.size += max(entry.stat(follow_symlinks=False).st_blocks, 1) * 512
 
     def _go_up(self) -> None:
-        if self._line and not self._stand("..", self._line[-1].itself):
-            # It was moved, or closed to us: down again from the top, as far as everything is where it was.
+        if self._line and not self._open("..", self._line[-1].itself):
+            # The parent was moved or became unreadable: descend again from the top, as far as the path is unchanged.
             line, self._line = self._line, []
             for level in line:
-                if not self._stand(level.name, level.itself):
+                if not self._open(level.name, level.itself):
                     break
                 self._line.append(level)
 
-    def _stand(self, name: str, itself: tuple[int, int] | None = None) -> bool:
-        """Stand in a directory, which is known by its name from here, or the top by its path."""
+    def _open(self, name: str, itself: tuple[int, int] | None = None) -> bool:
+        """Open a directory by its name in the current one, or the top by its path, and make it the current one."""
         try:
             fd = os.open(name, _DIRECTORY, dir_fd=None if name == self._top else self._fd)
         except OSError:

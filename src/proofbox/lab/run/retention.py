@@ -1,8 +1,8 @@
-"""What old runs leave on a disk, and taking it away: runs by age and size, and what interrupted processes left.
+"""Removes old runs by age and size, and what interrupted processes left.
 
-A run that is pinned, promoted, not committed or the latest stays, unless it is asked for by name. Nothing that a living
-process may be using is touched. A run's files are in stores of their own, outside its directory: they go with it, by
-what its evidence, its ledger and the workspaces in its work name, unless a workspace elsewhere has one of them too.
+A run that is pinned, promoted, uncommitted or the latest stays unless it is named explicitly. Nothing that a living
+process may be using is touched. The files of a run are in stores outside its directory. They are removed with it, as
+listed by its evidence, its ledger and its work directory, unless a workspace elsewhere uses the store too.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from proofbox.workspace.model import exact
 
 PIN_SUFFIX = ".pin"
 STARTING = 3600.0
-"""Seconds, for a session between its directory and its record. Seldom one: whatever is younger is left alone."""
+"""Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
 Kind = Literal["run", "work", "session", "schema_cache"]
 _RESUMABLE = "its run can be resumed"
 
 
 class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing on the disk, and why it goes or stays."""
+    """A removable item on disk, and why it is removed or kept."""
 
     kind: Kind
-    """`run`: evidence. `work`: what a run worked with. `session`: what is left of a sandbox's session.
-    `schema_cache`: what was learned of an agent's protocol."""
+    """`run`: evidence. `work`: working files of a run. `session`: what is left of a sandbox session.
+    `schema_cache`: cached schemas of an agent's protocol."""
     path: str
     path_b64: str | None = None
-    """The exact bytes, where the path is not UTF-8."""
+    """The exact bytes, if the path is not UTF-8."""
     bytes: int
-    """On the disk."""
+    """Size on disk."""
     free: bool
-    """It goes; of a dry run, it would."""
+    """Whether it is removed; in a dry run, whether it would be."""
     reason: str
     left: str = ""
-    """What of it is still there though it was to go, and why; empty: nothing."""
+    """What could not be removed, and why; empty if nothing."""
 
     @property
     def place(self) -> Path:
@@ -71,7 +71,7 @@ class RetentionRules(msgspec.Struct, frozen=True, kw_only=True):
     older_than: float | None = None
     """Seconds."""
     max_bytes: int | None = None
-    """Keep the newest runs up to this size in all."""
+    """Keep the newest runs up to this total size."""
     include_promoted: bool = False
     include_uncommitted: bool = False
 
@@ -83,7 +83,7 @@ class _Run(NamedTuple):
 
 
 def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionItem]:
-    """What is there, oldest first, and what would be freed."""
+    """List the items, oldest first, and what would be freed."""
     found: list[RetentionItem] = []
     if out.is_dir():
         found = list(_runs(out, rules, now))
@@ -92,7 +92,7 @@ def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionIte
 
 
 def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, ...]]:
-    """Take away what is to go. The bytes that were freed, and the items as they are now."""
+    """Remove the items marked `free`. Return the bytes freed, and the updated items."""
     freed = 0
     done = []
     for item in items:
@@ -104,7 +104,7 @@ def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, .
 
 
 def _still_there(item: RetentionItem) -> int:
-    """How much of it, once some of it could not be removed."""
+    """Return the size of the remaining files."""
     return min(item.bytes, size_of(item.place, item.bytes)) if item.place.is_dir() else item.bytes
 
 
@@ -117,7 +117,7 @@ def _collect(item: RetentionItem) -> RetentionItem:
     out = path.parent if item.kind == "run" else path.parent.parent
     lock = conductor_lock(out, path.name)
     try:
-        # Whoever plans, conducts or resumes the run has it. With it in our hands, nobody begins to.
+        # Any process that plans, conducts or resumes the run holds this lock, so none can start while we hold it.
         with locked(lock, wait=False):
             if item.kind == "work" and _is_resumable(out, path.name):
                 return msgspec.structs.replace(item, free=False, reason=_RESUMABLE)
@@ -125,10 +125,10 @@ def _collect(item: RetentionItem) -> RetentionItem:
             if not left and not ledger_path(out, path.name).exists():
                 lock.unlink()
     except BlockingIOError:
-        return msgspec.structs.replace(item, free=False, reason="a process is at work on it")
+        return msgspec.structs.replace(item, free=False, reason="in use by a process")
     except OSError as error:
         left = f"{path_fields(path.name)['path']}: {error.strerror}"
-    except ProofboxError as error:  # a damaged ledger or workspace: what can't be known is not taken away
+    except ProofboxError as error:  # a damaged ledger or workspace: keep what cannot be identified
         left = f"{path_fields(path.name)['path']}: {error.message}"
     return msgspec.structs.replace(item, left=left)
 
@@ -136,10 +136,10 @@ def _collect(item: RetentionItem) -> RetentionItem:
 def _collect_session(item: RetentionItem) -> RetentionItem:
     path = item.place
     left = ""
-    if path.parent != _session_place():
+    if path.parent != _sessions_dir():
         left = next((_remove(each) for each in abandoned_scratch() if each == path), "")
     elif SessionStore(path.parent).running(path.name):
-        return msgspec.structs.replace(item, free=False, reason="it runs")
+        return msgspec.structs.replace(item, free=False, reason="running")
     else:
         left = _remove(path)
         cgroups.sweep(cgroups.tree(), path.name)
@@ -147,7 +147,7 @@ def _collect_session(item: RetentionItem) -> RetentionItem:
 
 
 def _remove_work(path: Path) -> str:
-    """The stores of a run that is still there stay; those of one that is gone have nobody."""
+    """Remove a work directory, and its stores if the run itself no longer exists."""
     out = path.parent.parent
     stores = _forget_workspaces(out, path.name)
     gone = not ledger_path(out, path.name).exists() and not (out / path.name).exists()
@@ -156,7 +156,7 @@ def _remove_work(path: Path) -> str:
 
 
 def _forget_workspaces(out: Path, name: str) -> set[str]:
-    """Those in the work of a run; their stores, which its ledger knows from here on, if it has one."""
+    """Unregister the workspaces in a run's work directory; return their stores, which its ledger, if any, records."""
     found: set[str] = set()
 
     def note(stores: set[str]) -> None:
@@ -171,13 +171,13 @@ def _forget_workspaces(out: Path, name: str) -> set[str]:
 
 def _drop(stores: set[str]) -> str:
     left = [left for store in sorted(stores) for left in registry.drop_store(store)]
-    return f"its files' store: {left[0].reason}" if left else ""
+    return f"its store: {left[0].reason}" if left else ""
 
 
 def _remove_run(path: Path) -> str:
     stores = _forget_workspaces(path.parent, path.name) | _stores_of(path)
     in_store = _drop(stores)
-    # The evidence first: a ledger without its run says so, a run without its ledger would look whole.
+    # The evidence first: a ledger without its run reports that, but a run without its ledger would look complete.
     left = _remove(path)
     if left:
         return left
@@ -189,7 +189,7 @@ def _remove_run(path: Path) -> str:
 
 
 def _remove(path: Path) -> str:
-    """What of it could not be removed, and why: the first thing."""
+    """Remove a tree. Return the first path that could not be removed, and why."""
     for left in remove_tree(path):
         return f"{path_fields(os.path.join(path.name, left.path))['path']}: {left.reason}"
     return ""
@@ -207,10 +207,10 @@ def _runs(out: Path, rules: RetentionRules, now: datetime) -> Iterator[Retention
             over.add(run.path)
     for run in runs:
         old = rules.older_than is not None and _age(run.about, now) > rules.older_than
-        why = f"older than {rules.older_than:g} s" if old else "over the size" if run.path in over else ""
+        why = f"older than {rules.older_than:g} s" if old else "over the size limit" if run.path in over else ""
         stays = _protected(run, rules)
         free = bool(why) and not stays
-        yield _item("run", run.path, run.size, free, stays or why or "within the rules")
+        yield _item("run", run.path, run.size, free, stays or why or "within the limits")
 
 
 def _protected(run: _Run, rules: RetentionRules) -> str:
@@ -218,7 +218,7 @@ def _protected(run: _Run, rules: RetentionRules) -> str:
     if (out / f"{name}{PIN_SUFFIX}").exists():
         return "pinned"
     if run.about.latest:
-        return "the latest"
+        return "latest run"
     if run.about.state == "in_progress":
         return "in progress"
     if run.about.status is None and not rules.include_uncommitted:
@@ -229,7 +229,7 @@ def _protected(run: _Run, rules: RetentionRules) -> str:
 
 
 def _stores_of(run: Path) -> set[str]:
-    """The stores with the files of its attempts."""
+    """Return the stores with the files of its attempts."""
     found = set()
     for path in run.glob(f"attempts/*/{artifacts.FINAL_SNAPSHOT}"):
         with contextlib.suppress(OSError, CanonicalError, KeyError, TypeError):
@@ -244,14 +244,14 @@ def _age(run: ListedRun, now: datetime) -> float:
 
 
 def _work(out: Path, going: set[str]) -> Iterator[RetentionItem]:
-    """Workspaces, scratch and agents' homes of runs that are committed or gone: their conductor was killed. Someone may
-    have removed them, and not what the state directory has of their workspaces."""
+    """Yield work directories of runs that are committed or removed: their conductor was killed. The directory itself
+    may be gone, with its workspaces still registered in the state directory."""
     work = out / WORK
     real = os.path.realpath(work)
     names = {os.path.relpath(each.path, real).split("/")[0] for each in registry.registered_below(work)}
     for name in sorted(names.union(os.listdir(work) if work.is_dir() else ())):
         free = name in going or not _is_resumable(out, name)
-        reason = "its run goes" if name in going else "its run is committed or gone" if free else _RESUMABLE
+        reason = "its run is removed" if name in going else "its run is committed or removed" if free else _RESUMABLE
         place = work / name
         yield _item("work", place, size_of(place, 1 << 62) if place.exists() else 0, free, reason)
 
@@ -260,35 +260,35 @@ def _is_resumable(out: Path, name: str) -> bool:
     return ledger_path(out, name).exists() and not (out / name / INDEX).exists()
 
 
-def _session_place() -> Path:
+def _sessions_dir() -> Path:
     return state_dir() / "sessions"
 
 
 def _sessions(now: datetime) -> Iterator[RetentionItem]:
-    """What `session prune` would forget, but for what may be about to begin."""
-    place = _session_place()
+    """Yield what `session prune` would remove, except sessions that may be starting."""
+    place = _sessions_dir()
     store = SessionStore(place)
     for record in store.records():
         runs = store.running(record.id)
         path = place / record.id
-        yield _item("session", path, size_of(path, 1 << 62), not runs, "it runs" if runs else "it has ended")
+        yield _item("session", path, size_of(path, 1 << 62), not runs, "running" if runs else "ended")
     for path in (place / id for id in store.leftovers()):
         with contextlib.suppress(FileNotFoundError):
             old = now.timestamp() - path.stat().st_mtime > STARTING
             reason = "its start was interrupted" if old else "it may be starting"
             yield _item("session", path, size_of(path, 1 << 62), old, reason)
     for path in abandoned_scratch():
-        yield _item("session", path, size_of(path, 1 << 62), True, "a killed process left it")
+        yield _item("session", path, size_of(path, 1 << 62), True, "left by a killed process")
 
 
 def _caches() -> Iterator[RetentionItem]:
-    """Schemas of agents' protocols, one for each version ever met; the newest of each runtime is kept."""
+    """Yield cached protocol schemas, one per version of a runtime; the newest of each runtime is kept."""
     found = sorted(cache_dir().glob("*-schema-*.json"), key=lambda path: path.stat().st_mtime)
     newest = {path.name.split("-schema-")[0]: path for path in found}
     for path in found:
         stays = newest[path.name.split("-schema-")[0]] == path
         size = os.stat(path).st_blocks * 512
-        yield _item("schema_cache", path, size, not stays, "the newest" if stays else "made again when needed")
+        yield _item("schema_cache", path, size, not stays, "newest version" if stays else "recreated when needed")
 
 
 def _item(kind: Kind, path: Path, size: int, free: bool, reason: str) -> RetentionItem:

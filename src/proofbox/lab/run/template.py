@@ -1,4 +1,4 @@
-"""What every attempt at a mission begins with: the mission's files, made a workspace once, and forked for each."""
+"""The template of a mission: its files, imported into a workspace once and forked for each attempt."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ GIVEN = "given"
 """The mission's files as they were when the run was planned."""
 FORKS_OF_A_STORE = 25
 MOST_IDLE = 8
-"""Templates that a worker keeps open though nobody forks them: each holds two descriptors."""
+"""The maximum number of unused templates that a worker keeps open: each holds two descriptors."""
 
 
 class TemplateSource(msgspec.Struct, frozen=True, kw_only=True):
-    """What a template is made of, each over the one before it."""
+    """The parts of a template, each copied over the ones before it."""
 
     image: tuple[str, str] | None = None
-    """An image, and the directory of it."""
+    """An image, and a directory in it."""
     workspace: int | None = None
     """A descriptor of a directory or an archive."""
     name: str = ""
-    """The name of the workspace in errors."""
+    """The name of the workspace in error messages."""
     files: tuple[tuple[str, int | str], ...] = ()
-    """Places in it, and what goes there: a descriptor, or the target of a link."""
+    """Paths in the template and their content: a descriptor, or the target of a link."""
     skip: tuple[Identity, ...] = ()
-    """Directories that are left out, wherever they are: the output of the run itself."""
+    """Directories to leave out at any depth: the output of the run itself."""
 
 
 class Templates:
-    """The templates of one worker. A store opens in a time that grows with what happened in it, so that each holds the
-    attempts of one worker, and not too many of them."""
+    """The templates of one worker. The time to open a store grows with its history, so each store serves one worker and
+    a limited number of attempts."""
 
     def __init__(self, place: Path, owner: str, clock: Clock) -> None:
         self._place = place
@@ -57,17 +57,17 @@ class Templates:
         self._forks: Counter[str] = Counter()
         self._current: dict[str, tuple[Path, str]] = {}
         self._idle: list[tuple[Path, Workspace]] = []
-        """Open ones that nobody uses at the moment, the last used one last: opening costs as much as forking."""
+        """Open templates not in use, most recently used last: opening costs as much as forking."""
 
     def fork(self, mission: str, dest: Path) -> Workspace:
-        """A new workspace with the mission's files, its changes tracked."""
+        """Fork a new workspace with the mission's files, with change tracking."""
         template, snapshot = self._template(mission)
         with self._opened(template) as origin:
             return origin.fork(snapshot, dest, track=True)
 
     @contextlib.contextmanager
     def _opened(self, template: Path) -> Iterator[Workspace]:
-        """For one thread at a time."""
+        """Open a template for one thread at a time."""
         with self._lock:
             idle = next((each for each in reversed(self._idle) if each[0] == template), None)
             if idle is not None:
@@ -81,7 +81,7 @@ class Templates:
             self._idle.append((template, origin))
             oldest = self._idle.pop(0) if len(self._idle) > MOST_IDLE else None
         if oldest is not None:
-            with contextlib.suppress(OSError, WorkspaceError):  # another mission's: this one's fork is made
+            with contextlib.suppress(OSError, WorkspaceError):  # an unrelated template: this fork is complete
                 oldest[1].close()
 
     def _template(self, mission: str) -> tuple[Path, str]:
@@ -90,7 +90,7 @@ class Templates:
                 self._current.pop(mission, None)
                 given = self._place / mission / GIVEN
                 template = self._place / mission / f"{self._owner}.{self._made[mission]}"
-                self._made[mission] += 1  # also where it fails: what is left of one is in nobody's way
+                self._made[mission] += 1  # also after a failure, so that the next template gets a new path
                 self._current[mission] = template, make_template(given, template)
                 self._forks[mission] = 0
             self._forks[mission] += 1
@@ -98,7 +98,7 @@ class Templates:
 
 
 def make_template(source: Path, dest: Path) -> str:
-    """A workspace at `dest`, which is not there, with the files of `source`; the snapshot that forks start from."""
+    """Create a workspace at `dest`, which must not exist, with the files of `source`; return its first snapshot."""
     with opened(source) as given:
         fill(TemplateSource(workspace=given), dest)
     with Workspace.init(dest, track=False) as workspace:
@@ -106,8 +106,8 @@ def make_template(source: Path, dest: Path) -> str:
 
 
 def forget_workspaces(work: Path, note: Callable[[set[str]], None]) -> None:
-    """Templates, and what killed attempts had, are no workspaces any more. Their stores hold what attempts left, and
-    stay: `note` is told of them before nothing else leads there."""
+    """Unregister templates and the workspaces of killed attempts. Their stores hold what attempts left, and stay:
+    `note` receives them before the last reference is removed."""
     below = registry.registered_below(work)
     if below:
         note({each.store for each in below})
@@ -117,7 +117,7 @@ def forget_workspaces(work: Path, note: Callable[[set[str]], None]) -> None:
 
 
 def fill(source: TemplateSource, dest: Path) -> None:
-    """The files of a source, or none, in a directory that appears whole or not at all."""
+    """Create `dest` with the files of a source, or empty. It appears complete or not at all."""
     making = dest.with_name(f".{dest.name}.new")
     remove_tree(making)
     making.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def _fill(source: TemplateSource, dest: Path) -> None:
         unpack(Path(f"/dev/fd/{source.workspace}"), dest)
     except ArchiveRefused as error:
         raise SuiteInvalid(
-            f"{source.name} can't be unpacked: {error}",
+            f"{source.name} cannot be unpacked: {error}",
             op="suite",
-            fix_hints=["name a directory, or a tar or zip archive"],
+            fix_hints=["use a directory, or a tar or zip archive"],
         ) from error

@@ -1,6 +1,6 @@
-"""What a run waits for, told once until it changes: a gate, the time of the next try, room on the machine.
+"""Reports what a run waits for, once until it changes: a closed gate, the time of the next retry, or free resources.
 
-Workers wait for the same by themselves (`worker.py`); who conducts the run tells of it.
+Workers wait for the same conditions themselves (`worker.py`); the conductor reports them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from proofbox.lab.run.limiter import SOON, Limiter
 
 class Wait(msgspec.Struct, frozen=True):
     why: str
-    """Empty: the time of the next attempt has not come."""
+    """Empty if the next attempt is not due yet."""
     until: str | None = None
-    """None: nobody knows."""
+    """None if unknown."""
     begun: int = 0
-    """How many attempts were begun: when there is no room again after another was, it is told again."""
+    """How many attempts have started, so that a shortage after another start is reported again."""
 
 
 class Waiting:
@@ -33,28 +33,28 @@ class Waiting:
         self._run_dir = run_dir
         self._tell = tell
         self._clock = clock
-        self._told: Wait | None = None
+        self._reported: Wait | None = None
 
     def tell(self, claimed: int, ended: int) -> None:
-        """Tell of it, where it is new. So many attempts are under way, and so many have ended."""
+        """Report the current wait if it is new. `claimed` attempts are running, `ended` ones have ended."""
         wait = self._wait(claimed, ended)
-        if wait is None or wait == self._told:
+        if wait is None or wait == self._reported:
             return
         planned = [each for each in self._ledger.attempts() if each.state == "planned"]
         if planned:
-            self._told = wait
+            self._reported = wait
             first = min(planned, key=lambda each: (each.not_before, each.number))
             about = {"attempt_id": first.id, "mission_id": first.mission}
             until = {} if wait.until is None else {"until": wait.until}
             self._tell({"event": "waiting", **about, **until, "message": wait.why or self._after_what(first)})
 
     def _wait(self, claimed: int, ended: int) -> Wait | None:
-        """What keeps the next attempt from being started; None: nothing does for long."""
+        """Return what keeps the next attempt from starting; None if nothing does for long."""
         due = self._ledger.next_time()
         if due is None:
             return None
         closed = None if self._gate is None else self._gate.closed()
-        if closed is not None:  # maybe for days, and by another run
+        if closed is not None:  # possibly for days, and because of another run
             return Wait(str(closed), closed.until)
         if due > self._clock.now().timestamp() + SOON:
             return None if claimed else Wait("", _moment(due))
@@ -64,7 +64,7 @@ class Waiting:
     def _after_what(self, again: Attempt) -> str:
         before = None if again.parent is None else self._ledger.attempt(again.parent).result
         failed = "" if before is None else f" after {before.infra}"
-        return f"{again.id} is tried again{failed} at {_moment(again.not_before)}"
+        return f"{again.id} is retried{failed} at {_moment(again.not_before)}"
 
 
 def _moment(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""A process that takes attempts from a run's ledger and runs several at a time.
+"""A worker process: it claims attempts from a run's ledger and runs several concurrently.
 
-It dies with its conductor, and its boxes die with it. What it says on stdout, one JSON object a line, is for whoever
-watches; nothing rests on it.
+It dies with its conductor, and its boxes die with it. It writes progress events to stdout, one JSON object per line;
+nothing depends on them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEASE = 60.0
 BEAT = 1.0
 ASK_AGAIN = 0.05
 THREADS = 4
-"""Most that one attempt blocks at a time: a command, a snapshot, a look at its disk, a request."""
+"""The maximum number of threads that one attempt blocks: a command, a snapshot, a disk check, a request."""
 _PDEATHSIG = 1
 
 
@@ -45,7 +45,7 @@ class Worker:
         epoch: int,
         slots: int,
         ledger: Ledger,
-        around: RunContext,
+        context: RunContext,
         limiter: Limiter | None,
         clock: Clock,
     ) -> None:
@@ -53,7 +53,7 @@ class Worker:
         self._epoch = epoch
         self._slots = slots
         self._ledger = ledger
-        self._around = around
+        self._context = context
         self._limiter = limiter
         self._clock = clock
         self._process = process_identity()
@@ -65,8 +65,8 @@ class Worker:
         self._freed = anyio.Event()
 
     async def work(self) -> None:
-        """Until nothing is planned, and nothing is under way that may have to be tried again."""
-        # As many threads as all attempts at once can use, and others for what keeps them: none waits for another's.
+        """Work until no attempt is planned and none is running that may have to be retried."""
+        # Enough threads for all slots. Heartbeats and ledger calls have their own, so they never wait for an attempt.
         threads = current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, THREADS * self._slots)
         async with anyio.create_task_group() as tasks:
@@ -74,7 +74,7 @@ class Worker:
             while True:
                 try:
                     wait = await run_sync(self._next, limiter=self._asking)
-                except IoFailed:  # what is under way goes on
+                except IoFailed:  # running attempts continue
                     wait = BEAT
                 if wait is None:
                     break
@@ -83,29 +83,29 @@ class Worker:
                         await self._freed.wait()
                     continue
                 attempt, place = wait
-                watch = self._running[attempt.id] = self._watch(attempt)
+                control = self._running[attempt.id] = self._control_of(attempt)
                 if attempt.interrupt:
-                    watch.interrupt()
-                tasks.start_soon(self._run, attempt, watch, place)
+                    control.interrupt()
+                tasks.start_soon(self._run, attempt, control, place)
             tasks.cancel_scope.cancel()
-        if self._around.shared is not None:
-            await self._around.shared.close()
+        if self._context.shared is not None:
+            await self._context.shared.close()
 
     def _next(self) -> tuple[Attempt, str] | float | None:
-        """An attempt to run, and its place at the gate if it has one; or how long to wait; or None when all is done."""
+        """Return an attempt and its slot name; or seconds to wait; or None when everything is done."""
         interrupted = self._ledger.claim_interrupted(self._name, self._epoch, LEASE)
-        if interrupted is not None:  # it only ends: that takes no slot, no room, and nothing of the gate's
+        if interrupted is not None:  # it is only ended, which needs no slot, resources or model requests
             return interrupted, ""
         if len(self._running) >= self._slots:
             return BEAT
         due = self._ledger.next_time()
         if due is None:
-            # One of ours may have its end in the ledger and not yet have said so, nor told the gate what it learned.
+            # An attempt of this worker may have ended in the ledger, but not reported it or updated the limiter yet.
             return ASK_AGAIN if self._running or self._ledger.counts()["claimed"] else None
         early = due - self._clock.now().timestamp()
         if early > 0:
             return min(early, BEAT)
-        if pressure.reason(self._around.run_dir):
+        if pressure.reason(self._context.run_dir):
             return pressure.ASK_AGAIN
         self._entered += 1
         place = f"{self._name}/{self._entered}"
@@ -118,26 +118,26 @@ class Worker:
         finally:
             if attempt is None:
                 self._leave(place)
-        return ASK_AGAIN if attempt is None else (attempt, place)  # another worker was faster
+        return ASK_AGAIN if attempt is None else (attempt, place)  # None: another worker was faster
 
     def _leave(self, place: str) -> None:
         if self._limiter is not None and place:
-            with contextlib.suppress(OSError):  # then the place is free when this process ends
+            with contextlib.suppress(OSError):  # the slot is released when this process ends
                 self._limiter.leave(place)
 
-    async def _run(self, attempt: Attempt, watch: AttemptControl, place: str) -> None:
+    async def _run(self, attempt: Attempt, control: AttemptControl, place: str) -> None:
         began = self._clock.now().timestamp()
         try:
-            ended = await run_attempt(attempt, self._around, watch)
+            ended = await run_attempt(attempt, self._context, control)
             await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
-            with contextlib.suppress(OSError):  # what the gate does not hear now, it hears from the next
+            with contextlib.suppress(OSError):  # the limiter learns it from the next attempt
                 await run_sync(self._learn, ended, began, limiter=self._asking)
-            self._say(attempt, "ended", **_told(ended))
+            self._emit(attempt, "ended", **_result_fields(ended))
         except LeaseLost as error:
-            self._say(attempt, "lost", message=error.message)
-        except Exception as error:  # there is no bundle, or the ledger would not hear: the others go on
+            self._emit(attempt, "lost", message=error.message)
+        except Exception as error:  # no bundle, or the ledger failed: the other attempts continue
             self._given_up.append(attempt)
-            self._say(attempt, "lost", message=self._around.redactor.redact(typed(error).message))
+            self._emit(attempt, "lost", message=self._context.redactor.redact(typed(error).message))
         finally:
             del self._running[attempt.id]
             self._leave(place)
@@ -152,45 +152,45 @@ class Worker:
             self._limiter.usage_limited(resets)
         elif ended.infra == RateLimited.code:
             self._limiter.rate_limited(began, ended.retry_after)
-        elif ended.infra is None and ended.strategy:  # else no agent was begun
+        elif ended.infra is None and ended.strategy:  # otherwise no agent started
             self._limiter.went_well()
 
-    def _watch(self, attempt: Attempt) -> AttemptControl:
+    def _control_of(self, attempt: Attempt) -> AttemptControl:
         def on_state(state: State) -> None:
-            if state != "ended":  # that is said when the ledger has it
-                with contextlib.suppress(IoFailed):  # it is for whoever watches
+            if state != "ended":  # that event is sent once the ledger has it
+                with contextlib.suppress(IoFailed):  # only informs observers
                     self._ledger.enter_phase(attempt, state)
-                self._say(attempt, state)
+                self._emit(attempt, state)
 
         return AttemptControl(
             on_state,
-            lambda what: self._say(attempt, "activity", activity=what),
-            lambda spent: self._say(attempt, "tokens", tokens=spent),
+            lambda what: self._emit(attempt, "activity", activity=what),
+            lambda spent: self._emit(attempt, "tokens", tokens=spent),
         )
 
     async def _beat(self) -> None:
         while True:
-            with contextlib.suppress(IoFailed):  # a lease lasts for many beats
+            with contextlib.suppress(IoFailed):  # a lease lasts for many heartbeats
                 for id in await run_sync(self._renew, limiter=self._beating):
                     if id in self._running:
                         self._running[id].interrupt()
             await anyio.sleep(BEAT)
 
     def _renew(self) -> list[str]:
-        """Keep the attempts under way, but for those given up; the ids of those to be interrupted."""
+        """Renew the leases of running attempts and release those given up; return the ids of those to interrupt."""
         while self._given_up:
             self._ledger.give_up(self._given_up[0])
             del self._given_up[0]
         return self._ledger.heartbeat(self._name, LEASE)
 
-    def _say(self, attempt: Attempt, event: str, **more: Any) -> None:
+    def _emit(self, attempt: Attempt, event: str, **more: Any) -> None:
         line = {"event": event, "attempt_id": attempt.id, "mission_id": attempt.mission, **more}
-        with contextlib.suppress(BrokenPipeError):  # nothing rests on its being heard
+        with contextlib.suppress(BrokenPipeError):  # events are optional
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
 
 
-def _told(ended: Ended) -> dict[str, Any]:
+def _result_fields(ended: Ended) -> dict[str, Any]:
     names = ("claimed", "verified", "infra", "reason", "strategy")
     return {name: getattr(ended, name) for name in names}
 
@@ -198,15 +198,15 @@ def _told(ended: Ended) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     out, run_id, name, epoch, slots, conductor = argv
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(conductor):  # it died before we could ask to die with it
+    if os.getppid() != int(conductor):  # the conductor died before we could ask to die with it
         return
     clock = SystemClock()
     ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
     plan = read_plan(ledger)
     credential = credential_of(plan)
     limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
-    around = surroundings(plan, Path(out), name, clock=clock)
-    worker = Worker(name, int(epoch), int(slots), ledger, around, limiter, clock)
+    context = surroundings(plan, Path(out), name, clock=clock)
+    worker = Worker(name, int(epoch), int(slots), ledger, context, limiter, clock)
     anyio.run(worker.work)
 
 

@@ -1,9 +1,9 @@
-"""The files that a suite names, found once and opened through descriptors.
+"""Finds the files that a suite names, and opens them through descriptors.
 
 A suite may come from a stranger, and its paths may be absolute, lead upwards or go through links. A path is resolved
-when it is looked up; what lies outside the suite's directory is marked, and is read only after the user has consented
-to that resolved path. Files are opened along the resolved path without following any link, from a descriptor of the
-suite's directory (or of `/`, outside it), so that a link swapped in after the check leads nowhere else.
+when it is looked up; a file outside the suite's directory is marked, and is read only after the user has consented to
+the resolved path. Files are opened along the resolved path without following any link, from a descriptor of the suite's
+directory (or of `/`, outside it), so a link swapped in after the check has no effect.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class NamedFile(msgspec.Struct, frozen=True):
     """A file or directory that a suite names."""
 
     path: str
-    """As the suite writes it."""
+    """The path in the suite."""
     real: Path
-    """Absolute, and without links."""
+    """Absolute, with links resolved."""
     outside: bool
-    """Whether it lies outside the suite's directory."""
+    """Whether it is outside the suite's directory."""
     link: str | None = None
-    """The target of a link that is copied as a link, and not followed."""
+    """The target of a link that is copied as a link and not followed."""
 
 
 def paths_of(mission: Mission) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every path of this host that a mission names, after the field that names it."""
+    """Yield every path of this host that a mission names, with the field that names it."""
     for field in ("workspace", "prompt_file", "solution"):
         if (path := getattr(mission, field)) is not None:
             yield (field,), path
@@ -58,7 +58,7 @@ class SuiteFiles:
         self.base = Path(os.path.realpath(base))
         self._root = -1
         self._found: dict[tuple[str, bool], NamedFile] = {}
-        with suppress(OSError):  # without the directory, no file of it can be opened
+        with suppress(OSError):  # without the directory, no file in it can be opened
             self._root = os.open(self.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
@@ -72,9 +72,9 @@ class SuiteFiles:
             self._root = -1
 
     def find(self, path: str, *, keep_link: bool = False) -> NamedFile:
-        """Resolve a path of the suite; the same path is resolved once. Raises `Unreadable` for what is no path.
+        """Resolve a path of the suite, once. Raises `Unreadable` if it is not a valid path.
 
-        With `keep_link` a link of the suite's directory is found as the link that it is.
+        With `keep_link`, a link in the suite's directory is returned as a link.
         """
         key = (path, keep_link)
         if key not in self._found:
@@ -82,7 +82,7 @@ class SuiteFiles:
         return self._found[key]
 
     def named_by(self, mission: Mission) -> Iterator[tuple[tuple[str, ...], NamedFile]]:
-        """Yield everything that a mission names, after the field that names it."""
+        """Yield every file that a mission names, with the field that names it."""
         for field, path in paths_of(mission):
             yield field, self.find(path, keep_link=field[0] == "files")
 
@@ -90,18 +90,18 @@ class SuiteFiles:
         try:
             real = Path(os.path.realpath(self.base / path))
         except ValueError:
-            raise Unreadable("is no path: it holds a NUL") from None
+            raise Unreadable("is not a valid path: it contains a NUL") from None
         except OSError as error:
-            raise Absent(f"can't be looked at: {error.strerror}") from None
+            raise Absent(f"cannot be accessed: {error.strerror}") from None
         return NamedFile(path, real, not real.is_relative_to(self.base))
 
     def kind(self, found: NamedFile) -> str:
-        """Return `file` or `directory`, without opening it. Raises `Unreadable` for everything else."""
+        """Return `file` or `directory`, without opening it. Raises `Unreadable` for anything else."""
         return kind_of(found.real)
 
     @contextmanager
     def opened(self, found: NamedFile) -> Iterator[int]:
-        """Hold a descriptor of it, for reading. Raises `OSError`."""
+        """Open it for reading, and yield the descriptor. Raises `OSError`."""
         if found.outside:
             root, path = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), str(found.real)
         else:
@@ -123,7 +123,7 @@ class SuiteFiles:
             with self.opened(found) as fd, open(os.dup(fd), "rb") as file:
                 data = file.read(limit + 1)
         except OSError as error:
-            raise Absent(f"can't be read: {error.strerror}") from None
+            raise Absent(f"cannot be read: {error.strerror}") from None
         return decode(data, limit)
 
     def _find_link(self, path: str) -> NamedFile | None:
@@ -134,5 +134,5 @@ class SuiteFiles:
         try:
             with self.opened(folder) as fd:
                 return NamedFile(path, folder.real / name, False, os.readlink(name, dir_fd=fd))
-        except OSError:  # no link, or gone: opening it as a file says which
+        except OSError:  # not a link, or missing: opening it as a file reports which
             return None

@@ -1,4 +1,4 @@
-"""What the types of a suite can't say: names that are taken, files that aren't there, patterns that are none."""
+"""Checks what the types of a suite cannot express: duplicate names, missing files, invalid patterns."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from proofbox.workspace.capabilities.compiling import refuse_execute
 from proofbox.workspace.capabilities.grants import PRESETS, SIZE_LIMIT, parse
 
 LARGEST_PROMPT = 1 << 20
-DEEPEST = MAX_DEPTH // 2  # the records that repeat a part of a suite have it deeper, and a limit of their own
+DEEPEST = MAX_DEPTH // 2  # records that repeat a part of a suite nest it deeper and have a limit of their own
 LONGEST_NAME = 255
 MOST_GROUPS = 100
-"""Of one pattern: Python's compiler goes as deep into itself as they are nested."""
+"""The maximum in one pattern: Python's compiler recurses as deeply as they are nested."""
 _KINDS: Mapping[tuple[str, ...], tuple[str, ...]] = {("prompt_file",): ("file",), ("verify", "files"): ("directory",)}
-"""Of fields that must name one kind."""
+"""Fields that must name a file or a directory."""
 _FREE = ("prompt", "script", "expect", "title")
-"""Where a text is a text. All others become paths, words of commands and values of variables, which have no NUL."""
+"""Fields with free text. All other texts become paths, commands and variables, which cannot contain a NUL."""
 
 
 def check_values(values: dict[str, Any], problems: Problems) -> None:
-    """What no record could hold, wherever it stands, and whatever the types say."""
+    """Check for values that no record can hold, anywhere in the suite."""
     waiting: list[tuple[Path, Any]] = [((), values)]
     while waiting and not problems.enough:
         path, value = waiting.pop()
@@ -43,17 +43,15 @@ def check_values(values: dict[str, Any], problems: Problems) -> None:
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += [((*path, name), each) for name, each in inner]
             if any(isinstance(name, str) and "\0" in name for name in value) and not _is_free(path):
-                problems.say(path, f"{problems.shown(path) or 'the suite'} has a name with a NUL")
+                problems.say(path, f"{problems.shown(path) or 'the suite'} has a name that contains a NUL")
         elif isinstance(value, float) and not math.isfinite(value):
-            problems.say(path, f"{problems.shown(path)}: {value} is no number that can be used", "write a finite one")
+            problems.say(path, f"{problems.shown(path)}: {value} is not supported", "use a finite number")
         elif isinstance(value, int) and abs(value) > MAX_INTEGER:
-            problems.say(path, f"{problems.shown(path)}: the integer is outside ±(2**53-1)", "write it as a text")
+            problems.say(path, f"{problems.shown(path)}: the integer is outside ±(2**53-1)", "write it as a string")
         elif isinstance(value, datetime.date | datetime.time):
-            problems.say(
-                path, f"{problems.shown(path)}: a date or a time is none of the values here", "write it as a text"
-            )
+            problems.say(path, f"{problems.shown(path)}: dates and times are not supported", "write it as a string")
         elif isinstance(value, str) and "\0" in value and not _is_free(path):
-            problems.say(path, f"{problems.shown(path)} holds a NUL")
+            problems.say(path, f"{problems.shown(path)} contains a NUL")
 
 
 def _is_free(path: Path) -> bool:
@@ -63,20 +61,20 @@ def _is_free(path: Path) -> bool:
 def check_meaning(
     suite: SuiteFields | None, missions: Mapping[int, Mission], files: SuiteFiles | None, problems: Problems
 ) -> None:
-    """`missions` are by their place in the file. `files` is None where what they name was found before."""
+    """Check missions, given by their index in the file. `files` is None if their files were checked before."""
     seen: set[str] = set()
     for number, mission in missions.items():
         at: Path = ("mission", number)
         if problems.enough:
             return
         if mission.id in seen:
-            problems.say((*at, "id"), f"there are two missions {mission.id!r}", "give each its own id")
+            problems.say((*at, "id"), f"duplicate mission id {mission.id!r}", "ids must be unique")
         seen.add(mission.id)
         if mission.prompt is None and mission.prompt_file is None:
-            problems.say(at, f"mission {mission.id!r} needs prompt or prompt_file", "say what the agent is to do")
+            problems.say(at, f"mission {mission.id!r} needs prompt or prompt_file", "state the task for the agent")
         elif mission.prompt is not None and mission.prompt_file is not None:
             problems.say(
-                (*at, "prompt_file"), f"mission {mission.id!r} has prompt and prompt_file", "leave one of them out"
+                (*at, "prompt_file"), f"mission {mission.id!r} has both prompt and prompt_file", "remove one of them"
             )
         if files is not None:
             _check_files(mission, files, problems, at)
@@ -86,21 +84,21 @@ def check_meaning(
             if _leaves(condition.path) or not condition.names:
                 problems.say(
                     (*at, "expect", "file", index, "path"),
-                    f"{condition.path[:200]!r} is no path in the workspace",
-                    "write it from its root, without ..",
+                    f"{condition.path[:200]!r} is not a path in the workspace",
+                    "write it relative to the root of the workspace, without ..",
                 )
         for place in mission.files:
             if _leaves(place):
                 problems.say(
-                    (*at, "files", place), f"{place[:200]!r} is no place in the workspace", "write it from its root"
+                    (*at, "files", place), f"{place[:200]!r} is not a path in the workspace", "write it from its root"
                 )
         for field, places in (("files", mission.files), ("mounts", mission.verify.mounts)):
             for place in places:
                 if any(len(name.encode()) > LONGEST_NAME for name in place.split("/")) or len(place) > 1024:
-                    problems.say((*at, *(("verify",) * (field == "mounts")), field, place), "the place is too long")
+                    problems.say((*at, *(("verify",) * (field == "mounts")), field, place), "the path is too long")
         for path, command in _commands(mission, at):
             if not (command if isinstance(command, str) else "".join(command[:1])).strip():
-                problems.say(path, f"{problems.shown(path)} is an empty command", "say what to run, or leave it out")
+                problems.say(path, f"{problems.shown(path)} is an empty command", "add a command or remove it")
         for path, pattern in _patterns(mission, at):
             _check_pattern(path, pattern, problems)
 
@@ -110,9 +108,9 @@ def _leaves(place: str) -> bool:
 
 
 def _check_files(mission: Mission, files: SuiteFiles, problems: Problems, at: Path) -> None:
-    """That what the mission names is there, and of the kind that it must be. Nothing outside is opened."""
+    """Check that the files that a mission names exist and have the right kind. Nothing outside the suite is opened."""
     for path, value in paths_of(mission):
-        if path == ("capabilities",):  # checked with what it says
+        if path == ("capabilities",):  # checked with its content
             continue
         kinds = _KINDS.get(path, ("file", "directory"))
         wrong = ""
@@ -120,23 +118,23 @@ def _check_files(mission: Mission, files: SuiteFiles, problems: Problems, at: Pa
             found = files.find(value)
             kind = files.kind(found)
             if kind not in kinds:
-                wrong = f"is a {kind}, and must be a {kinds[0]}"
+                wrong = f"is a {kind} but must be a {kinds[0]}"
             elif path == ("prompt_file",) and not found.outside and not files.read(found, LARGEST_PROMPT):
                 wrong = "is empty"
         except Unreadable as why:
             wrong = str(why)
         if wrong:
-            problems.say((*at, *path), f"{value[:200]!r} {wrong}", f"paths start at {files.base}")
+            problems.say((*at, *path), f"{value[:200]!r} {wrong}", f"paths are relative to {files.base}")
 
 
 def _check_capabilities(
     suite: SuiteFields | None, mission: Mission, files: SuiteFiles | None, problems: Problems, at: Path
 ) -> None:
-    """They say what the network is, so nothing else may; and they bind one workspace, so a box must have one."""
+    """Check capabilities: they set the network, so nothing else may, and they apply to one workspace per box."""
     if mission.network is not None:
-        problems.say(at, "capabilities say what can be reached, and so does network", "leave one of them out")
+        problems.say(at, "capabilities and network both set the network", "remove one of them")
     if suite is not None and suite.isolation == "shared":
-        problems.say(at, "a process that attempts share can't be held to one's capabilities", 'isolation = "process"')
+        problems.say(at, "capabilities cannot be enforced in a process that attempts share", 'isolation = "process"')
     if files is None or mission.capabilities is None:
         return
     named = mission.capabilities
@@ -166,7 +164,7 @@ def capabilities_of(mission: Mission, files: SuiteFiles) -> Capabilities | None:
 
 
 def _usable_presets() -> str:
-    """Those that a box can keep."""
+    """Return a hint with the presets that a box can enforce."""
     found = []
     for name in PRESETS:
         with contextlib.suppress(CapabilitiesRefused):
@@ -186,9 +184,9 @@ def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[st
 def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
     if mission.expect.result is not None:
         yield (*at, "expect", "result"), mission.expect.result
-    for number, asked in enumerate(mission.expect.commands):
+    for number, condition in enumerate(mission.expect.commands):
         place = (*at, "expect", "commands", number)
-        yield ((*place, "match"), asked.match) if isinstance(asked, CommandCondition) else (place, asked)
+        yield ((*place, "match"), condition.match) if isinstance(condition, CommandCondition) else (place, condition)
     for number, each in enumerate(mission.expect.no_commands):
         yield (*at, "expect", "no_commands", number), each
     for number, command in enumerate(mission.verify.commands):
@@ -204,4 +202,4 @@ def _check_pattern(path: Path, pattern: str, problems: Problems) -> None:
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         why = str(error)
     if why:
-        problems.say(path, f"{problems.shown(path)} is no regular expression that can be used: {why}")
+        problems.say(path, f"{problems.shown(path)} is not a valid regular expression: {why}")

@@ -1,8 +1,8 @@
-"""What a suite names, copied and digested when a run is planned, so that no later change of it decides anything.
+"""Copies and digests the files that a suite names when a run is planned, so that later changes have no effect.
 
-The files that attempts begin with are copied as templates, and only digested here. Copied are the others: prompts,
-tests no agent sees, solutions, capabilities. Everything is read through the descriptors of
-`SuiteFiles`, and so through no link that was swapped in since.
+The files that attempts start with are copied as templates, and only digested here. The others are copied: prompts,
+tests that no agent sees, solutions, capabilities. Everything is read through the descriptors of `SuiteFiles`, so a link
+that was swapped in later is never followed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GIVEN = ("workspace", "files")
 
 @contextlib.contextmanager
 def source_of(mission: Mission, files: SuiteFiles, skip: tuple[Identity, ...]) -> Iterator[TemplateSource]:
-    """What a mission's template is made of, opened."""
+    """Open the sources of a mission's template."""
     in_docker = mission.provider == "docker"
     image = (mission.image, mission.workdir) if in_docker and mission.image and mission.workdir else None
     with contextlib.ExitStack() as stack:
@@ -53,8 +53,8 @@ def source_of(mission: Mission, files: SuiteFiles, skip: tuple[Identity, ...]) -
 
 
 def pin(suite: Suite, files: SuiteFiles, place: Path, skip: Collection[Identity]) -> dict[str, str]:
-    """Copy everything to where `suite.at` will look for it, with `place` as its `pinned`; the digest of each, and of
-    what templates are made of."""
+    """Copy everything to where `suite.at` looks for it if `place` is its `pinned`. Return the digest of each file,
+    including those that templates are made of."""
     named: dict[str, NamedFile] = {}
     given: dict[str, NamedFile] = {}
     for mission in suite.missions:
@@ -106,6 +106,6 @@ def _opened(files: SuiteFiles, found: NamedFile) -> Iterator[int]:
         try:
             fd = stack.enter_context(files.opened(found))
         except OSError as error:
-            problem = Problem(f"{found.path!r} can't be read: {error.strerror}")
+            problem = Problem(f"{found.path!r} cannot be read: {error.strerror}")
             raise invalid(str(files.base), [problem]) from None
         yield fd

@@ -1,7 +1,7 @@
-"""Where in a TOML text each key stands, so that a complaint can point at it.
+"""Finds the position of each key in a TOML text, for error messages.
 
-The text has been parsed by `tomllib` already, so it is valid: this reads only as much of the grammar as it takes to
-tell keys from values.
+`tomllib` has parsed the text already, so it is valid: this reads only as much of the grammar as needed to tell keys
+from values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Position(NamedTuple):
 
 
 def read_toml(text: str) -> tuple[dict[str, Any], dict[Path, Position]]:
-    """What it says, and where. Raises `tomllib.TOMLDecodeError`."""
+    """Return the values and their positions. Raises `tomllib.TOMLDecodeError`."""
     values = parse_toml(text)
     try:
         return values, key_positions(text)
@@ -36,7 +36,7 @@ def read_toml(text: str) -> tuple[dict[str, Any], dict[Path, Position]]:
 
 
 def key_positions(text: str) -> dict[Path, Position]:
-    """The place of every key and every element of an array, by its path in the parsed document."""
+    """Return the position of every key and array element, by its path in the parsed document."""
     return _Reader(text).read()
 
 
@@ -67,11 +67,11 @@ class _Reader:
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
         found = pattern.match(self._text, self._at)
         if found is None:
-            raise ValueError(f"no TOML at offset {self._at}")
+            raise ValueError(f"not valid TOML at offset {self._at}")
         return found
 
     def _key(self) -> list[tuple[str, int]]:
-        """The parts of a dotted key, each with where it begins."""
+        """Return the parts of a dotted key, each with its offset."""
         parts = []
         while True:
             found = self._match(_KEY)

@@ -1,4 +1,4 @@
-"""What is wrong with a suite or a task: each thing with its place, and all of them as one error."""
+"""Problems of a suite or a task, each with its position, and one error that reports them all."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from proofbox.errors import SuiteInvalid
 from proofbox.lab.suite.positions import Path, Position
 
 MOST = 100
-"""Of one file. A program that wrote it has told enough by then, and people have long stopped reading."""
+"""The maximum number reported per file."""
 
-# What `parse_toml` refuses has seldom a place of its own: these find it.
+# `parse_toml` rarely reports a position for these; the patterns find it.
 _LONG_NUMBER = re.compile(r"[0-9][0-9_]{1000,}")
 _DEEP = re.compile(r"(?:[\[{]\s*(?:[\w\"'.-]+\s*=\s*)?){20}")
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that is wrong, and where."""
+    """One problem and its position."""
 
     message: str
     """What is wrong."""
     line: int = 0
-    """In the file, from 1; absent: not known."""
+    """Line number, from 1; absent if unknown."""
     column: int = 0
-    """In that line, from 1."""
+    """Column number, from 1."""
     fix_hint: str = ""
-    """What to do about it; absent: the message says it all."""
+    """How to fix it; absent if the message says it."""
 
     def __str__(self) -> str:
         place = f"{self.line}:{self.column}: " if self.line else ""
@@ -40,8 +40,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problems:
-    """Those of one file, as they are found. `positions` say where each key stands; none for what is no TOML. `values`
-    are what it says, whatever that is: missions are called by their names."""
+    """Collects the problems of one file. `positions` maps keys to positions, None for JSON. `values` is the parsed
+    file, valid or not: missions are referred to by their ids."""
 
     def __init__(self, positions: Mapping[Path, Position] | None, values: Mapping[str, Any] | None = None) -> None:
         self._positions = positions
@@ -53,13 +53,13 @@ class Problems:
         return len(self.found) >= MOST
 
     def say(self, path: Path, message: str, hint: str = "") -> None:
-        """A complaint about what stands at `path`, or the nearest thing around it that has a place."""
+        """Report a problem with the value at `path`, at its position or that of the nearest enclosing value."""
         problem = Problem(message, *self._place(path), hint)
         if not self.enough and problem not in self.found:
             self.found.append(problem)
 
     def shown(self, path: Path) -> str:
-        """What stands at `path`, in words: `verify.commands[0] of mission 'answer'`."""
+        """Describe a path in words: `verify.commands[0] of mission 'answer'`."""
         rest, name = path[2:], self._mission(path)
         if name is None:
             return shown(path)
@@ -75,17 +75,17 @@ class Problems:
     def _place(self, path: Path) -> Position:
         if self._positions is None:
             return Position(0, 0)
-        around = (path[:n] for n in range(len(path), 0, -1))
-        return next((self._positions[each] for each in around if each in self._positions), Position(1, 1))
+        enclosing = (path[:n] for n in range(len(path), 0, -1))
+        return next((self._positions[each] for each in enclosing if each in self._positions), Position(1, 1))
 
 
 def shown(path: Path) -> str:
-    """A path as people write it: `mission[0].verify`."""
+    """Format a path as people write it: `mission[0].verify`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:80]}" for part in path).lstrip(".")
 
 
 def toml_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
-    """Why a text is no TOML, at its place."""
+    """Return why a text is not TOML, with the position."""
     message = re.sub(r" \(at .*\)$", "", str(error))
     if found := re.search(r"\(at line (\d+), column (\d+)\)", str(error)):
         return Problem(message, int(found[1]), int(found[2]))
@@ -97,7 +97,7 @@ def toml_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
 
 
 def json_problem(error: CanonicalError, text: str) -> Problem:
-    """Why a text is no JSON, at its place where that is known."""
+    """Return why a text is not JSON, with the position if known."""
     found = re.search(r" at character (\d+)$", str(error))
     return Problem(str(error)[: found.start()], *position(text, int(found[1]))) if found else Problem(str(error))
 
@@ -107,7 +107,7 @@ def position(text: str, offset: int) -> Position:
 
 
 def invalid(name: str, problems: list[Problem]) -> SuiteInvalid:
-    """The error for all of them, in the order of the file."""
+    """Return one error for all problems, in the order of the file."""
     problems = sorted(problems, key=lambda problem: (problem.line, problem.column))
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     return SuiteInvalid(

@@ -1,4 +1,4 @@
-"""Reading a suite's file: everything that is wrong with it, each with line, column and what may have been meant."""
+"""Reads a suite file, and reports all its problems, each with line, column and a suggestion."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     fields: SuiteFields
     missions: tuple[Mission, ...]
     base: FilePath
-    """Where relative paths start."""
+    """The directory that relative paths start from."""
     sha256: str
-    """Of the meaning, not the spelling: two files that say the same have the same."""
+    """Digest of the parsed content, independent of formatting."""
     source: str
     pinned: FilePath | None = None
-    """The directory with copies of what it names, made when a run was planned."""
+    """The directory with copies of the files that it names, made when a run was planned."""
 
     @property
     def id(self) -> str:
@@ -44,7 +44,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_comparable(self) -> dict[str, tuple[str, ...]]:
-        """Missions whose results must not be set beside those of the system they were written for, and why."""
+        """The missions whose results must not be compared with those of the system they were written for, and why."""
         found = {each.id: each.origin.not_comparable for each in self.missions if each.origin is not None}
         return {id: reasons for id, reasons in found.items() if reasons}
 
@@ -52,7 +52,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
         return next(mission for mission in self.missions if mission.id == id)
 
     def at(self, path: str) -> FilePath:
-        """Where something is that the suite names: as it was when the run was planned, once one is."""
+        """Return the path of a file that the suite names: the pinned copy, once a run is planned."""
         return self.base / path if self.pinned is None else self.pinned / pinned_name(path)
 
     def prompt_of(self, mission: Mission) -> str:
@@ -62,12 +62,12 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pinned_name(path: str) -> str:
-    """What the copy of something is called: a suite may name it by any path, upwards too."""
+    """Return the name of the copy of a file, derived from its path, which may lead anywhere."""
     return digest_of(path)[:32]
 
 
 def read_suite(path: FilePath, *, unpacking: bool = False) -> Suite:
-    """The suite, or `SuiteInvalid` with every problem found in it; with `unpacking` those of its archives, too."""
+    """Read a suite, or raise `SuiteInvalid` with every problem in it; `unpacking` also checks its archives."""
     try:
         text = read_text(path, SIZE_LIMIT)
     except Absent as why:
@@ -86,9 +86,9 @@ def parse_suite(
     pinned: FilePath | None = None,
     unpacking: bool = False,
 ) -> Suite:
-    """From its text. With `pinned` the files it names were found, and copied there, before."""
+    """Parse the text of a suite. With `pinned`, its files were checked and copied there before."""
     if text.startswith(BYTE_ORDER_MARK):
-        raise invalid(name, [Problem("it begins with a byte order mark", 1, 1, "save it as UTF-8 without one")])
+        raise invalid(name, [Problem("it starts with a byte order mark", 1, 1, "save it as UTF-8 without one")])
     try:
         values, positions = (parse_strict(text.encode()), None) if json else read_toml(text)
     except tomllib.TOMLDecodeError as error:
@@ -120,7 +120,7 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_parts(values: dict[str, Any], base: FilePath | None, problems: Problems, *, unpacking: bool) -> None:
-    """What the parts mean that have their shape: one that has not keeps nobody from hearing of the others."""
+    """Check the parts that have the right shape, so that a malformed part does not hide problems of the others."""
     suite = _converted(values.get("suite"), SuiteFields)
     defaults = values.get("defaults", {})
     if _converted(defaults, MissionFields) is None:
@@ -131,7 +131,7 @@ def _check_parts(values: dict[str, Any], base: FilePath | None, problems: Proble
         mission = _converted({**defaults, **each}, Mission) if isinstance(each, dict) else None
         if mission is not None:
             found[number] = mission
-    if base is None:  # asked when the run was planned: it is not a new reason why its results can't be read
+    if base is None:  # files were checked when the run was planned; its results must stay readable
         check_meaning(suite, found, None, problems)
         return
     with SuiteFiles(base) as files:

@@ -1,6 +1,6 @@
-"""What those who run a mission would refuse of it, asked before anything runs: each of them by its own rules.
+"""Checks before a run what providers, runtimes and policies would refuse during it, using their own rules.
 
-An attempt with a provider that nobody has, or a script that can't be played, would fail as one of the machinery's.
+An attempt with an unknown provider or an invalid script would otherwise end as an infrastructure failure.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from proofbox.workspace.tools.registry import TOOLS
 
 
 def check_provider(name: str) -> None:
-    """Raises `ProviderUnknown`, with the nearest name that is known."""
+    """Raise `ProviderUnknown`, with the nearest known name, if there is no such provider."""
     if name != AUTO:
         provider_named(name)
 
 
 def refuse_idle(chain: Chain, strategy: str, missions: Sequence[Mission]) -> None:
-    """Raise `StrategyUnavailable` where the scripted agent would run for want of another, with nothing to play.
+    """Raise `StrategyUnavailable` if the scripted agent would run only as a fallback, without a script.
 
     It would do nothing, and every mission would look like the failure of an agent.
     """
@@ -54,9 +54,9 @@ def refuse_idle(chain: Chain, strategy: str, missions: Sequence[Mission]) -> Non
         return
     more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
     raise StrategyUnavailable(
-        f"no agent is chosen, and the scripted one has nothing to play: mission {idle[0]}{more} has no script",
+        f"no agent is selected, and the scripted one has no script for mission {idle[0]}{more}",
         op="strategy",
-        fix_hints=["name an agent: --strategies ID", "see which there are: proofbox runtime list"],
+        fix_hints=["select an agent: --strategies ID", "list the agents: proofbox runtime list"],
     )
 
 
@@ -96,7 +96,7 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
 
 
 def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: Path) -> None:
-    """That the archive its attempts begin with can be unpacked: by unpacking it. One outside is left alone."""
+    """Check that a mission's workspace archive can be unpacked, by unpacking it. One outside the suite is skipped."""
     found = None if mission.workspace is None else files.find(mission.workspace)
     if mission.workspace is None or found is None or found.outside or not found.real.is_file():
         return
@@ -107,18 +107,18 @@ def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: P
         except ArchiveRefused as error:
             why = str(error)
         except OSError as error:
-            why = f"here, {error.strerror}"
+            why = f"{error.strerror}"
         else:
             return
     problems.say(
         (*at, "workspace"),
-        f"{mission.workspace[:200]!r} can't be unpacked: {why}",
-        "name a directory, or a tar or zip archive",
+        f"{mission.workspace[:200]!r} cannot be unpacked: {why}",
+        "use a directory, or a tar or zip archive",
     )
 
 
 def _check_strategies(chain: tuple[str, ...], problems: Problems, at: Path) -> None:
-    """A chain may name what only another machine has, as long as something of it is here before it ends."""
+    """Check a chain. It may name strategies that only another machine has, if one of it is available here."""
     known = installed()
     before = len(problems.found)
     for number, word in enumerate(chain):
@@ -154,24 +154,24 @@ def _check_provider(name: str, problems: Problems, at: Path) -> None:
         problems.say(at, error.message, error.fix_hints[0])
 
 
-def _check_variable(said: str, problems: Problems, at: Path) -> None:
-    name = said.partition("=")[0]
+def _check_variable(entry: str, problems: Problems, at: Path) -> None:
+    name = entry.partition("=")[0]
     try:
         check_name(name)
     except EnvPolicyRefused as error:
         problems.say(at, error.message, "; ".join(error.fix_hints))
         return
     if is_blocked(name):
-        problems.say(at, f"{name} does not enter a box: its name is on the block list", "leave it out")
+        problems.say(at, f"{name} is not passed to a box: its name is on the block list", "remove it")
 
 
-def _check_step(said: dict[str, Any], problems: Problems, at: Path) -> None:
+def _check_step(table: dict[str, Any], problems: Problems, at: Path) -> None:
     before = len(problems.found)
-    Shape(problems).visit(ScriptStep, said, at)
+    Shape(problems).visit(ScriptStep, table, at)
     if len(problems.found) > before:
         return
-    step = msgspec.convert(said, ScriptStep)
+    step = msgspec.convert(table, ScriptStep)
     if wrong := wrong_with(step):
         problems.say((*at, wrong.field), f"{problems.shown(at)}: {wrong.message}", wrong.hint)
     elif step.tool is not None and step.tool not in TOOLS:
-        problems.say((*at, "tool"), f"there is no tool {step.tool[:80]!r}", nearest(step.tool, TOOLS))
+        problems.say((*at, "tool"), f"unknown tool {step.tool[:80]!r}", nearest(step.tool, TOOLS))

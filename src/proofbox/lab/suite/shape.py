@@ -1,4 +1,4 @@
-"""The shape of a suite: parsed values held against the types of `spec.py`."""
+"""Checks the shape of a suite: compares parsed values with the types of `spec.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _fields(struct: type[msgspec.Struct]) -> dict[str, FieldInfo]:
 
 
 class Shape:
-    """Finds all that does not fit, not the first alone."""
+    """Reports every value that does not fit its type, not only the first."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
@@ -48,7 +48,7 @@ class Shape:
 
     @staticmethod
     def _elsewhere(struct: type[msgspec.Struct], name: str) -> str:
-        """Where a field belongs that `[suite]` or a document does not have, and missions do."""
+        """Return a hint for a field that is valid in another table."""
         if struct in (SuiteFields, SuiteDocument) and name in _fields(MissionFields):
             return f"write it in [defaults] for every mission, or in a [[mission]]: {name} = ..."
         if struct in (SuiteDocument, MissionFields) and name in _fields(SuiteFields):

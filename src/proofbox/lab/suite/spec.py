@@ -1,4 +1,4 @@
-"""What a suite is: a TOML file of missions. JSON is taken where a program writes it.
+"""The specification of a suite: a TOML file of missions, or a JSON file if a program writes it.
 
     [suite]
     id = "first"
@@ -23,79 +23,80 @@ from proofbox.core.size import PATTERN, megabytes
 SCHEMA = "proofbox.suite/1"
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$")]
-"""What names files and directories of the run: lower case, digits, and `.`, `_`, `-` between them."""
+"""A name that is used for files and directories of the run: lower case, digits, and `.`, `_`, `-` between them."""
 GuestPath = Annotated[str, msgspec.Meta(pattern=r"^(?:/(?!\.\.?(?:/|$))[^/\0:]+)+$")]
 """An absolute path in a box, below its root."""
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Amount = Count | Annotated[str, msgspec.Meta(pattern=PATTERN)]
-"""Of memory or disk space: a number of MB, or text with a unit."""
+"""An amount of memory or disk space: a number of MB, or text with a unit."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
 Isolation = Literal["process", "shared"]
 
 
 class VerifyCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One command of a verifier. It passes when it exits as expected and, if `stdout` is given, says so.
+    """One command of a verifier. It passes if it exits with the expected code and, if `stdout` is set, prints a match.
 
-    An exit code alone can be had by ending the process early, from inside code that it imports; a line that is printed
-    at the end can't be had that way without being written for it.
+    Code that a command imports can fake an exit code by ending the process early; a required line at the end of the
+    output cannot be faked that way, only by code written for it.
     """
 
     run: str | tuple[str, ...]
     """A line for `/bin/sh`, or a program and its arguments."""
     exit_code: int = 0
-    """What it must exit with."""
+    """The expected exit code."""
     stdout: str | None = None
-    """A regular expression (RE2's dialect as far as Python's `re` has it) that some line of the output must match."""
+    """A regular expression that a line of the output must match (RE2 syntax as far as Python's `re` supports it)."""
 
 
 class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides, after the agent is gone: commands in a fresh box over its final files.
+    """Commands that decide the result after the agent has ended, in a fresh box on its final files.
 
-    `files` is a directory laid over them, which the agent never saw; it may overwrite anything. `take` limits what is
-    taken of the agent's work (the rest is the workspace as it was given). `protect` are paths that programs load by
-    themselves: what the agent planted or changed there is put back before anything runs, and reported.
+    `files` is a directory copied over them, which the agent never saw; it may overwrite anything. `take` limits which
+    of the agent's changes are kept (the rest is as it was given). `protect` are paths that programs load
+    automatically: what the agent created or changed there is restored before anything runs, and reported.
     """
 
     commands: tuple[str | tuple[str, ...] | VerifyCommand, ...] = ()
     """Run in this order, up to the first that does not pass; a plain one passes with exit code 0."""
     files: str | None = None
-    """A directory that is laid over the agent's files, and that it never saw."""
+    """A directory that is copied over the agent's files and that the agent never saw."""
     take: tuple[str, ...] = ()
-    """Globs of what is taken of the agent's work; empty: all of it."""
+    """Globs of the agent's changes to keep; empty: keep all of them."""
     protect: tuple[str, ...] | None = None
-    """Globs of paths that are restored to their given state before any command runs. None: the hooks and configuration
-    that the test runners in `commands` load."""
+    """Globs of paths that are restored to their original content before any command runs. None: the hooks and
+    configuration files that the test runners in `commands` load."""
     timeout: Seconds = 300.0
-    """Seconds, for all commands together."""
+    """Seconds for all commands together."""
     mounts: dict[GuestPath, str] = {}
-    """Places in the verifier's box, and the files or directories of which it has a copy there."""
+    """Paths in the verifier's box, and the files or directories that are copied there."""
     sha256: dict[GuestPath, str] = {}
-    """Of directories among them the digest by `task_tree.py`: changed since, they are not used."""
+    """Digests of mounted directories, computed by `task_tree.py`; a directory that has changed is not used."""
     env: dict[str, str] = {}
-    """Variables of its commands."""
+    """Environment variables of its commands."""
     reward: GuestPath | None = None
-    """A directory, empty at first, in which the commands leave a number: `reward.txt`, or `reward.json` with an object
-    of numbers. Then that decides, and not how they exit: 1.0 or more is passed, less is failed, no number is none."""
+    """A directory, initially empty, where the commands write a reward: `reward.txt` with a number, or `reward.json`
+    with an object of numbers. The reward then decides instead of exit codes: 1.0 or more is passed, less is failed, and
+    without a valid number the result is unknown."""
     network: str | None = None
-    """Of the verifier's box; None: the provider's default, which is none where it can be enforced."""
+    """The network of the verifier's box. None: the provider's default, which is no network if that can be enforced."""
 
 
 class FileCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must hold of one file of the final tree."""
+    """Conditions on one file of the final tree."""
 
     path: Text
-    """From the root of the final tree. Links are not followed."""
+    """Relative to the root of the final tree. Links are not followed."""
     exists: bool = True
-    """Whether anything must be there, of whatever kind; false: nothing may be."""
+    """Whether anything must exist at the path, of any kind; false: nothing may exist there."""
     contains: str | None = None
-    """Text that must be in it; it must be a regular file."""
+    """Text that it must contain; it must be a regular file."""
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
-    """What its content's must be; it must be a regular file."""
+    """The digest that its content must have; it must be a regular file."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The path name by name: `./a//b` is `a/b`."""
+        """The parts of the path: `./a//b` is `a/b`."""
         return tuple(name for name in self.path.split("/") if name not in ("", "."))
 
 
@@ -105,61 +106,61 @@ class CommandCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     match: str
     """A regular expression, as in `commands`."""
     exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
-    """What one of the calls that match must have exited with; by default any code, also that of a failure."""
+    """The exit code that one of the matching calls must have; by default any code, including failures."""
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Conditions on what the agent said, did and left. All must hold; each failing one is named."""
+    """Conditions on what the agent said, did and left. All must be met; each one that is not is reported."""
 
     claimed: Literal["success", "failure", "none"] | None = None
-    """What the agent must claim."""
+    """The claim that the agent must make."""
     result: str | None = None
-    """A regular expression that the final message must match somewhere: its text as it was said, JSON or not."""
+    """A regular expression that must match somewhere in the text of the final message, JSON or not."""
     result_json: dict[str, Any] | None = None
-    """Members that the final message, as a JSON object, must have."""
+    """Members that the final message must have as a JSON object."""
     min_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """At least so many must be made."""
+    """The minimum number of tool calls."""
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """At most so many may be made."""
+    """The maximum number of tool calls."""
     max_tool_failures: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """At most so many calls may fail: not complete, or exit with another code than 0."""
+    """The maximum number of failed calls: not completed, or with a nonzero exit code."""
     commands: tuple[str | CommandCondition, ...] = ()
-    """Regular expressions, each of which must match some call that was run: a command's line, or of another tool its
-    name and arguments, `NAME ARGUMENTS`. A call that was declined, or whose program could not be started, was not run.
-    A table `{ match = "^pytest", exit_code = 0 }` also asks how it ended."""
+    """Regular expressions that must each match a call that was run: a command line or, for other tools,
+    `NAME ARGUMENTS`. A call that was declined, or whose program could not be started, was not run. A table
+    `{ match = "^pytest", exit_code = 0 }` also checks how it ended."""
     no_commands: tuple[str, ...] = ()
-    """None of these may match any call that was run."""
+    """Regular expressions that must not match any call that was run."""
     observed: bool = False
-    """For `commands` and `min_tool_calls` only what proofbox ran itself counts, not what an agent says it did, and only
-    if it was started."""
+    """Count only calls that proofbox ran itself and that were started for `commands` and `min_tool_calls`, not those
+    that an agent reports."""
     file: tuple[FileCondition, ...] = ()
     """Conditions on files of the final tree."""
 
     @property
     def asks(self) -> bool:
-        """Whether there is a condition at all: `observed` is none, and neither is a table without members."""
+        """Whether there is any condition; `observed` and an empty table are not conditions."""
         return msgspec.structs.replace(self, observed=False, result_json=self.result_json or None) != Expect()
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an attempt may use up; one more, and it is ended as `budget_exceeded`."""
+    """What an attempt may use; exceeding any of it ends the attempt as `budget_exceeded`."""
 
     turns: Count | None = None
-    """How many may begin."""
+    """The maximum number of turns started."""
     tool_calls: Count | None = None
     tokens: Count | None = None
 
 
 class BoxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the box of an attempt may use; the verifier's has the same."""
+    """Resource limits of an attempt's box, and of its verifier's."""
 
     memory: Amount | None = None
     """MB, or text with a unit: 512, `"512m"`, `"2g"`."""
     cpus: Annotated[float, msgspec.Meta(gt=0)] | None = None
     pids: Count | None = None
     disk: Amount | None = None
-    """Of the workspace: MB, or text with a unit. It is measured several times a second and is not a quota: an attempt
-    that exceeds it is ended."""
+    """Limit of the workspace: MB, or text with a unit. It is measured several times a second and is not a quota: an
+    attempt that exceeds it is ended."""
 
     @property
     def memory_mb(self) -> int | None:
@@ -171,63 +172,63 @@ class BoxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which calls may be made: patterns over the command line, or of another tool over `NAME ARGUMENTS`; `*` is any
-    text. Deny wins."""
+    """Which calls may be made: patterns that match the command line or, for other tools, `NAME ARGUMENTS`. `*` matches
+    any text; `decline` wins over `accept`."""
 
     accept: tuple[str, ...] = ("*",)
-    """Patterns of what is allowed; where there are any, nothing else is."""
+    """Patterns of allowed calls; all others are declined."""
     decline: tuple[str, ...] = ()
-    """Patterns of what is not, whatever `accept` says."""
+    """Patterns of declined calls, even if `accept` matches."""
 
 
 class MissionScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the scripted agent plays; other strategies ignore it. The agent's own module checks the steps."""
+    """The script that the scripted agent plays; other strategies ignore it. The agent's module checks the steps."""
 
     step: tuple[dict[str, Any], ...] = ()
-    """In the order they are played, each a table such as `{ say = "done" }`."""
+    """Played in this order; each is a table such as `{ say = "done" }`."""
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a mission comes from that was written for another system, and how running it here differs."""
+    """The origin of a mission that was written for another system, and how running it here differs."""
 
     format: Literal["harbor"]
-    """Whose tasks it is one of."""
+    """The system whose task format it uses."""
     name: str
     """The directory of the task."""
     sha256: str
-    """Of every file of it, by `task_tree.py`."""
+    """Digest of all its files, computed by `task_tree.py`."""
     notes: tuple[str, ...] = ()
-    """What of it was left out or is done another way."""
+    """Differences: parts that were omitted or are done differently."""
     not_comparable: tuple[str, ...] = ()
-    """Why its results must not be set beside those of the other system. Empty: they may."""
+    """Why its results must not be compared with those of the other system; empty: they may."""
 
 
 class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `[defaults]` may say for every mission."""
+    """Fields that `[defaults]` may set for every mission."""
 
     tags: tuple[Text, ...] = ()
     workspace: str | None = None
     """A directory, or a tar or zip archive, that every attempt gets a copy of. None: an empty directory."""
     files: dict[Text, str] = {}
-    """More for the workspace: places in it, and the files or directories that go there."""
+    """Additional files: paths in the workspace, and the files or directories to copy there."""
     workdir: GuestPath | None = None
-    """Where in the box the workspace is as well, and where commands begin. With provider docker attempts begin with
-    what the image has there; `workspace` and `files` lie over it."""
+    """A second path of the workspace in the box, where commands start. With the docker provider, attempts start with
+    the image's files at that path, with `workspace` and `files` copied over them."""
     setup: tuple[str | tuple[str, ...], ...] = ()
     """Commands run in the box before the agent starts."""
     timeout: Seconds = 600.0
-    """Of the agent's turn, from its start: waiting in the queue doesn't count."""
+    """Timeout of the agent's turn, from its start; time in the queue does not count."""
     budget: Budget = Budget()
     tools: ToolPolicy = ToolPolicy()
-    """Which of the agent's calls may be made, as far as they come by proofbox."""
+    """Which of the agent's calls may be made, as far as they go through proofbox."""
     capabilities: str | None = None
-    """A preset's name, or a file of capabilities: compiled into the agent's box, and checked by tools we run for it."""
+    """A preset's name, or a capabilities file: compiled into the agent's box, and checked for tools run by proofbox."""
     provider: str | None = None
     network: str | None = None
     image: str | None = None
     limits: BoxLimits = BoxLimits()
     env: tuple[str, ...] = ()
-    """Names of variables the agent gets, as far as the environment policy lets them in."""
+    """Names of variables that the agent receives, if the environment policy allows them."""
     verify: Verify = Verify()
     expect: Expect = Expect()
     replicates: Count = 1
@@ -239,43 +240,43 @@ class Mission(MissionFields, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     id: Name
     """Unique in the suite; attempts are named after it."""
     prompt: Text | None = None
-    """What the agent is asked; this or `prompt_file`."""
+    """The task for the agent; this or `prompt_file`."""
     prompt_file: Text | None = None
-    """A file of UTF-8 with what the agent is asked."""
+    """A UTF-8 file with the task for the agent."""
     script: MissionScript = MissionScript()
     solution: str | None = None
-    """What the control `oracle` runs: a script, or a directory with `solve.sh` in it. No other strategy sees it."""
+    """What the `oracle` control runs: a script, or a directory with `solve.sh`. No other strategy sees it."""
     solution_env: dict[str, str] = {}
-    """Variables of the solution's script."""
+    """Environment variables of the solution script."""
     origin: Origin | None = None
-    """Of a mission that was written for another system; null: of this one."""
+    """The origin of a mission that was written for another system; otherwise null."""
 
 
 def comparability(mission: Mission) -> dict[str, Any]:
-    """Whether its results may be set beside those of the system that it was written for, and if not, why."""
+    """Return whether its results can be compared with those of the system it was written for, and if not, why."""
     reasons = () if mission.origin is None else mission.origin.not_comparable
     return {"comparable": not reasons, "not_comparable": list(reasons)}
 
 
 class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     id: Name
-    """What reports call it."""
+    """The name of the suite in reports."""
     title: str = ""
     """For people; nothing depends on it."""
     strategies: tuple[Text, ...] = ()
-    """The chain to use where no flag names one."""
+    """The chain to use unless a flag sets one."""
     isolation: Isolation = "process"
     most: dict[str, Count] = {}
-    """Of a provider or a strategy, how many attempts may be under way at once: `{ docker = 2, process = 4 }`. Each
-    bound holds; others are bounded by -n."""
+    """Maximum concurrent attempts by provider or strategy: `{ docker = 2, process = 4 }`. All limits apply, in addition
+    to -n."""
 
 
 @stored(SCHEMA, at="a suite's TOML or JSON file, and RUN/suite.toml or RUN/suite.json")
 class SuiteDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A suite: missions, and what they have in common. The file itself states no schema; the run's index does."""
+    """A suite: missions, and their defaults. The file itself does not state its schema; the run's index does."""
 
     suite: SuiteFields
     defaults: MissionFields = MissionFields()
-    """What holds for every mission that does not say otherwise."""
+    """Values for all missions that do not set their own."""
     mission: Annotated[tuple[Mission, ...], msgspec.Meta(min_length=1)]
-    """Each with an id of its own."""
+    """The missions; their ids must be unique."""

@@ -1,4 +1,4 @@
-"""Reading a file of text that a suite or a task names: plain, bounded, and never waited for."""
+"""Reads text files that a suite or a task names: regular files of bounded size, without blocking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Unreadable(Exception):
-    """Why, as what follows the name of the file: `is too large`; and the line of it, where one is to blame."""
+    """Why a file is unreadable, as a predicate of its name: `is too large`; and the line number, if known."""
 
     def __init__(self, why: str, line: int = 0) -> None:
         super().__init__(why)
@@ -16,19 +16,19 @@ class Unreadable(Exception):
 
 
 class Absent(Unreadable):
-    """It is not there, or not for us."""
+    """The file does not exist or is not accessible."""
 
 
 def kind_of(path: Path) -> str:
-    """`file` or `directory`. Raises `Unreadable` for everything else, and for what can't be looked at."""
+    """Return `file` or `directory`. Raises `Unreadable` for anything else, and if the path cannot be accessed."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        raise Absent("is not there") from None
+        raise Absent("does not exist") from None
     except OSError as error:
-        raise Absent(f"can't be looked at: {error.strerror}") from None
+        raise Absent(f"cannot be accessed: {error.strerror}") from None
     except ValueError:
-        raise Unreadable("is no path: it holds a NUL") from None
+        raise Unreadable("is not a valid path: it contains a NUL") from None
     if stat.S_ISDIR(mode):
         return "directory"
     if stat.S_ISREG(mode):
@@ -37,15 +37,15 @@ def kind_of(path: Path) -> str:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """All of it. Raises `Unreadable`."""
+    """Return the whole text. Raises `Unreadable`."""
     if kind_of(path) != "file":
         raise Unreadable("is a directory")
     try:
-        # It could have become a pipe by now.
+        # It may have become a pipe in the meantime.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
-        raise Absent(f"can't be read: {error.strerror}") from None
+        raise Absent(f"cannot be read: {error.strerror}") from None
     return decode(data, limit)
 
 

@@ -1,4 +1,4 @@
-"""Warnings of lint: missions that can be run, and may be verified without having been done."""
+"""Lint warnings for missions that can run, but might pass verification without having been solved."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from proofbox.lab.suite.files import NamedFile, SuiteFiles
 from proofbox.lab.suite.spec import Mission
 
 MOST_FILES = 10_000
-"""Of `verify.files`, looked at for scripts that the verifier runs."""
+"""The maximum number of `verify.files` that are searched for scripts that the verifier runs."""
 
 
 def warnings_of(mission: Mission, files: SuiteFiles) -> Iterator[str]:
-    """Yield a warning for each file of the verifier that the agent can see or change. Nothing outside is looked at."""
+    """Yield a warning for each verifier file that the agent can see or change. Files outside the suite are not read."""
     verify = mission.verify
     if not verify.commands:
         return
@@ -25,8 +25,8 @@ def warnings_of(mission: Mission, files: SuiteFiles) -> Iterator[str]:
         for source, found in given:
             if not found.outside and found.link is None and secret.real.is_relative_to(found.real):
                 yield (
-                    f"{'.'.join(source)} contains {'.'.join(field)} ({secret.path}): the agent sees what it is "
-                    "verified with, so keep it outside"
+                    f"{'.'.join(source)} contains {'.'.join(field)} ({secret.path}), so the agent can see what it is "
+                    "verified with: move it outside"
                 )
     laid = files.find(verify.files) if verify.files is not None else None
     yield from unprotected(verify, _paths_below(laid))

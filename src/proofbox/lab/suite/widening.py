@@ -1,8 +1,8 @@
-"""What a suite asks for beyond the user's own settings: every request that widens a box or leads out of its directory.
+"""Lists what a suite requests beyond the user's settings: everything that widens a box or leaves the suite's directory.
 
-The user's own word is the baseline: what the user's `config.toml` says, and `--provider` on the command line. Literal
-values of variables (`env = ["NAME=value"]`, `verify.env`, `solution_env`) take nothing from this host and are not
-listed; commands of the suite could set them as well.
+The baseline is the user's `config.toml`, and `--provider` on the command line. Literal values of variables
+(`env = ["NAME=value"]`, `verify.env`, `solution_env`) take nothing from this host and are not listed; the suite's
+commands could set them as well.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from proofbox.workspace.capabilities.compiling import network_of
 
 
 def widenings(suite: Suite, files: SuiteFiles, users: Settings, *, provider: str | None) -> tuple[Widening, ...]:
-    """List every request of a suite in canonical order. `provider` is the one named on the command line, if any."""
+    """Return every request of a suite in canonical order. `provider` is the one given on the command line, if any."""
     found = {
-        Widening(text, mission.id) for mission in suite.missions for text in _asked(mission, files, users, provider)
+        Widening(text, mission.id) for mission in suite.missions for text in _requests(mission, files, users, provider)
     }
     return tuple(sorted(found))
 
 
 def require_consent(plan: Plan, suite: Suite, files: SuiteFiles, *, trust: bool) -> None:
-    """Raise `ConsentRequired` unless the user has consented to all that the suite asks for; `trust` is that consent."""
-    asked = widenings(suite, files, plan.box_settings, provider=plan.provider)
-    if not asked:
+    """Raise `ConsentRequired` unless the user has consented to all requests of the suite; `trust` is that consent."""
+    requests = widenings(suite, files, plan.box_settings, provider=plan.provider)
+    if not requests:
         return
     file = files.base / Path(plan.suite_name).name
     path = file if file.is_file() else files.base  # a directory of tasks
     if trust:
-        consent.agree(path, asked)
-    consent.require(path, asked, command=f"proofbox suite run {quote(plan.suite_name)} --trust")
+        consent.agree(path, requests)
+    consent.require(path, requests, command=f"proofbox suite run {quote(plan.suite_name)} --trust")
 
 
-def _asked(mission: Mission, files: SuiteFiles, users: Settings, provider: str | None) -> Iterator[str]:
+def _requests(mission: Mission, files: SuiteFiles, users: Settings, provider: str | None) -> Iterator[str]:
     named = None if mission.provider is None else ALIASES.get(mission.provider, mission.provider)
     limits = mission.limits
     yield from Settings(

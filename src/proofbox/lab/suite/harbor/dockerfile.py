@@ -1,6 +1,7 @@
-"""What a Dockerfile says of a task's files, as far as that can be known without building it.
+"""Reads from a Dockerfile what it does to a task's files, as far as possible without building it.
 
-Only its last stage counts. Commands are not run and variables not filled in: what rests on them is named in `unread`.
+Only the last stage counts. Commands are not run and variables are not expanded; instructions that depend on them are
+listed in `unread`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import msgspec
 _HEREDOC = re.compile(r"<<-?\s*([\"']?)([A-Za-z_][A-Za-z0-9_]*)\1")
 _ROOT = "/"
 MOST = 1000
-"""Instructions. No one writes more by hand; what is beyond is not read."""
+"""The maximum number of instructions that are read; no one writes more by hand."""
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """`COPY` or `ADD`: paths of the build's directory, and where they go: absolute, ending in `/` as it was written."""
+    """`COPY` or `ADD`: paths in the build context, and the absolute destination, with a trailing `/` if it had one."""
 
     sources: tuple[str, ...]
     dest: str
@@ -29,7 +30,7 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[Copy, ...] = ()
     env: dict[str, str] = {}
     unread: tuple[str, ...] = ()
-    """Instructions that change what is in the image, and were not followed."""
+    """Instructions that change the image and were not followed."""
 
 
 def read_dockerfile(text: str) -> Dockerfile:
@@ -42,7 +43,7 @@ def read_dockerfile(text: str) -> Dockerfile:
             found = _not_followed(found, word, rest)
         elif word in ("WORKDIR", "COPY", "ADD", "ENV"):
             found = _not_followed(found, word, rest) if "$" in rest or "<<" in rest else _follow(found, word, rest)
-    return found if len(instructions) <= MOST else _not_followed(found, "", f"whatever follows instruction {MOST}")
+    return found if len(instructions) <= MOST else _not_followed(found, "", f"everything after instruction {MOST}")
 
 
 def _follow(found: Dockerfile, word: str, rest: str) -> Dockerfile:

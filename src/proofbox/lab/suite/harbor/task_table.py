@@ -1,4 +1,4 @@
-"""`task.toml` of Harbor's format: what is known of it, with what it lacks here, and everything else as notes."""
+"""Parses Harbor's `task.toml`: the supported fields, what cannot be provided here, and notes on everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 7 * 86_400.0
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?\s*", re.IGNORECASE)
 _MB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 _TEMPLATE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-# Its name is part of a path in the engine's API.
+# The name becomes part of a path in the engine's API.
 _IMAGE = re.compile(r"[A-Za-z0-9]+(?:(?:[._]|__|-+|[:/@])[A-Za-z0-9]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -24,7 +24,7 @@ Note = Callable[[str], None]
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the agent, or of the verifier."""
+    """The settings of the agent's or the verifier's phase."""
 
     timeout: float = 600.0
     network: str | None = None
@@ -49,11 +49,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     solution_env: dict[str, str] = {}
     lacking: tuple[str, ...] = ()
-    """What the task has and a box of ours has not."""
+    """What the task needs and a box does not provide."""
 
 
 def read(text: str, note: Note) -> Table:
-    """Raises `SuiteInvalid` where it is no TOML, or a field that counts has a value that means nothing."""
+    """Parse the text. Raises `SuiteInvalid` if it is not TOML, or if a supported field has an invalid value."""
     try:
         values, positions = read_toml(text)
     except tomllib.TOMLDecodeError as error:
@@ -77,7 +77,7 @@ class _Reader:
             if name not in _TABLES:
                 self._unknown((name,))
         if self._values.get("steps"):
-            self._wrong(("steps",), "several steps are not run here")
+            self._wrong(("steps",), "tasks with several steps are not supported")
         tags = [*self._strings("metadata", "tags"), *self._strings("task", "keywords")]
         found = Table(
             name=self._get("task", "name", str) or "",
@@ -98,20 +98,20 @@ class _Reader:
         if timeout > LONGEST:
             self._wrong((section, "timeout_sec"), f"{timeout:g} s is longer than {LONGEST:g}")
         if self._get(section, "user", str | int) is not None:
-            self._note(f"{section}.user: commands run as the owner of the files")
+            self._note(f"{section}.user: ignored; commands run as the owner of the files")
         env = self._env(section) if section == "verifier" else {}
         return Phase(timeout=timeout, network=self._network(section), env=env)
 
     def _environment(self) -> Environment:
         if self._positive("environment", "gpus", least=0):
-            self._lacking.append("it needs a GPU, and a box has none")
+            self._lacking.append("it needs a GPU, which boxes do not provide")
         if self._get("environment", "mcp_servers", list):
-            self._lacking.append("it gives its agent MCP servers, which are not started here")
+            self._lacking.append("it configures MCP servers for its agent, which is not supported")
         if (self._get("environment", "os", str) or "linux") != "linux":
-            self._wrong(("environment", "os"), "only tasks for Linux are run here")
+            self._wrong(("environment", "os"), "only Linux tasks are supported")
         image = self._get("environment", "docker_image", str)
         if image and not _IMAGE.fullmatch(image):
-            self._wrong(("environment", "docker_image"), f"{image[:60]!r} is no image's name")
+            self._wrong(("environment", "docker_image"), f"{image[:60]!r} is not a valid image name")
         memory = self._positive("environment", "memory_mb") or self._size("memory")
         storage = self._positive("environment", "storage_mb") or self._size("storage")
         return Environment(
@@ -125,7 +125,7 @@ class _Reader:
         )
 
     def _network(self, section: str) -> str | None:
-        """As a box's policy says it; None where the section says nothing."""
+        """Return the network as written in a box policy; None if the section does not set it."""
         mode = self._get(section, "network_mode", str)
         hosts = self._strings(section, "allowed_hosts")
         internet = self._get(section, "allow_internet", bool)
@@ -134,19 +134,20 @@ class _Reader:
         if mode is None:
             return None if internet is None else "full" if internet else "none"
         if mode not in ("public", "no-network"):
-            self._wrong((section, "network_mode"), f"{mode[:40]!r} is none of public, no-network, allowlist")
+            self._wrong((section, "network_mode"), f"{mode[:40]!r} is not one of public, no-network, allowlist")
         return "full" if mode == "public" else "none"
 
     def _env(self, section: str) -> dict[str, str]:
-        """Literal values, and defaults of templates: nothing is taken from this process's own environment."""
+        """Return literal values and defaults of templates; nothing is taken from this process's environment."""
         found: dict[str, str] = {}
         for name, value in (self._get(section, "env", dict) or {}).items():
             if not _NAME.fullmatch(name) or not isinstance(value, str):
-                self._wrong((section, "env"), f"{name[:60]!r} must be a variable's name, with a text for its value")
+                self._wrong((section, "env"), f"{name[:60]!r} must be a valid variable name with a string value")
                 continue
             missing = [each[1] for each in _TEMPLATE.finditer(value) if each[2] is None]
             if missing:
-                self._lacking.append(f"{section}.env.{name} takes your variable {missing[0]}, and none enters a box")
+                needs = f"{section}.env.{name} needs the host variable {missing[0]}"
+                self._lacking.append(f"{needs}, which boxes do not receive")
             else:
                 found[name] = _TEMPLATE.sub(lambda each: each[2], value)
         return found
@@ -154,14 +155,14 @@ class _Reader:
     def _section(self, name: str) -> Mapping[str, Any]:
         value = self._values.get(name, {})
         if not isinstance(value, dict):
-            self._wrong((name,), "it must be a table")
+            self._wrong((name,), "must be a table")
             return {}
         return value
 
     def _get(self, section: str, name: str, kind: Any) -> Any:
         value = self._section(section).get(name)
         if value is not None and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
-            self._wrong((section, name), f"{_words(value)} is of the wrong kind")
+            self._wrong((section, name), f"{_words(value)} has the wrong type")
             return None
         return value
 
@@ -173,11 +174,11 @@ class _Reader:
         return value
 
     def _size(self, name: str) -> float | None:
-        """`2G` and the like, as older tasks write it."""
+        """Parse a size such as `2G`, which older tasks use."""
         value = self._get("environment", name, str)
         found = _SIZE.fullmatch(value or "")
         if value is not None and found is None:
-            self._wrong(("environment", name), f"{value[:40]!r} is no size such as 512M or 2G")
+            self._wrong(("environment", name), f"{value[:40]!r} is not a size such as 512M or 2G")
         size = float(found[1]) * _MB[found[2].upper()] if found else None
         if size is not None and not size < 1e12:
             self._wrong(("environment", name), f"{_words(value)} is out of range")
@@ -188,16 +189,16 @@ class _Reader:
         return [each for each in self._get(section, name, list) or () if isinstance(each, str)]
 
     def _unknown(self, path: tuple[str, ...]) -> None:
-        self._note(f"task.toml: {'.'.join(path)[:120]} means nothing here")
+        self._note(f"task.toml: {'.'.join(path)[:120]} is not supported and was ignored")
 
     def _wrong(self, path: tuple[str, ...], message: str) -> None:
         self._problems.say(path, f"task.toml: {'.'.join(path)}: {message}")
 
 
 def _words(value: object) -> str:
-    """For a complaint."""
+    """Format a value for an error message."""
     if isinstance(value, int) and value.bit_length() > 200:
-        return "an integer of many digits"  # some thousands of them Python does not write at all
+        return "an integer of many digits"  # Python refuses to format integers with thousands of digits
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     return repr(str(value)[:60])

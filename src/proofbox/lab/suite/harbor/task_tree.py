@@ -1,7 +1,7 @@
-"""A directory that somebody else wrote: looked through once, before anything in it is read or copied.
+"""Checks and digests a directory from an untrusted author before anything in it is read or copied.
 
-A link that leads out of it would put a file of this host into a prompt or a box; a pipe would be waited for without
-end. Such a directory is refused as a whole.
+A link that leads out of it could put a file of this host into a prompt or a box, and reading a pipe could block
+forever. Such a directory is refused as a whole.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def tree_sha256(
     at: int | None = None,
     skip: Collection[Identity] = (),
 ) -> str:
-    """A digest of every path below `root`, its kind, its content and whether it can be executed.
+    """Return a digest of every path below `root`: its kind, its content and whether it is executable.
 
-    No link is followed. `at` is a descriptor of the root, where one is held. Directories in `skip` don't count.
+    Links are not followed. `at` is an open descriptor of the root, if available. Directories in `skip` are ignored.
 
-    With `parts` only of these names in it. Raises `SuiteInvalid` for what can't be read, leads out, is no file, or is
-    too much. One that is `trusted` may have links to anywhere and any number of files, and pipes, which don't count.
+    With `parts`, only entries with these names count. Raises `SuiteInvalid` for anything unreadable, a link that leads
+    out, a special file, or too much data. A `trusted` tree may have links to anywhere, any number of files, and special
+    files, which are ignored.
     """
     whole = hashlib.sha256()
     size = 0
@@ -69,7 +70,7 @@ def tree_sha256(
 
 
 def read_text(root: Path, name: str) -> str:
-    """A file of a directory that `tree_sha256` has accepted."""
+    """Read a file of a directory that `tree_sha256` has accepted."""
     try:
         with SuiteFiles(root) as files:
             found = files.find(name)
@@ -85,19 +86,19 @@ def _digest(root: Path, name: str, folder: int) -> bytes:
         with open_regular(os.path.basename(name), folder) as file:
             return sha256_file(file.fileno())[0].encode()
     except OSError as error:
-        raise _refused(root, f"{name} can't be read: {error.strerror}") from None
+        raise _refused(root, f"{name} cannot be read: {error.strerror}") from None
 
 
 def _entries(
     root: Path, parts: Collection[str] | None, at: int | None, skip: Collection[Identity]
 ) -> Iterator[tuple[str, int, os.stat_result]]:
-    """Yield everything below, each with a descriptor of its directory, in a fixed order. No link is followed."""
+    """Yield every entry below the root in a fixed order, with a descriptor of its directory. Links are not followed."""
     with contextlib.ExitStack() as stack:
         if at is None:
             try:
                 at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
-                raise _refused(root, f". can't be read: {error.strerror}") from None
+                raise _refused(root, f". cannot be read: {error.strerror}") from None
             stack.callback(os.close, at)
         waiting = [""]
         while waiting:
@@ -107,7 +108,7 @@ def _entries(
                     found = _listed(path, folder, None if path else parts, skip)
                     yield from ((name, folder, info) for name, info in found)
             except OSError as error:
-                raise _refused(root, f"{path or '.'} can't be read: {error.strerror}") from None
+                raise _refused(root, f"{path or '.'} cannot be read: {error.strerror}") from None
             waiting += [name for name, info in reversed(found) if stat.S_ISDIR(info.st_mode)]
 
 
@@ -124,5 +125,5 @@ def _listed(
 
 
 def _refused(root: Path, what: str, line: int = 0) -> SuiteInvalid:
-    problem = Problem(printable(what)[:1000], line, min(line, 1), "let the task hold its own files, and nothing else")
+    problem = Problem(printable(what)[:1000], line, min(line, 1), "a task may only contain its own regular files")
     return invalid(str(root), [problem])

@@ -1,9 +1,9 @@
-"""Tasks in Harbor's format, read as the missions of a suite: `task.toml`, `instruction.md`, `environment/`, `tests/`
-with `test.sh`, and perhaps `solution/` with `solve.sh`.
+"""Reads tasks in Harbor's format as the missions of a suite: `task.toml`, `instruction.md`, `environment/`, `tests/`
+with `test.sh`, and optionally `solution/` with `solve.sh`.
 
-It is others' format: a field that means nothing here is kept out and noted, not refused. What can't be done here at all
-is refused by name, and what is done so differently that a result must not be set beside one of Harbor's is marked.
-docs/harbor.md says how the two differ.
+The format is defined elsewhere, so unsupported fields are ignored and noted, not refused. A task that cannot run here
+at all is refused with the reason. A task that runs so differently that its results must not be compared with Harbor's
+is marked. docs/harbor.md describes the differences.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from proofbox.sandbox.providers.host_root import ROOT
 
 TASK = "task.toml"
 PARTS = (TASK, "instruction.md", "environment", "tests", "solution", "steps")
-"""What a task is made of. Anything else beside it, such as the results of a run, is not looked at."""
+"""The parts of a task. Anything else in its directory, such as results of a run, is ignored."""
 TESTS, SOLUTION, REWARD = "/tests", "/solution", "/logs/verifier"
 USUAL_WORKDIR = "/app"
 MOST_NOTES, NOTE = 200, 500
-HOST_ROOT = "it ran on this host's own programs, and not in the task's image (--host-root)"
-# Hooks of test runs that no task asks for. The usual ones besides, such as setup.cfg, may be what a task is about.
+HOST_ROOT = "it ran on this host's programs, not in the task's image (--host-root)"
+USE_HOST_ROOT = "or run it on this host's programs (results are not comparable): --host-root"
+# Hooks of test runs that no task asks for. Other common ones, such as setup.cfg, may be part of a task.
 PROTECTED = ("**/conftest.py", "**/sitecustomize.py", "**/usercustomize.py")
 _INSTALLS = re.compile(
     r"^[^#\n]*\b(?:apt-get|apt|apk|dnf|yum)\s+(?:-\S+\s+)*(?:install|add|update|upgrade)\b", re.MULTILINE
@@ -45,14 +46,14 @@ _INSTALLS = re.compile(
 
 
 def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False) -> Suite:
-    """A task's directory, or one of several, as a suite. Raises `SuiteInvalid` with all that is wrong.
+    """Read the directory of a task, or one that contains several, as a suite. Raises `SuiteInvalid` with all problems.
 
     With `host_root` its missions run in bubblewrap on this host's programs; otherwise in docker in the task's image.
-    `to_run` asks the engine for that image, and raises `ImageAbsent` where it is not to be had.
+    `to_run` looks the image up in the engine, and raises `ImageAbsent` if it is missing.
     """
     tasks = _tasks_in(path)
     if not tasks:
-        problem = Problem(f"neither it nor a directory in it has a {TASK}", fix_hint="name a task's directory")
+        problem = Problem(f"no {TASK} in it or in a directory below it", fix_hint="name the directory of a task")
         raise invalid(f"{path}", [problem])
     problems: list[Problem] = []
     missions: list[dict[str, Any]] = []
@@ -76,11 +77,11 @@ def _tasks_in(path: Path) -> list[Path]:
     try:
         return sorted(each for each in path.iterdir() if not each.is_symlink() and os.path.exists(each / TASK))
     except OSError as error:
-        raise invalid(str(path), [Problem(f"it can't be read: {error.strerror}")]) from None
+        raise invalid(str(path), [Problem(f"it cannot be read: {error.strerror}")]) from None
 
 
 def _name(path: Path) -> str:
-    """Of a directory, which may be given as `.`"""
+    """Return the name of a directory, which may be given as `.`"""
     return os.path.basename(os.path.realpath(path))
 
 
@@ -89,9 +90,9 @@ def _id(name: str) -> str:
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """What a path with wildcards names, part by part, as a build reads it: no wildcard stands for several parts.
+    """Return the paths that a pattern matches, part by part as in a build: a wildcard never matches several parts.
 
-    Wildcards don't lead through links: two that lead back would double what is found with every part.
+    Wildcards do not match through links: links in a cycle would multiply the matches with every part.
     """
     found = [folder]
     for pattern in patterns:
@@ -104,7 +105,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 class _Reader:
-    """One task. What it finds on the way is gathered: `notes`, and why a result would not be comparable."""
+    """Reads one task. Collects `notes` and the reasons why its results are not comparable."""
 
     def __init__(self, root: Path, prefix: str, *, host_root: bool) -> None:
         self._root = root
@@ -126,7 +127,7 @@ class _Reader:
         open_by_default = "none" if self._host_root else "full"
         network = table.agent.network or table.environment.network or open_by_default
         if open_by_default == network == "full" and not (table.agent.network or table.environment.network):
-            self._note("it does not say that it needs no network, so its boxes have one, as in Harbor")
+            self._note("it does not disable the network, so its boxes have network access, as in Harbor")
         mission = {
             "id": id,
             "prompt": read_text(self._root, "instruction.md"),
@@ -164,16 +165,16 @@ class _Reader:
         return str(PurePosixPath(self._prefix) / name)
 
     def _check_files(self) -> None:
-        """What must be there, and what there must not be."""
+        """Check for required files and unsupported ones."""
         problems = []
         if (self._root / "steps").is_dir():
-            problems.append(Problem("it has several steps, which are not run here"))
+            problems.append(Problem("it has several steps, which is not supported"))
         else:
             missing = [name for name in ("instruction.md", "tests/test.sh") if not (self._root / name).is_file()]
-            problems += [Problem(f"{name} is not there") for name in missing]
+            problems += [Problem(f"{name} is missing") for name in missing]
         for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml"):
             if (self._root / "environment" / name).exists():
-                problems.append(Problem(f"environment/{name}: several containers are not run here"))
+                problems.append(Problem(f"environment/{name}: several containers are not supported"))
         if problems:
             raise invalid(str(self._root), problems)
 
@@ -183,9 +184,9 @@ class _Reader:
         return read_dockerfile(read_text(self._root, "environment/Dockerfile"))
 
     def _image_to_build(self) -> str:
-        """The name under which an image is looked for that the task leaves to be built: of these very files."""
+        """Return the name of the image to build, derived from the content of its directory."""
         if not (self._root / "environment/Dockerfile").is_file():
-            raise invalid(str(self._root), [Problem("it names no docker_image, and has no environment/Dockerfile")])
+            raise invalid(str(self._root), [Problem("it has neither a docker_image nor an environment/Dockerfile")])
         return f"harbor-{_id(_name(self._root))}:{tree_sha256(self._root / 'environment')[:12]}"
 
     def _workdir(self, table: task_table.Table, dockerfile: Dockerfile | None, image: str | None) -> str:
@@ -198,13 +199,13 @@ class _Reader:
         taken = [PurePosixPath(each) for each in (TESTS, SOLUTION, REWARD)]
         problem = ""
         if place == PurePosixPath("/"):
-            problem = "its image has no WORKDIR: changes are kept there alone, and it can't be /"
+            problem = "its image has no WORKDIR; changes are only kept there, so it cannot be /"
         elif ".." in place.parts or ":" in str(place) or "$" in str(place):
-            problem = f"WORKDIR {written!r} is no place that can be mounted"
+            problem = f"WORKDIR {written!r} cannot be mounted"
         elif any(place.is_relative_to(each) or each.is_relative_to(place) for each in taken):
-            problem = f"WORKDIR {place} is where its tests, its solution or its reward go"
+            problem = f"WORKDIR {place} overlaps with its tests, solution or reward"
         elif self._host_root and place.parts[1] in (*ROOT, "etc"):
-            problem = f"WORKDIR {place} is part of this host, and can't be used with --host-root"
+            problem = f"WORKDIR {place} is a directory of this host and cannot be used with --host-root"
         if problem:
             raise invalid(str(self._root), [Problem(problem)])
         return str(place)
@@ -217,17 +218,17 @@ class _Reader:
             pull = [f"docker pull {image}"] if table.environment.docker_image else []
             build = [f"docker build -t {image} {folder}"] if (folder / "Dockerfile").is_file() else []
             raise ImageAbsent(
-                f"the engine has no image {image!r}, in which {self._root.name} runs",
+                f"the engine has no image {image!r}, which {self._root.name} needs",
                 op="suite",
-                fix_hints=[*pull, *build, "or run it on this host's programs, not comparable: --host-root"],
+                fix_hints=[*pull, *build, USE_HOST_ROOT],
                 details={"image": image},
             ) from error
         except ProviderUnavailable as error:
-            hints = [*error.fix_hints, "or run it on this host's programs, not comparable: --host-root"]
+            hints = [*error.fix_hints, USE_HOST_ROOT]
             raise ProviderUnavailable(error.message, op="suite", fix_hints=hints, details=error.details) from None
 
     def _files(self, dockerfile: Dockerfile | None, workdir: str) -> dict[str, str]:
-        """What a build would have copied below the working directory."""
+        """Return the files that a build would copy below the working directory."""
         found: dict[str, str] = {}
         if dockerfile is None:
             return found
@@ -239,23 +240,23 @@ class _Reader:
             if dest.is_relative_to(workdir):
                 found[str(dest.relative_to(workdir))] = self._path(str(source))
             else:
-                self._note(f"environment/Dockerfile: {dest} is outside {workdir}, and was left out")
+                self._note(f"environment/Dockerfile: {dest} is outside {workdir} and was omitted")
         for line in dockerfile.unread:
-            self._note(f"environment/Dockerfile: not done: {line}")
+            self._note(f"environment/Dockerfile: not executed: {line}")
         return found
 
     def _copied(self, copy: Copy) -> Iterator[tuple[PurePosixPath, Path]]:
-        """Places, and the files for them, from the task's root. Of a directory what is in it is copied."""
+        """Yield destinations and their files, relative to the task's root. For a directory, its entries are copied."""
         context = self._root / "environment"
         dest = PurePosixPath(copy.dest)
         for pattern in copy.sources:
             relative = pattern.lstrip("/").removeprefix("./").rstrip("/")
             if ".." in PurePosixPath(relative).parts:
-                self._note(f"environment/Dockerfile: {pattern} is outside environment/, and was left out")
+                self._note(f"environment/Dockerfile: {pattern} is outside environment/ and was omitted")
                 continue
             matches = _matching(context, PurePosixPath(relative).parts)
             if not matches:
-                self._note(f"environment/Dockerfile: {pattern} is not there")
+                self._note(f"environment/Dockerfile: {pattern} does not exist")
             for path in matches:
                 if path.is_dir():
                     yield from ((dest / each.name, each.relative_to(self._root)) for each in sorted(path.iterdir()))
@@ -263,25 +264,25 @@ class _Reader:
                     into = copy.dest.endswith("/") or len(matches) > 1
                     yield dest / path.name if into else dest, path.relative_to(self._root)
 
-    def _limits(self, asked: task_table.Environment) -> dict[str, float]:
-        wanted = {"memory": asked.memory_mb, "cpus": asked.cpus, "disk": asked.storage_mb}
+    def _limits(self, requested: task_table.Environment) -> dict[str, float]:
+        wanted = {"memory": requested.memory_mb, "cpus": requested.cpus, "disk": requested.storage_mb}
         limits = {name: value for name, value in wanted.items() if value is not None}
         if self._host_root:
             can = provider_named("bubblewrap").enforcement()
             for name, enforced in (("memory", can.memory), ("cpus", can.cpus)):
                 if name in limits and not enforced:
-                    self._differs.append(f"{name} = {limits.pop(name):g} can't be enforced here")
+                    self._differs.append(f"{name} = {limits.pop(name):g} cannot be enforced here")
         return limits
 
     def _image_env(self, dockerfile: Dockerfile | None) -> dict[str, str]:
-        """Variables that every command in the task's image would have, where it does not run in that image."""
+        """Return the variables of the task's image, if it does not run in that image."""
         return dockerfile.env if self._host_root and dockerfile is not None else {}
 
     def _env(self, table: task_table.Table, dockerfile: Dockerfile | None) -> list[str]:
         values = {**self._image_env(dockerfile), **table.environment.env}
         for name in [name for name in values if is_blocked(name)]:
             del values[name]
-            self._differs.append(f"{name} does not enter the agent's box: its name is on the block list")
+            self._differs.append(f"{name} is not passed to the agent's box: its name is on the block list")
         return [f"{name}={value}" for name, value in values.items()]
 
     def _notice(self, table: task_table.Table) -> None:
@@ -290,4 +291,4 @@ class _Reader:
     def _look_for_installs(self) -> None:
         for name in ("tests/test.sh", "solution/solve.sh"):
             if (self._root / name).is_file() and _INSTALLS.search(read_text(self._root, name)):
-                self._differs.append(f"{name} installs system packages, and the root of a box can't be written here")
+                self._differs.append(f"{name} installs system packages, but the root of a box is read-only")
