@@ -123,7 +123,7 @@ def test_forget_keeps_files_and_what_forks_share(project: Path, tmp_path: Path, 
     assert (tmp_path / "fork/file").read_text() == "one"
 
 
-DIRECTORY_FIRST = "if it is a snapshot, name the directory first: proofbox workspace diff"
+DIRECTORY_FIRST = "if it is a snapshot, give the directory first: proofbox workspace diff"
 
 
 @pytest.mark.parametrize(

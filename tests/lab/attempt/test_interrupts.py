@@ -106,8 +106,8 @@ def test_one_in_the_queue_is_never_begun(out: Path, tmp_path: Path, capsys: pyte
 
     run = conduct(made, out, hear)
     assert said == [
-        "queued.1: it ends within seconds, and is never begun\n",
-        "waits.1: its agent is stopped within seconds, and what it left is verified\n",
+        "queued.1: it ends within seconds and is never started\n",
+        "waits.1: its agent is stopped within seconds, and the files it left are verified\n",
     ]
     assert results(made, out) == {"waits.1": ("none", "failed", None, "interrupted"), "queued.1": STOPPED}
     assert [each for id, each in events if id == "queued.1"] == ["committing", "ended"]
@@ -166,6 +166,6 @@ def test_one_that_ended_with_its_run_is_not_tried_again(
 
     with pytest.raises(BrokenPipeError):
         conduct(made, out, leave)
-    assert "it has ended already, and is not tried again" in interrupt(out, "waits.1", capsys)
+    assert "it has already ended and is not retried" in interrupt(out, "waits.1", capsys)
     conduct(made, out)
     assert results(made, out)["waits.1.r1"] == STOPPED

@@ -123,7 +123,7 @@ def test_evidence_that_does_not_hold_is_said_first(
     lines = ran.explains("m.1")
     assert lines[0].startswith("m.1: nothing is known of it, because its evidence does not hold: BUNDLE_")
     assert lines[1].startswith("The run's ledger says: verified as done.")
-    assert ran.says("attempt", "show", "m.1").startswith("its evidence does not hold: BUNDLE_")
+    assert ran.says("attempt", "show", "m.1").startswith("its evidence is invalid: BUNDLE_")
     assert json.loads(ran.says("attempt", "explain", "m.1", "--json"))["doubt"].startswith("BUNDLE_")
     assert main(["suite", "report", str(ran.out), "--json"]) == 1
     [attempt] = json.loads(capsys.readouterr().out)["attempts"]
