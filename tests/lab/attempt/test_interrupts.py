@@ -57,14 +57,14 @@ def when(event: str, id: str, act: Callable[[], None]) -> Callable[[dict[str, An
             "preparing",
             {"setup": [LONG], "verify": ANSWER},
             STOPPED,
-            "before its agent is begun",
+            "before its agent starts",
             "on request, while it was set up",
         ),
         (
             "verifying",
             {"verify": {"commands": [LONG]}, "expect": {"claimed": "success"}},
             ("success", "none", None, "interrupted"),
-            "so that it is not verified",
+            "so it is not verified",
             "on request, while it was verified",
         ),
     ],
@@ -143,7 +143,9 @@ def test_where_nobody_conducts_the_run_it_takes_effect_when_that_is_resumed(
     assert claimed is not None
     assert claimed.id == "killed.1"
     for id in ("killed.1", "queued.1"):
-        assert "nobody conducts the run; it is stopped when that is resumed" in interrupt(out, id, capsys)
+        assert "no process conducts the run; the attempt is stopped when the run is resumed" in interrupt(
+            out, id, capsys
+        )
     assert main(["attempt", "interrupt", "queued.1", "--run", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["conducted"] is False
     conduct(made, out)
