@@ -141,4 +141,4 @@ def lines_for_place(name: str) -> Iterator[Line]:
     for words in PLACES[name]:
         head, dashes, command = words.partition(" -- ")
         codes = frozenset({0, 125}) if command else ANSWERED
-        yield Line(f"{name} is not what it should be", (*head.split(), "--json", *(dashes + command).split()), codes)
+        yield Line(f"{name} is malformed", (*head.split(), "--json", *(dashes + command).split()), codes)

@@ -168,7 +168,7 @@ def test_forbidden_namespaces_are_explained_with_the_fix(run: Run) -> None:
     words = [sys.executable, "-m", "proofbox", "probe", "--provider", "bubblewrap", "--json"]
     done = subprocess.run([*forbidden, script, "sh", *words], capture_output=True, timeout=60, env=dict(os.environ))
     if not done.stdout:
-        pytest.skip(f"this machine makes no user namespace to try it in: {done.stderr!r}")
+        pytest.skip(f"this machine cannot create user namespaces: {done.stderr!r}")
     error = json.loads(done.stdout)["error"]
     assert done.returncode == 3
     assert error["code"] == "SANDBOX_UNAVAILABLE"

@@ -78,7 +78,7 @@ def project(tmp_path: Path, call: Call) -> Path:
 
 def test_replacement_directory_does_not_get_the_history(project: Path, call: Call) -> None:
     if not identity_of(str(project)):
-        pytest.skip("this file system can't tell a directory from its successor")
+        pytest.skip("this file system cannot distinguish a directory from its replacement")
     shutil.rmtree(project)
     project.mkdir()
     for words in (["status"], ["log"], ["diff"], ["snapshot"], ["init"], ["verify"], ["effects"]):

@@ -18,7 +18,7 @@ from proofbox.sandbox.providers import AUTO, PROVIDERS
 # Names with two meanings, and why they are allowed.
 TWO_THINGS = {
     "--run": "a run: by its directory on a disk, by its id in a store",
-    "--keep": "of a demo, where; of a history, how much",
+    "--keep": "of a demo, the directory; of a history, the number of entries",
 }
 # Each thing has one name. Another name for it, as a flag or an argument, is an error.
 OTHER_NAMES = {

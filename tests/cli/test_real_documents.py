@@ -71,7 +71,7 @@ NOT_TOLD = {
     "proofbox.runtime_check/1": "a minute; tests/agents/conformance/test_runtime_conformance.py",
 }
 NOT_LEFT = {
-    ".runtime.lock": "empty, once nobody holds it",
+    ".runtime.lock": "empty when no process holds it",
     "capabilities.toml": "TOML that a user writes; tests/workspace/capabilities/test_capabilities.py",
     "config.toml": "TOML; tests/config/test_settings.py",
     "proofbox.suite/1": "TOML; tests/lab/suite/test_spec.py",
@@ -84,7 +84,7 @@ NOT_LEFT = {
     "proofbox.limiter/1": "only with a model; tests/lab/run/test_limiter.py",
     "proofbox.path_witnesses/1": "tests/evidence/documents/test_documents.py",
     "proofbox.promotion_policy/1": "inside a packet",
-    "proofbox.torn_attempt/1": "needs a death; tests/lab/run/test_run.py",
+    "proofbox.torn_attempt/1": "needs a killed run; tests/lab/run/test_run.py",
 }
 
 

@@ -177,7 +177,7 @@ def test_signed_measurement_does_not_approve_code(app: Path, tmp_path: Path) -> 
         found = examine(Path(promotion.path), None, tree, key=tmp_path / "release.pub")
     assert found.standing == "not proven"
     assert any("the policy run does not approve code" in problem for problem in found.problems)
-    assert any("a run measures" in problem for problem in found.problems)
+    assert any("the bundle is a whole run" in problem for problem in found.problems)
 
 
 def test_unsigned_packet_is_only_consistent(running: Backend, app: Path, tmp_path: Path) -> None:

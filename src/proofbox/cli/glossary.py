@@ -154,7 +154,7 @@ NOUNS = {
     "allowed": "Variables that every agent gets, as far as they were set.",
     "asked": "Variables that were requested and passed in.",
     "granted": "Variables that are withheld by default and were granted by name.",
-    "capabilities": "What it is able, or permitted, to do.",
+    "capabilities": "Its abilities, or its permissions.",
     "supports_thread_start": "It can start a conversation.",
     "supports_turn_steer": "It accepts messages during a turn.",
     "supports_interrupt": "A turn can be interrupted.",

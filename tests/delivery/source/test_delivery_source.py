@@ -242,10 +242,10 @@ def test_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
     place = tmp_path / "bomb.zip"
     with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         archive.writestr("zeros", bytes(50 << 20))
-    with pytest.raises(SourceRefused, match="grows"), open_source(place):
+    with pytest.raises(SourceRefused, match="compression ratio"), open_source(place):
         pass
     with (
-        pytest.raises(SourceRefused, match="grows beyond"),
+        pytest.raises(SourceRefused, match="unpacked size"),
         open_source(place, limits=SourceLimits(total_bytes=1 << 20)),
     ):
         pass

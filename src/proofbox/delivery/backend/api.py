@@ -187,7 +187,7 @@ def _id(request: Request, name: str) -> str:
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= 256:
-        raise BackendRefusal(422, "idempotency_key_invalid", "an idempotency key has 1 to 256 characters")
+        raise BackendRefusal(422, "idempotency_key_invalid", "an idempotency key must have 1 to 256 characters")
     return key
 
 

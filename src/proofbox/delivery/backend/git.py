@@ -115,7 +115,7 @@ class Git:
         return output.decode().strip()
 
     def move(self, ref: str, new: str, old: str) -> None:
-        """Compare and swap: `old` is what the reference must name now, NOTHING if it must not be there."""
+        """Move a reference by compare-and-swap: it must point to `old` now, or must not exist if `old` is NOTHING."""
         self._run("update-ref", "--stdin", stdin=f"update {ref} {new} {old}\n".encode())
 
     def delete(self, ref: str) -> None:

@@ -1,4 +1,4 @@
-"""Pages for people: repositories, pull requests with their diffs, merge and close.
+"""HTML pages: repositories, pull requests with their diffs, merge and close.
 
 All displayed text is untrusted, so it is escaped, made visible and truncated. A browser signs in once with the key and
 then holds a random token that other sites cannot use: the cookie is SameSite, and every form contains a second token

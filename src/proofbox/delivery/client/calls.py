@@ -125,10 +125,10 @@ _KINDS: dict[int, tuple[type[BackendError], str, tuple[str, ...]]] = {
     ),
     403: (
         BackendForbidden,
-        "does not allow that",
+        "denied the request",
         ("check --user-id: it must be the app's owner or a user with access to it",),
     ),
-    404: (BackendNotFound, "does not know", ("check the ids: the app or the enterprise may be wrong or deleted",)),
+    404: (BackendNotFound, "cannot find", ("check the ids: the app or the enterprise may be wrong or deleted",)),
     409: (
         BackendConflict,
         "reports a conflict",

@@ -117,7 +117,7 @@ class Sender:
                 try:
                     return await self.attempt(call, attempt.num)
                 except BackendConflict as conflict:
-                    # An earlier attempt of ours may have finished after the check.
+                    # An earlier attempt may have finished after the check.
                     found = await look(attempt.num)
                     if found is not None and not isinstance(found, BackendCall):
                         return found
@@ -183,7 +183,7 @@ class Sender:
                 "the connection was closed during the response, or the response was not HTTP", sent=True
             )
         except httpx2.TransportError as error:
-            return ConnectionBroken(f"the connection broke ({_cause(error)})", sent=True)
+            return ConnectionBroken(f"the connection failed ({_cause(error)})", sent=True)
         except httpx2.InvalidURL:
             hints = ["check --app-id and --enterprise-id"]
             raise UsageError("an id is too long for a URL", op=call.op, fix_hints=hints) from None

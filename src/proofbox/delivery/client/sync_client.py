@@ -1,4 +1,4 @@
-"""The backend's four operations: `BackendClient`, and `AsyncBackendClient` with the same names, awaited.
+"""`BackendClient`: the backend's four operations. `AsyncBackendClient` has the same ones as coroutines.
 
     settings = BackendSettings.from_environment()
     with BackendClient(settings) as backend:

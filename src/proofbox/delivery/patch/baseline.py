@@ -1,6 +1,6 @@
 """The files in a repository that we delivered: the base of a three-way comparison.
 
-For every path that was ever sent, `settled` is the last state of ours that was observed in the repository, and `sent`
+For every path that was ever sent, `settled` is our last state that was observed in the repository, and `sent`
 lists the states in pull requests that have not been observed there yet. If the repository has a file in one of these
 states, no one else has changed it. Any other file is not ours, or someone else has changed it.
 
@@ -104,7 +104,7 @@ class _Stored(msgspec.Struct, kw_only=True):
     sha256: str
     """The SHA-256 of the bytes of `files`."""
     files: msgspec.Raw
-    """By path: `settled`, the last state of ours observed in the repository; `sent`, the states proposed since."""
+    """By path: `settled`, our last state that was observed in the repository; `sent`, the states proposed since."""
 
 
 class BaselineStore:

@@ -167,7 +167,7 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
-    """Check a suite file or Harbor tasks and list every problem. Exit 1 if there is one.
+    """Check a suite file or Harbor tasks and list every problem. Exit 1 on any problem.
 
     Also list everything it asks for beyond your settings: `suite run` needs your consent to that.
 

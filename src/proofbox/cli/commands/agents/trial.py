@@ -73,7 +73,11 @@ class TrialFlags:
     ] = ()
     grant: Annotated[
         tuple[str, ...],
-        Parameter(name="--grant", negative="", help="Pass a variable that is withheld from boxes by default."),
+        Parameter(
+            name="--grant",
+            negative="",
+            help="A variable to pass by name that is withheld from boxes by default. Repeatable.",
+        ),
     ] = ()
     approval: Annotated[
         tuple[str, ...],

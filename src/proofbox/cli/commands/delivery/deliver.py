@@ -40,7 +40,10 @@ class BackendFlags:
     """The backend's URL, and how long to wait for it."""
 
     backend_url: Annotated[
-        str | None, Parameter(name="--backend-url", help="Default: MOZAIKS_BACKEND_URL, or http://localhost:3000.")
+        str | None,
+        Parameter(
+            name="--backend-url", help="The backend's URL. Default: MOZAIKS_BACKEND_URL, or http://localhost:3000."
+        ),
     ] = None
     allow_http: Annotated[
         bool, Parameter(name="--allow-http", negative="", help="Allow sending the key unencrypted to another machine.")
@@ -67,7 +70,9 @@ class SourceFlags:
         str | None, Parameter(name="--snapshot", help="Deliver this snapshot of the workspace given as --source.")
     ] = None
     root: Annotated[str | None, Parameter(name="--root", help="The directory inside the source to deliver.")] = None
-    repo_url: Annotated[str | None, Parameter(name="--repo-url", help="Default: the app's own repository.")] = None
+    repo_url: Annotated[
+        str | None, Parameter(name="--repo-url", help="The repository's URL. Default: the app's own repository.")
+    ] = None
     user_id: Annotated[
         str | None,
         Parameter(name="--user-id", help="The user to act for. Default: the owner in the spec, or proofbox."),

@@ -99,6 +99,6 @@ def _text(document: PromotionDocument) -> str:
     for reason in document.reasons:
         observed = document.packet["promotability"]["gating_inputs"][reason]["observed"]
         lines.append(
-            f"  {'accepted' if reason in document.accepted else 'against it'}: {reason} (observed: {observed})"
+            f"  {'accepted' if reason in document.accepted else 'blocked by'}: {reason} (observed: {observed})"
         )
     return printable("\n".join(lines))

@@ -28,7 +28,7 @@ from proofbox.errors import DemoFailed, ProofboxError
 
 PATIENCE = 30.0
 BOLD, DIM, CYAN = "1", "2", "36"
-HIGHLIGHTS = {  # how a line begins, and its colour
+HIGHLIGHTS = {  # the start of a line, and its colour
     "holds:": "32",
     "DOES NOT HOLD:": "31",
     "lie.1: claimed success, and failed": "31",
@@ -192,20 +192,20 @@ def play(stage: DemoStage, stack: contextlib.ExitStack, *, codex: bool) -> None:
         url = stack.enter_context(_serving(stage.child("proofbox.agents.fakemodel", "--rules", "model.toml")))
         agent = ["--strategies", "codex_app_server!", "--base-url", url, "--model", "fake-model"]
 
-    stage.say("1. Three missions for an agent in a box: one is done, one a lie, one endless.")
+    stage.say("1. An agent in a box gets three missions: one succeeds, one lies, one hangs.")
     stage.run("missions", "suite", "run", "suite.toml", "--out", "out", "-n", "3", *agent, expected=1)
     stage.run("the lie", "attempt", "explain", "lie.1", "--run", "out")
 
-    stage.say("2. What happened is evidence: anyone can check it, offline.")
+    stage.say("2. The run left evidence that anyone can check, offline.")
     stage.run("verify", "verify", "out")
     run = (place / "out" / "LATEST").read_text().strip()
     attempt = f"out/{run}/attempts/fix.1.e1"
     shutil.copytree(place / "out", place / "copy")
     _flip(place / "copy" / run / "attempts/lie.1.e1/outcome.json")
-    stage.say("   In a copy, one byte of it is flipped.")
+    stage.say("   In a copy, one byte is flipped.")
     stage.run("a flipped byte is found", "verify", "copy", expected=1)
 
-    stage.say("3. What was verified may be relied on: a packet that pins it, signed.")
+    stage.say("3. A verified attempt can be promoted: a signed packet pins it.")
     stage.run("key", "key", "new", "demo")
     packet = "fix.promotion.json"
     stage.run("promote", "promotion", "emit", attempt, "--require-promotable", "--sign", "demo", "--output", packet)
@@ -285,9 +285,9 @@ def _farewell(document: DemoDocument) -> str:
             "",
             where,
             "Next:",
-            "  proofbox doctor                      what the sandboxes on this machine hold",
+            "  proofbox doctor                      what the sandboxes on this machine enforce",
             "  proofbox exec -- COMMAND             one command in a box",
             "  proofbox suite run suite.toml        your own missions (docs/lab.md)",
-            "  proofbox runtime list                which agents could be used here",
+            "  proofbox runtime list                which agents can be used here",
         ]
     )
