@@ -113,5 +113,5 @@ def test_the_recording_in_the_docs_is_one_and_says_nothing_of_a_machine() -> Non
     assert len(picture) < 200_000
     texts = [element.text or "" for element in ET.fromstring(picture).iter(f"{SVG}text")]  # noqa: S314 (our own)
     assert any("pulls/1" in text for text in texts)
-    assert "Nothing is left behind; --keep DIR keeps it all." in texts
+    assert "All files were deleted; --keep DIR keeps them." in texts
     assert not [text for text in texts if re.search(r"/tmp/|/root/|/home/|/work/", text)]

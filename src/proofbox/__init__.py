@@ -6,16 +6,16 @@
         result = boxes.exec(["pytest", "-q"], provider="auto", timeout=60)
         print(result.exit_code, result.stdout)
 
-What is called or made by hand is here. What comes back from it (`Session`, `ExecResult`, `Snapshot`, `Trial`) is in the
-module of its room, every error in `proofbox.errors`. Names are loaded when they are first used, so that importing
-proofbox costs nothing.
+This module exports the functions and classes that callers use directly. The types that they return (`Session`,
+`ExecResult`, `Snapshot`, `Trial`) are in the modules of their packages, and all errors are in `proofbox.errors`. Names
+are loaded on first use, which keeps `import proofbox` fast.
 """
 
 from __future__ import annotations
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False  # type checkers know the name; `typing` costs more than all else of a start
+TYPE_CHECKING = False  # type checkers know the name; importing `typing` would dominate the startup time
 
 if TYPE_CHECKING:
     from proofbox import errors as errors
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from proofbox.workspace.tools.toolbox import open_toolbox as open_toolbox
     from proofbox.workspace.workspace import Workspace as Workspace
 
-# What type checkers read above, by the module it is loaded from. A test holds the two together.
+# The same names, by the module that each is loaded from. A test checks that both lists agree.
 _HOME = {
     "AsyncBackendClient": "proofbox.delivery.client.async_client",
     "AsyncSandboxes": "proofbox.sandbox.async_service",
@@ -78,7 +78,7 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-if not TYPE_CHECKING:  # which would take any name at all for one of ours
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         import importlib

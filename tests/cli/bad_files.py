@@ -1,4 +1,4 @@
-"""Files that are not what their reader hopes for, and every command that reads one."""
+"""Malformed input files, and every command that reads such a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEEP = 100_000
 
 
 def bad_contents() -> dict[str, bytes]:
-    """For any reader; none of these is a document, a key or an archive."""
+    """Return contents that are invalid for every reader: not a document, a key or an archive."""
     chance = random.Random(1)  # noqa: S311 (reproducible on purpose)
     return {
         "empty": b"",
@@ -98,7 +98,7 @@ READERS = {
     "deliver plan --app-id a --source X.zip --timeout 0.1": REFUSED,
     "deliver pr --app-id a --source folder --packet X.json --timeout 0.1": REFUSED,
 }
-# Files that are read from where they always are: the place, and who reads it.
+# Files at fixed paths: the path, and the commands that read it.
 PLACES = {
     "project/.proofbox/config.toml": [
         "exec --project project --provider off -- true",
@@ -128,7 +128,7 @@ def lines_for_reader(reader: str, place: Path) -> Iterator[Line]:
 
 
 def lines_for_pipes(place: Path) -> Iterator[Line]:
-    """Each reader is given a pipe that nobody writes to."""
+    """Yield a line for each reader with a named pipe that has no writer."""
     for reader in READERS:
         words = [word.replace("X", "pipe", 1) if word.startswith("X") else word for word in reader.split()]
         (file,) = (word for word in words if word.startswith("pipe"))
@@ -141,4 +141,4 @@ def lines_for_place(name: str) -> Iterator[Line]:
     for words in PLACES[name]:
         head, dashes, command = words.partition(" -- ")
         codes = frozenset({0, 125}) if command else ANSWERED
-        yield Line(f"{name} is not what it should be", (*head.split(), "--json", *(dashes + command).split()), codes)
+        yield Line(f"{name} is malformed", (*head.split(), "--json", *(dashes + command).split()), codes)

@@ -1,7 +1,7 @@
-"""Bad command lines, made from the real command tree: the same ones for the same seed.
+"""Generate bad command lines from the real command tree, reproducibly for a given seed.
 
-A line says which exit codes it may end with. Those that can mean nothing must be refused as usage; those whose value is
-only strange may be refused or not, and in no case is the answer a defect of ours (exit 4) or a stack trace.
+A line states the exit codes it may end with. Meaningless lines must be refused as usage errors; lines with unusual
+values may succeed or fail. None may end with an internal error (exit 4) or a stack trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proofbox.cli.app import build
 USAGE = frozenset({2})
 REFUSED = frozenset({1, 2, 3})
 ANSWERED = REFUSED | {0}
-# A command that passes an exit code on: proofbox's own failures are 125, and 126 and 127 are what a shell means.
+# Commands that pass on an exit code: proofbox's own failures are 125; 126 and 127 are as in a shell.
 PASSED_ON = {USAGE: frozenset({125}), REFUSED: frozenset({125, 126, 127})}
 
 
@@ -41,12 +41,12 @@ class Line(NamedTuple):
 
 
 class Good(NamedTuple):
-    """A command line that works in the world that the test makes: what is mutated."""
+    """A command line that works in the test's directory, as a base for mutations."""
 
     positional: tuple[str, ...] = ()
     flags: Mapping[str, str | None] = types.MappingProxyType({})
     command: tuple[str, ...] = ()
-    """What comes behind `--`."""
+    """The arguments after `--`."""
 
 
 DELIVERY = {"--app-id": "shop", "--backend-url": "http://127.0.0.1:9", "--timeout": "0.2"}
@@ -170,7 +170,7 @@ def arguments(command: Command) -> list[cyclopts.Argument]:
 
 
 def kind(argument: cyclopts.Argument) -> Any:
-    """`int`, `float`, `Path`, `str`, `bool` or a tuple of the words that are allowed."""
+    """Return `int`, `float`, `Path`, `str`, `bool` or a tuple of the allowed values."""
     hint = argument.hint
     while True:
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -191,7 +191,7 @@ def assemble(command: Command, good: Good, *extra: str, as_json: bool = True) ->
 
 
 def lines_for(command: Command, seed: int, most: int) -> list[Line]:
-    """At most so many lines for one command, drawn from all that can be made; those that can mean nothing first."""
+    """Return at most `most` random lines for one command, meaningless ones first."""
     chance = random.Random(f"{seed} {command.path}")  # noqa: S311 (reproducible on purpose)
     meaningless, strange = list(_meaningless(command, chance)), list(_strange(command, chance))
     for each in (meaningless, strange):
@@ -238,7 +238,7 @@ def _meaningless(command: Command, chance: random.Random) -> Iterator[Line]:
         if not good.command:
             yield line("surplus", assemble(command, good, *["surplus"] * 5, as_json=as_json))
         for each in given:
-            if each.required and each.index is None and each.names != ("*",):  # that is several flags together
+            if each.required and each.index is None and each.names != ("*",):  # "*" stands for a group of flags
                 rest = {name: value for name, value in good.flags.items() if name not in each.names}
                 yield line("missing", assemble(command, good._replace(flags=rest), as_json=as_json))
         if any(each.required and each.index is not None for each in given) and len(good.positional) > 0:
@@ -255,7 +255,7 @@ def _strange(command: Command, chance: random.Random) -> Iterator[Line]:
         if not each.name.startswith("-") or kind(each) is bool:
             continue
         values = {int: STRANGE_NUMBERS, float: STRANGE_NUMBERS, Path: PLACES}.get(kind(each), STRANGE_WORDS)
-        if command.path == "demo":  # any other place, and it runs
+        if command.path == "demo":  # with any other directory, the demo would run
             values = CAN_NOT_BE_MADE
         rest = {name: value for name, value in good.flags.items() if name not in each.names}
         for value in values:

@@ -1,4 +1,4 @@
-"""What bad command lines are thrown at: one of each thing that a command reads, and the places no one should name."""
+"""The directory that bad command lines run in, with valid inputs for every command and some invalid paths."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ default = true
 
 @contextmanager
 def made_world() -> Iterator[Path]:
-    """A directory with all that `badlines.GOOD` names, which others may look into, as the working directory."""
+    """Create a world-readable directory with everything that `bad_lines.GOOD` names, as the working directory."""
     top = Path(tempfile.mkdtemp(prefix="world-")).resolve()
     top.chmod(0o755)
-    place = top / "two" / "down"  # a line may name what is above it
+    place = top / "two" / "down"  # a line may refer to its parent directories
     place.mkdir(parents=True)
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -90,11 +90,15 @@ def known_codes() -> frozenset[str]:
 
 
 def problems(line: Line, code: int, out: bytes, err: bytes) -> list[str]:
-    """What is wrong with an answer to a bad command line; nothing, if nothing is."""
+    """Return the problems in the result of a bad command line."""
     found = [] if code in line.codes else [f"exit {code}, not one of {sorted(line.codes)}"]
-    marks = (b"Traceback", b'File "', *([b"PROOFBOX_INTERNAL"] if code else []))  # a list of codes may name that one
+    marks = (
+        b"Traceback",
+        b'File "',
+        *([b"PROOFBOX_INTERNAL"] if code else []),
+    )  # a successful list of codes may contain it
     found += [f"{mark.decode()} is shown" for mark in marks if mark in out + err]
-    if line.as_json and not (code == 0 and line.words[:2] == ("mcp", "serve")):  # its stdout is the protocol's
+    if line.as_json and not (code == 0 and line.words[:2] == ("mcp", "serve")):  # its stdout carries the protocol
         found += problems_of_document(out, refused=code != 0)
     elif code in (2, 3, 4, 125) and b"code: " not in err:
         found.append("no code on stderr")
@@ -121,5 +125,5 @@ def problems_of_document(out: bytes, *, refused: bool) -> list[str]:
 
 def described(line: Line, found: list[str], out: bytes, err: bytes) -> str:
     shown = [word if len(word) < 80 else f"{word[:40]}… ({len(word)})" for word in line.words]
-    said = (out + err).decode(errors="replace")
-    return f"{line.why}: {shown}\n    {'; '.join(found)}\n    {said[:600]}"
+    output = (out + err).decode(errors="replace")
+    return f"{line.why}: {shown}\n    {'; '.join(found)}\n    {output[:600]}"

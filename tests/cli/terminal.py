@@ -1,4 +1,4 @@
-"""A person at a real terminal, for tests of what is interactive."""
+"""A simulated user at a real terminal, for tests of interactive commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROOFBOX = (sys.executable, "-m", "proofbox")
 
 
 class Terminal:
-    """A person at a terminal: types, and waits for what appears."""
+    """A user at a terminal who types and waits for output."""
 
     def __init__(self, words: list[str], cwd: Path, program: Sequence[str] = PROOFBOX) -> None:
         wait, go = os.pipe()
@@ -47,7 +47,7 @@ class Terminal:
         self.seen = self.seen.split(text.encode(), 1)[1]
 
     def press_until(self, key: str, text: str) -> None:
-        """As a person does: a shell that is just starting its command may not hear the first Ctrl-C."""
+        """Press a key repeatedly: a shell that is just starting its command may miss the first Ctrl-C."""
         for _ in range(20):
             self.type(key)
             with contextlib.suppress(AssertionError):
@@ -59,7 +59,7 @@ class Terminal:
         os.kill(self.pid, signal.SIGWINCH)
 
     def end(self) -> int:
-        while True:  # what is still to be shown must be taken, or the other side can't end
+        while True:  # drain the output, or the process cannot exit
             try:
                 if not os.read(self.fd, 65536):
                     break

@@ -1,4 +1,4 @@
-"""No command line, however wrong, ends in a stack trace: it is refused with a code, a message and what to do."""
+"""Bad command lines never print a stack trace: they are refused with a code, a message and hints."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Throw = Callable[[Iterable[Line]], None]
 
 @pytest.fixture
 def throw(world: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Throw:
-    """Runs lines in this process, one after the other, and fails with all that is wrong with the answers."""
+    """Return a function that runs lines in this process and fails with all problems found."""
     enter(world, monkeypatch)
-    monkeypatch.setenv("INTERNAL_API_KEY", "Zq4mT7pWx2Rv9LsN5cKd8HbJ")  # not one that looks like a placeholder
+    monkeypatch.setenv("INTERNAL_API_KEY", "Zq4mT7pWx2Rv9LsN5cKd8HbJ")  # must not look like a placeholder
 
     def answer(line: Line) -> str:
         capfdbinary.readouterr()
@@ -60,15 +60,15 @@ def throw(world: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.Capt
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.path)
-def test_bad_lines_for_a_command(command: Command, throw: Throw, rounds: Callable[[int, int], int]) -> None:
+def test_bad_command_lines_are_refused(command: Command, throw: Throw, rounds: Callable[[int, int], int]) -> None:
     throw(lines_for(command, SEED, rounds(SAMPLE, FULL)))
 
 
-def test_bad_lines_without_a_command(throw: Throw) -> None:
+def test_bad_lines_without_a_command_are_refused(throw: Throw) -> None:
     throw(lines_without_a_command())
 
 
-def test_there_are_enough_of_them() -> None:
+def test_enough_bad_lines_are_generated() -> None:
     lines = every_line(SEED, SAMPLE)
     assert len({line.words for line in lines if 0 not in line.codes}) >= 300
     assert lines == every_line(SEED, SAMPLE)
@@ -76,15 +76,15 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_files_that_are_not_what_they_should_be(reader: str, throw: Throw, world: Path) -> None:
+def test_malformed_input_files_are_refused(reader: str, throw: Throw, world: Path) -> None:
     throw(lines_for_reader(reader, world))
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_places_that_hold_something_else(
+def test_malformed_files_at_implicit_paths_are_refused(
     name: str, throw: Throw, world: Path, rounds: Callable[[int, int], int]
 ) -> None:
-    """What a command reads without being told to: settings, locks, the files of a run."""
+    """Covers files that commands read implicitly: settings, locks, the files of a run."""
     run = (world / "out/LATEST").read_text().strip()
     place = world / name.replace("RUN", f"out/{run}")
     before = place.read_bytes() if place.is_file() else None

@@ -1,4 +1,4 @@
-"""Bad command lines as the system makes them: real processes with broken streams, environments and permissions."""
+"""Bad conditions of real processes: broken streams, environments and permissions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Try(NamedTuple):
     words: tuple[str | bytes, ...]
     codes: frozenset[int] = ANSWERED
     env: Mapping[str, str | bytes | None] = {}
-    """None takes a variable away."""
+    """None unsets a variable."""
     script: str = 'exec "$@"'
-    """What the shell does: `$@` is the command line."""
+    """The shell script to run; `$@` is the command line."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def world() -> Iterator[Path]:
 
 
 def answer(place: Path, each: Try, python: str, env: Mapping[str, str], identity: Mapping[str, Any]) -> str:
-    """What is wrong with the answer; empty if nothing is."""
+    """Return the problems in the result; empty if there are none."""
     given = {**env, **each.env}
     done = subprocess.run(
         ["/bin/sh", "-c", each.script, "sh", python, "-P", "-c", PROGRAM, *each.words],
@@ -56,7 +56,7 @@ def answer(place: Path, each: Try, python: str, env: Mapping[str, str], identity
     words = tuple(map(os.fsdecode, each.words))
     line = Line(f"{dict(each.env)} {each.script}", words, each.codes)
     found = problems(line, done.returncode, done.stdout, done.stderr)
-    if each.script != Try(()).script:  # there may be nowhere to say it
+    if each.script != Try(()).script:  # the streams may be unusable
         found = [each for each in found if "JSON" not in each and "no code" not in each]
     return described(line, found, done.stdout, done.stderr) if found else ""
 
@@ -99,8 +99,8 @@ SAYS_MUCH = (
 
 
 @pytest.mark.parametrize("script", STREAMS)
-def test_streams_that_are_closed_full_or_left(script: str, world: Path, rounds: Callable[[int, int], int]) -> None:
-    # A pipe's exit code is its last part's: 0. And what can't be said to stdout makes any answer a failure.
+def test_closed_full_and_broken_streams(script: str, world: Path, rounds: Callable[[int, int], int]) -> None:
+    # The exit code of a pipeline is that of its last command: 0. An unwritable stdout makes any command fail.
     shown = [
         Try(words, (codes | {0} if "|" in script else codes | {3, 125}), script=script) for words, codes in SAYS_MUCH
     ]
@@ -142,14 +142,14 @@ ASKS_THE_ENVIRONMENT = (
 
 
 @pytest.mark.parametrize("env", ENVIRONMENTS, ids=lambda env: " ".join(map(ascii, env)))
-def test_environments_that_make_no_sense(
+def test_invalid_environment_variables(
     env: Mapping[str, str | bytes | None], world: Path, rounds: Callable[[int, int], int]
 ) -> None:
     tries = [Try(words, codes, env) for words, codes in ASKS_THE_ENVIRONMENT]
     answers(world, tries[: rounds(3, len(tries))])
 
 
-def test_a_working_directory_that_is_gone(world: Path) -> None:
+def test_deleted_working_directory(world: Path) -> None:
     gone = 'mkdir "gone-$$" && cd "gone-$$" && rmdir "../gone-$$" && exec "$@"'
     words: list[tuple[str, ...]] = [
         ("exec", "--json", "--provider", "off", "--", "true"),
@@ -165,7 +165,7 @@ def test_a_working_directory_that_is_gone(world: Path) -> None:
     answers(world, [Try(each, PASSES if each[0] == "exec" else ANSWERED, script=gone) for each in words])
 
 
-def test_words_that_are_no_utf8(world: Path) -> None:
+def test_arguments_that_are_not_utf8(world: Path) -> None:
     bad = b"\xff\xfe\x80"
     words: list[tuple[str | bytes, ...]] = [
         (bad,),
@@ -183,8 +183,8 @@ def test_words_that_are_no_utf8(world: Path) -> None:
     answers(world, [Try(("exec", "--provider", "off", "--json", "--", bad), frozenset({127}))])
 
 
-def test_places_to_write_to_that_are_no_utf8(world: Path) -> None:
-    """Each works, or is refused before anything is made."""
+def test_output_paths_that_are_not_utf8(world: Path) -> None:
+    """Each line succeeds or is refused before anything is created."""
     bad = b"made-\xff"
     refused: list[tuple[str | bytes, ...]] = [
         ("suite", "run", "suite.toml", "--out", bad, "--strategies", "scripted", "--json"),
@@ -208,7 +208,7 @@ def test_places_to_write_to_that_are_no_utf8(world: Path) -> None:
     answers(world, [Try((*each, "--json"), frozenset({0})) for each in works])
 
 
-def test_files_that_may_not_grow(world: Path) -> None:
+def test_file_size_limit_is_reported(world: Path) -> None:
     words: list[tuple[str, ...]] = [
         ("key", "new", "tiny", "--json"),
         ("workspace", "init", "folder", "--json"),
@@ -218,7 +218,7 @@ def test_files_that_may_not_grow(world: Path) -> None:
     answers(world, [Try(each, REFUSED, script='ulimit -f 0; exec "$@"') for each in words])
 
 
-def test_files_without_an_end(world: Path) -> None:
+def test_endless_input_files_are_refused(world: Path) -> None:
     words = [
         "suite lint /dev/zero",
         "promotion verify /dev/zero",
@@ -228,17 +228,17 @@ def test_files_without_an_end(world: Path) -> None:
         "backend spec /dev/zero --enterprise-id e-1 --data backend",
         "runtime try --prompt-file /dev/zero --workspace folder",
     ]
-    little = 'ulimit -v 4000000; exec "$@"'  # in kB: what reads on would end for want of memory, as a defect of ours
+    little = 'ulimit -v 4000000; exec "$@"'  # in kB: unbounded reading would run out of memory
     answers(world, [Try((*each.split(), "--json"), REFUSED, script=little) for each in words])
 
 
-def test_pipes_that_nobody_writes_to(world: Path) -> None:
-    """Whoever works on a project can put one where a file is read: it is refused, and not waited for."""
+def test_pipes_without_a_writer_are_refused(world: Path) -> None:
+    """Anyone who works on a project can replace a file with a pipe: it must be refused without blocking."""
     answers(world, [Try(line.words, line.codes) for line in lines_for_pipes(world)])
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_pipes_where_a_file_always_is(name: str, world: Path) -> None:
+def test_pipes_at_implicit_paths_are_refused(name: str, world: Path) -> None:
     run = (world / "out/LATEST").read_text().strip()
     place = world / name.replace("RUN", f"out/{run}")
     aside = world / "aside"
@@ -255,8 +255,8 @@ def test_pipes_where_a_file_always_is(name: str, world: Path) -> None:
 
 
 @pytest.mark.needs("unprivileged-user")
-def test_what_an_ordinary_user_may_not(world: Path, ordinary_user: OrdinaryUser) -> None:
-    """Root may everything; these are asked as someone who may not."""
+def test_permission_errors_of_an_ordinary_user(world: Path, ordinary_user: OrdinaryUser) -> None:
+    """Run as an ordinary user, because root has all permissions."""
     closed = world / "closed"
     closed.mkdir(exist_ok=True)
     for name in ("suite.toml", "images.toml", "packet.json", "key.pub", "spec.json"):
@@ -292,14 +292,18 @@ def test_what_an_ordinary_user_may_not(world: Path, ordinary_user: OrdinaryUser)
         ("gc", "closed/folder"),
         ("demo", "--keep", "closed/kept"),
     ]
-    reads = {"bundle list", "gc", "workspace init"}  # an empty answer, or an own directory's history, may be right
+    reads = {
+        "bundle list",
+        "gc",
+        "workspace init",
+    }  # an empty result, or a history in the user's own directory, may be correct
     tries = [
         Try((*each, "--json"), ANSWERED if " ".join(each[:2]) in reads or each[0] in reads else REFUSED)
         for each in words
     ]
     tries += [Try((*each, "--json"), REFUSED, others) for each in words[:3]]
     tries += [Try(("exec", "--project", "closed/folder", "--json", "--", "true"), frozenset({125}))]
-    # Who runs the tests as an ordinary user owns all of this: its modes alone keep him out.
+    # If the tests run as an ordinary user, that user owns everything, and only the modes deny access.
     modes = {closed: 0o555, world / "key": 0, world / "home/state": 0o555, world / "home/config": 0o555}
     for path, mode in modes.items():
         path.chmod(mode)
@@ -310,7 +314,7 @@ def test_what_an_ordinary_user_may_not(world: Path, ordinary_user: OrdinaryUser)
             path.chmod(0o600 if path.is_file() else 0o755)
 
 
-def test_a_ctrl_c_while_it_starts_is_no_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_startup_prints_no_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     from proofbox import cli
 
     def interrupted() -> int:
@@ -322,10 +326,10 @@ def test_a_ctrl_c_while_it_starts_is_no_stack_trace(monkeypatch: pytest.MonkeyPa
     assert ended.value.code == 130
 
 
-def test_a_failure_of_a_descriptor_is_one_of_reading_or_writing(
+def test_descriptor_errors_are_io_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The system names a descriptor by its number, in the place of a path."""
+    """The system reports a descriptor's number in place of a path."""
     monkeypatch.setattr("proofbox.evidence.bundle.listing.list_bundles", lambda *_: os.stat(1 << 20))
     assert main(["bundle", "list", str(tmp_path), "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "PROOFBOX_IO"

@@ -1,4 +1,4 @@
-"""Command lines that no list has: words drawn at random, from those that mean something and from those that don't."""
+"""Random command lines, from meaningful and meaningless words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from proofbox.cli import COMMANDS, GROUPS, Command, main
 
-# What a drawn line must not start: a server, a shell, an agent, a download, the demo.
+# Random lines must not start a server, a shell, an agent, a download or the demo.
 QUIET = [
     command
     for command in COMMANDS
@@ -26,7 +26,7 @@ QUIET = [
     and command.path not in ("mcp serve", "session start", "images pull", "session exec")
 ]
 FLAGS = sorted({name for command in QUIET for each in arguments(command) for name in each.names})
-# As argv holds them: anything but NUL, with the bytes that are no UTF-8 as surrogates.
+# As in argv: anything but NUL, with bytes that are not UTF-8 as surrogates.
 ANY_WORD = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
     st.binary(max_size=12).map(lambda data: os.fsdecode(data.replace(b"\0", b"\xff"))),
@@ -48,7 +48,7 @@ def place() -> Iterator[Path]:
 
 
 @given(command=st.sampled_from(QUIET), words=st.lists(WORD, max_size=6))
-def test_no_words_end_in_a_stack_trace(command: Command, words: list[str], place: Path) -> None:
+def test_random_arguments_print_no_stack_trace(command: Command, words: list[str], place: Path) -> None:
     line = Line("drawn", (*command.path.split(), *words), PASSES if command.passes_exit_code else ANSWERED)
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace"), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -58,17 +58,17 @@ def test_no_words_end_in_a_stack_trace(command: Command, words: list[str], place
         finally:
             sys.stdin = before
     out.flush()
-    said, told = out.buffer.getvalue(), err.getvalue().encode(errors="backslashreplace")
-    found = problems(line, code, said, told)
-    if code == 0:  # help and the version are for people, whatever else was said
+    stdout, stderr = out.buffer.getvalue(), err.getvalue().encode(errors="backslashreplace")
+    found = problems(line, code, stdout, stderr)
+    if code == 0:  # help and the version are printed as text
         found = [each for each in found if "JSON" not in each]
-    assert not found, described(line, found, said, told)
+    assert not found, described(line, found, stdout, stderr)
 
 
-def test_one_word_too_many_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attempt", "explain", "out", "answer.1", "\x1b[31m" + "x" * 500]) == 2
-    said = capsys.readouterr().err
-    assert "too many arguments: nothing takes 'answer.1', '\\x1b[31m" in said
-    assert "see: proofbox attempt explain --help" in said
-    assert "\x1b" not in said
-    assert len(said) < 500
+    stderr = capsys.readouterr().err
+    assert "unexpected arguments: 'answer.1', '\\x1b[31m" in stderr
+    assert "see: proofbox attempt explain --help" in stderr
+    assert "\x1b" not in stderr
+    assert len(stderr) < 500

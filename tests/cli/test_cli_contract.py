@@ -1,4 +1,4 @@
-"""What programs rely on: the contract's snapshot, the public names, and a start that costs nothing."""
+"""The contract's snapshot, the public names, and a fast startup."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from proofbox.errors import error_classes
 
 SNAPSHOT = Path(__file__).parent / "contract.json"
 
-# At the start of `proofbox --help` none of these may be loaded: each costs more than all of proofbox's own start.
+# `proofbox --help` must load none of these: each takes longer than the rest of the startup.
 HEAVY = (
     *("anyio", "asyncio", "cryptography", "cyclopts", "dataclasses", "httpx2", "inspect", "json", "msgspec", "rich"),
     *("re", "socket", "stamina", "starlette", "subprocess", "typing", "uvicorn"),
 )
-# And by the help of one command, none of these, beyond what it takes to parse a command line.
+# The help of one command may load the parser, but none of these.
 TO_RUN = (
     *("anyio", "asyncio", "concurrent.futures", "cryptography", "http.client", "httpx2", "importlib.metadata", "ssl"),
     *("stamina", "starlette", "urllib.request", "uvicorn"),
@@ -36,25 +36,25 @@ TO_RUN = (
     ),
     *("proofbox.workspace.workspace",),
 )
-# Their documents are made of types that stand beside the code which makes them, and are needed for the contract.
+# Exceptions: their document types are defined next to the code that uses them, and the contract needs them.
 MADE_OF_HEAVY_TYPES = (
     *("contract", "doctor", "gc", "report", "validate"),
     *("runtime list", "runtime check", "runtime try", "runtime fork"),
 )
 
 
-def test_the_contract_is_what_was_agreed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """A change here is a change for every program that drives proofbox. If it is meant:
+def test_contract_matches_the_snapshot(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A change here affects every program that uses proofbox. If it is intended, run:
 
     .venv/bin/proofbox contract --json | python3 -I -m json.tool > tests/cli/contract.json
     """
     assert main(["contract", "--json"]) == 0
-    said = json.loads(capfdbinary.readouterr().out)
-    assert said == json.loads(SNAPSHOT.read_text())
+    printed = json.loads(capfdbinary.readouterr().out)
+    assert printed == json.loads(SNAPSHOT.read_text())
 
 
-def test_every_member_of_every_document_is_explained() -> None:
-    """Where it fails: say below the member in its class, or by `meaning`, what its name does not."""
+def test_every_document_member_has_a_description() -> None:
+    """If this fails, add a docstring below the member in its class, or a `meaning`."""
     contract = make_contract()
     schemas = {
         **contract.schemas,
@@ -67,7 +67,7 @@ def test_every_member_of_every_document_is_explained() -> None:
 
 
 def _members(schema: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every member that a JSON Schema describes, however deep, and its path there."""
+    """Yield every member that a JSON Schema describes, at any depth, with its path."""
     for name, inner in schema.get("properties", {}).items():
         yield f"{at}{name}", inner
         yield from _members(inner, f"{at}{name}.")
@@ -80,7 +80,7 @@ def _members(schema: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[s
             yield from _members(schema[key], at)
 
 
-def test_the_contract_for_people_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_contract_text_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["contract"]) == 0
     text = capsys.readouterr().out
     assert all(command.path in text for command in COMMANDS)
@@ -102,8 +102,8 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "command", [each for each in COMMANDS if each.path not in MADE_OF_HEAVY_TYPES], ids=lambda command: command.path
 )
-def test_help_of_a_command_loads_nothing_that_only_running_it_takes(command: Command) -> None:
-    """In a process of its own: what one command loads, the next would have."""
+def test_command_help_loads_no_heavy_modules(command: Command) -> None:
+    """Runs in a new process, because modules stay loaded."""
     script = (
         "import sys; from proofbox.cli import main; main([*sys.argv[1:], '--help']);"
         f"print(sorted(set({TO_RUN!r}) & set(sys.modules)), file=sys.stderr)"
@@ -143,15 +143,15 @@ def test_groups_have_commands() -> None:
     assert {command.path.split()[0] for command in COMMANDS if " " in command.path} == set(GROUPS)
 
 
-def test_the_public_names_are_all_there() -> None:
+def test_all_public_names_can_be_imported() -> None:
     for name in proofbox.__all__:
         assert getattr(proofbox, name) is not None
     with pytest.raises(AttributeError):
         proofbox.nonsense  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_type_checkers_and_python_see_the_same_names() -> None:
-    """Loaded lazily, the names have to be said twice: for the type checker, and for Python."""
+def test_public_names_agree_with_type_checking_imports() -> None:
+    """Lazily loaded names are listed twice: for type checkers, and for Python."""
     source = Path(proofbox.__file__).read_text()
     block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
     seen = {
@@ -164,8 +164,8 @@ def test_type_checkers_and_python_see_the_same_names() -> None:
     assert seen == proofbox._HOME
 
 
-def test_the_public_face_is_small() -> None:
-    """What is called, made by hand or caught; what is only met on the way is in its room."""
+def test_public_api_is_small() -> None:
+    """Only names that users call, construct or catch are exported; returned types are in their packages."""
     assert len(proofbox.__all__) <= 30
 
 

@@ -1,4 +1,4 @@
-"""`proofbox exec`, `probe` and `session` as a user types them: documents, exit codes, and what happens to bad input."""
+"""`proofbox exec`, `probe` and `session` on the command line: documents, exit codes, and errors for bad input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(capfdbinary: pytest.CaptureFixture[bytes], project: Path) -> Run:
-    """Run a command line in-process; its exit code, the JSON document (or the text), and stderr."""
+    """Return a function that runs a command line in-process and returns exit code, document (or text) and stderr."""
 
     def call(*words: str, provider: str = "off") -> tuple[int, Any, str]:
         words = tuple(word.replace("PROJECT", str(project)) for word in words)
@@ -50,7 +50,7 @@ def proofbox(*words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, "-m", "proofbox", *words], capture_output=True, timeout=60, **options)
 
 
-def test_the_document_has_the_contract_s_members(run: Run) -> None:
+def test_exec_document_has_all_members(run: Run) -> None:
     code, document, err = run("exec", "--json", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert code == 7
     assert err == ""
@@ -65,7 +65,7 @@ def test_the_document_has_the_contract_s_members(run: Run) -> None:
     assert document["duration_ms"] > 0
 
 
-def test_output_that_is_not_utf8_comes_as_base64_too(run: Run) -> None:
+def test_output_that_is_not_utf8_is_also_base64_encoded(run: Run) -> None:
     _, document, _ = run("exec", "--json", "--", "printf", r"\377\000x")
     assert base64.b64decode(document["stdout_b64"]) == b"\xff\x00x"
     assert document["stderr_b64"] is None
@@ -162,13 +162,13 @@ def test_a_missing_bwrap_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.needs("bubblewrap")
 def test_forbidden_namespaces_are_explained_with_the_fix(run: Run) -> None:
-    assert run("probe", "--provider", "bubblewrap", "--json")[0] == 0  # and what works here says nothing of elsewhere
+    assert run("probe", "--provider", "bubblewrap", "--json")[0] == 0  # it works on this machine
     forbidden = ["prlimit", "--nofile=256", "unshare", "--user", "--map-root-user", "sh", "-c"]
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     words = [sys.executable, "-m", "proofbox", "probe", "--provider", "bubblewrap", "--json"]
     done = subprocess.run([*forbidden, script, "sh", *words], capture_output=True, timeout=60, env=dict(os.environ))
     if not done.stdout:
-        pytest.skip(f"this machine makes no user namespace to try it in: {done.stderr!r}")
+        pytest.skip(f"this machine cannot create user namespaces: {done.stderr!r}")
     error = json.loads(done.stdout)["error"]
     assert done.returncode == 3
     assert error["code"] == "SANDBOX_UNAVAILABLE"
@@ -176,7 +176,7 @@ def test_forbidden_namespaces_are_explained_with_the_fix(run: Run) -> None:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_auto_runs_in_a_box_and_says_so(run: Run) -> None:
+def test_auto_runs_in_a_box_and_reports_the_provider(run: Run) -> None:
     code, document, _ = run("exec", "--json", "--", "sh", "-c", "echo $$ > pid; cat /etc/hostname", provider="auto")
     assert document["provider"] == "bubblewrap"
     assert document["isolation"] == "namespace"
@@ -186,7 +186,7 @@ def test_auto_runs_in_a_box_and_says_so(run: Run) -> None:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_command_of_the_host_outside_the_box_gets_a_hint(
+def test_command_missing_in_the_box_gets_a_hint(
     run: Run, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "bin"
@@ -199,14 +199,14 @@ def test_a_command_of_the_host_outside_the_box_gets_a_hint(
     assert f"--mount {elsewhere.parent}:{elsewhere.parent}:ro" in document["error"]["fix_hints"][0]
 
 
-def test_stdin_from_a_file_and_from_ours(run: Run, project: Path) -> None:
+def test_stdin_from_a_file_and_from_the_caller(run: Run, project: Path) -> None:
     (project / "in.txt").write_text("from a file")
     assert run("exec", "--stdin", str(project / "in.txt"), "--", "cat")[1] == "from a file"
     done = proofbox("exec", "--provider", "off", "--stdin", "-", "--", "cat", input=b"from ours", cwd=project)
     assert done.stdout == b"from ours"
 
 
-def test_closed_stdin_is_an_error_only_when_it_is_asked_for(project: Path) -> None:
+def test_closed_stdin_is_an_error_only_with_stdin_flag(project: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[bytes]:
         command = [sys.executable, "-m", "proofbox", "exec", "--provider", "off", *words]
         return subprocess.run(
@@ -220,14 +220,14 @@ def test_closed_stdin_is_an_error_only_when_it_is_asked_for(project: Path) -> No
     assert b"Traceback" not in done.stderr
 
 
-def test_a_reader_that_leaves_ends_the_command(project: Path) -> None:
+def test_broken_pipe_ends_the_command(project: Path) -> None:
     command = f"{sys.executable} -m proofbox exec --provider off -- yes | head -n 1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, cwd=project)
     assert done.stdout == b"y\n"
     assert done.stderr == b""
 
 
-def test_a_command_that_ignores_ctrl_c_is_killed_when_one_insists(project: Path) -> None:
+def test_third_ctrl_c_kills_a_command_that_ignores_it(project: Path) -> None:
     script = "echo up; trap '' INT; while :; do sleep 0.05; done"
     words = [sys.executable, "-m", "proofbox", "exec", "--provider", "off", "--shell", script]
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=project) as process:
@@ -240,7 +240,7 @@ def test_a_command_that_ignores_ctrl_c_is_killed_when_one_insists(project: Path)
         assert process.wait(timeout=60) == 130
 
 
-def test_a_terminal_gets_no_escapes_of_the_command(project: Path) -> None:
+def test_control_sequences_are_escaped_for_a_terminal(project: Path) -> None:
     shown = _on_a_terminal(project, "--", "printf", r"\033]0;title\007\033[31mred\033[0m ok\n")
     assert b"\x1b" not in shown
     assert b"\x07" not in shown
@@ -297,7 +297,7 @@ def test_a_session_lives_between_processes(project: Path) -> None:
     "words", ["--help", "probe", "contract --json", "session list --json", "exec --provider off -- echo x"]
 )
 @pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
-def test_a_stdout_that_takes_nothing_ends_in_no_stack_trace(project: Path, words: str, redirection: str) -> None:
+def test_unwritable_stdout_prints_no_stack_trace(project: Path, words: str, redirection: str) -> None:
     command = f"{sys.executable} -m proofbox {words} {redirection}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, cwd=project)
     assert "Traceback" not in done.stderr

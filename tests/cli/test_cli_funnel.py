@@ -1,4 +1,4 @@
-"""`proofbox run` and `proofbox mcp proxy` where there is no supervisor: they say what they are for."""
+"""`proofbox run` and `proofbox mcp proxy` without a supervisor: they explain their purpose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proofbox.cli import main
 
 
 @pytest.mark.parametrize("words", [["run"], ["run", "-n"], ["mcp", "proxy"]])
-def test_outside_a_box(
+def test_funnel_commands_fail_outside_a_box(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -25,6 +25,6 @@ def test_outside_a_box(
 
 
 @pytest.mark.parametrize("words", [["run"], ["mcp", "proxy"]])
-def test_without_a_command(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_funnel_commands_need_a_command(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--json"]) == 125
     assert json.loads(capfd.readouterr().out)["error"]["code"] == "PROOFBOX_USAGE"

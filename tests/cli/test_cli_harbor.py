@@ -1,4 +1,4 @@
-"""`suite lint` and `suite run` of a task's directory, as a user calls them."""
+"""`suite lint` and `suite run` on a directory of Harbor tasks."""
 
 from __future__ import annotations
 
@@ -36,42 +36,42 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_lint_says_what_is_different_here(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = call(capsys, "lint", str(task))
-    assert (code, said["missions"], said["suite"]) == (0, 1, "task")
-    assert said["notes"] == {"task": ["task.toml: environment.fancy is not supported and was ignored"]}
-    code, said = call(capsys, "lint", str(task), "--host-root")
-    assert said["notes"]["task"][0].startswith("not comparable: ")
+def test_lint_lists_differences_to_harbor(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, result = call(capsys, "lint", str(task))
+    assert (code, result["missions"], result["suite"]) == (0, 1, "task")
+    assert result["notes"] == {"task": ["task.toml: environment.fancy is not supported and was ignored"]}
+    code, result = call(capsys, "lint", str(task), "--host-root")
+    assert result["notes"]["task"][0].startswith("not comparable: ")
     (task / "tests/test.sh").unlink()
-    code, said = call(capsys, "lint", str(task))
-    assert (code, said["error"]["code"]) == (1, "SUITE_INVALID")
-    assert [each["message"] for each in said["problems"]] == ["tests/test.sh is missing"]
+    code, result = call(capsys, "lint", str(task))
+    assert (code, result["error"]["code"]) == (1, "SUITE_INVALID")
+    assert [each["message"] for each in result["problems"]] == ["tests/test.sh is missing"]
 
 
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize(("strategy", "code", "verified"), [("oracle", 0, "passed"), ("nop", 1, "failed")])
-def test_the_controls_run_on_the_host_s_root(
+def test_control_strategies_run_with_host_root(
     task: Path, capsys: pytest.CaptureFixture[str], strategy: str, code: int, verified: str
 ) -> None:
-    got, said = call(capsys, "run", str(task), "--host-root", "--strategies", strategy, "--out", "out")
+    got, result = call(capsys, "run", str(task), "--host-root", "--strategies", strategy, "--out", "out")
     assert got == code
-    (attempt,) = said["attempts"]
-    assert (attempt["verified"], attempt["infra"], list(said["not_comparable"])) == (verified, None, ["task"])
+    (attempt,) = result["attempts"]
+    assert (attempt["verified"], attempt["infra"], list(result["not_comparable"])) == (verified, None, ["task"])
 
 
-def test_what_does_not_go_together_is_refused(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = call(capsys, "run", str(task), "--provider", "bubblewrap")
-    assert (code, said["error"]["code"]) == (2, "PROOFBOX_USAGE")
-    assert any("--host-root" in hint for hint in said["error"]["fix_hints"])
+def test_conflicting_harbor_flags_are_refused(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, result = call(capsys, "run", str(task), "--provider", "bubblewrap")
+    assert (code, result["error"]["code"]) == (2, "PROOFBOX_USAGE")
+    assert any("--host-root" in hint for hint in result["error"]["fix_hints"])
     (task.parent / "suite.toml").write_text("")
-    code, said = call(capsys, "run", "suite.toml", "--host-root")
-    assert (code, said["error"]["code"]) == (2, "PROOFBOX_USAGE")
+    code, result = call(capsys, "run", "suite.toml", "--host-root")
+    assert (code, result["error"]["code"]) == (2, "PROOFBOX_USAGE")
 
 
-def test_without_an_engine_there_is_the_host_s_root(
+def test_missing_container_engine_suggests_host_root(
     task: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{task}/no.sock")
-    code, said = call(capsys, "run", str(task), "--strategies", "oracle")
-    assert (code, said["error"]["code"]) == (3, "SANDBOX_UNAVAILABLE")
-    assert any("--host-root" in hint for hint in said["error"]["fix_hints"])
+    code, result = call(capsys, "run", str(task), "--strategies", "oracle")
+    assert (code, result["error"]["code"]) == (3, "SANDBOX_UNAVAILABLE")
+    assert any("--host-root" in hint for hint in result["error"]["fix_hints"])

@@ -35,7 +35,7 @@ def test_up_is_a_real_terminal(terminal: Terminal) -> None:
     terminal.wait_for("/dev/pts/")
     terminal.wait_for("box\r\n")
     terminal.resize(41, 101)
-    terminal.type("until stty size | grep 41; do :; done\n")  # the signal, the frame and the ioctl take a moment
+    terminal.type("until stty size | grep 41; do :; done\n")  # the new size takes a moment to arrive
     terminal.wait_for("41 101")
     terminal.type("echo go-$((3+3)); sleep 600; echo never-$((1+1))\n")
     terminal.wait_for("go-6")
@@ -71,7 +71,7 @@ def test_the_terminal_is_restored_after_a_failure(tmp_path: Path) -> None:
         os.close(slave)
 
 
-def test_init_writes_what_it_is_told_and_refuses_to_overwrite(
+def test_init_writes_settings_and_refuses_to_overwrite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -116,7 +116,7 @@ def test_init_asks_at_a_terminal(tmp_path: Path, answers: list[str], code: int, 
 
 
 @pytest.mark.needs("bubblewrap")
-def test_doctor_says_what_holds_and_keeps_it(
+def test_doctor_reports_and_stores_its_measurement(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -129,13 +129,13 @@ def test_doctor_says_what_holds_and_keeps_it(
     assert document["providers"]["bubblewrap"]["exec_ms"] > 0
     assert document["providers"]["docker"]["works"]["available"] is False
     assert document["providers"]["docker"]["report"] is None
-    assert not (state_dir() / "doctor.json").exists()  # a quick look is no measurement
+    assert not (state_dir() / "doctor.json").exists()  # quick results are not stored
     assert document["closed"] == []
     Limiter("https://model KEY", 1).usage_limited(9e11)
     assert main(["doctor", "--quick", "--provider", "off"]) == 0
-    said = capsys.readouterr().out
-    assert "network none is not enforced" in said
-    assert "usage limit (cut to 8 days: a later time was given): https://model KEY is not used until 2" in said
-    assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 1  # asked for, and not there
+    shown = capsys.readouterr().out
+    assert "network none is not enforced" in shown
+    assert "usage limit (cut to 8 days: a later time was given): https://model KEY is not used until 2" in shown
+    assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 1  # the requested provider is missing
     refused = json.loads(capsys.readouterr().out)
     assert (refused["ok"], refused["error"]["code"]) == (False, "SANDBOX_UNAVAILABLE")

@@ -1,4 +1,4 @@
-"""`runtime` as a program and a person use it."""
+"""The `runtime` commands, for programs and for people."""
 
 from __future__ import annotations
 
@@ -47,32 +47,35 @@ def call(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_one_prompt_from_flag_to_fork(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = call(
+def test_try_and_fork_one_prompt(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = call(
         capsys, "try", "--strategies", "scripted", "--script", "play.toml", "--prompt", "go", "--workspace", "work",
         "--out", "record", *BOX,
     )  # fmt: skip
-    assert (said["schema"], said["ok"], said["strategy"], said["status"]) == (
+    assert (result["schema"], result["ok"], result["strategy"], result["status"]) == (
         "proofbox.trial/1",
         True,
         "scripted",
         "completed",
     )
-    assert said["chain"][0] | {"fix_hints": []} == {
+    assert result["chain"][0] | {"fix_hints": []} == {
         "strategy": "scripted", "used": True, "reason": "the first usable candidate", "code": "", "strict": False,
         "version": "1", "fix_hints": [],
     }  # fmt: skip
-    assert [(each["tool"], each["exit_code"]) for each in said["tool_calls"]] == [("write_file", None), ("command", 3)]
-    assert all(each["duration_ms"] > 0 for each in said["tool_calls"])
-    assert [each["n"] for each in said["steps"]] == [1, 2]
-    assert {"snapshot_before", "snapshot_after"} <= set(said["steps"][0])
-    assert said["usage"] | {} == {
+    assert [(each["tool"], each["exit_code"]) for each in result["tool_calls"]] == [
+        ("write_file", None),
+        ("command", 3),
+    ]
+    assert all(each["duration_ms"] > 0 for each in result["tool_calls"])
+    assert [each["n"] for each in result["steps"]] == [1, 2]
+    assert {"snapshot_before", "snapshot_after"} <= set(result["steps"][0])
+    assert result["usage"] | {} == {
         "input_tokens": 11, "output_tokens": 7, "cached_input_tokens": 0, "reasoning_tokens": 0,
     }  # fmt: skip
-    assert said["thread_id"].startswith("thread-")
-    assert said["error"] is None
+    assert result["thread_id"].startswith("thread-")
+    assert result["error"] is None
     again = call(capsys, "fork", "record", "--step", "2", "--prompt", "on", "--workspace", "other", "--out", "r2")
-    assert (again["fork"]["exact"], again["snapshot_before"]) == (True, said["snapshot_after"])
+    assert (again["fork"]["exact"], again["snapshot_before"]) == (True, result["snapshot_after"])
     assert (place / "other/answer.txt").read_text() == "42\n"
     beside = call(capsys, "fork", "record", "--step", "1", "--prompt", "on", "--timeout", "30")
     assert (beside["fork"]["exact"], Path(beside["workspace"]).name) == (False, "record-step1")
@@ -82,25 +85,25 @@ def test_one_prompt_from_flag_to_fork(place: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_turn_that_failed_exits_1_with_its_own_document(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_turn_exits_1_with_a_trial_document(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "play.toml").write_text('[[step]]\nfault = "usage_limit"\nresets_at = 1800000000\n')
     words = ("try", "--script", "play.toml", "--prompt", "go", "--workspace", "work", *BOX)
-    said = call(capsys, *words, code=1)
-    assert (said["ok"], said["schema"], said["status"]) == (False, "proofbox.trial/1", "failed")
-    assert said["error"]["code"] == "RUNTIME_USAGE_LIMIT"
-    assert said["error"]["retryable"] is True
-    assert said["error"]["details"]["resets_at"] == 1800000000
+    result = call(capsys, *words, code=1)
+    assert (result["ok"], result["schema"], result["status"]) == (False, "proofbox.trial/1", "failed")
+    assert result["error"]["code"] == "RUNTIME_USAGE_LIMIT"
+    assert result["error"]["retryable"] is True
+    assert result["error"]["details"]["resets_at"] == 1800000000
     assert main(["runtime", *words]) == 1
     assert "RUNTIME_USAGE_LIMIT" in capsys.readouterr().out
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_command_line_is_an_agent(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_process_runtime_runs_a_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("try", "--strategy", "process!", "--prompt", "hello", "--workspace", "work", *BOX)
-    said = call(capsys, *words, "--command", "sh -c 'cat; echo; pwd > where'", "--set", "output=plain")
-    assert said["final_message"] == "hello\n"
+    result = call(capsys, *words, "--command", "sh -c 'cat; echo; pwd > where'", "--set", "output=plain")
+    assert result["final_message"] == "hello\n"
     assert (place / "work/where").exists()
-    assert said["steps"][0]["kind"] == "turn"
+    assert result["steps"][0]["kind"] == "turn"
     refused = call(capsys, *words, code=3)
     assert refused["error"]["code"] == "RUNTIME_STRATEGY_UNAVAILABLE"
 
@@ -125,37 +128,37 @@ def test_a_command_line_is_an_agent(place: Path, capsys: pytest.CaptureFixture[s
         (["--require", "flying"], 2, "PROOFBOX_USAGE"),
     ],
 )
-def test_what_can_t_be_done_says_why(
+def test_invalid_trial_flags_are_explained(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str], exit_code: int, code: str
 ) -> None:
-    said = call(capsys, "try", "--prompt", "x", "--workspace", "work", *words, code=exit_code)
-    assert said["error"]["code"] == code
-    assert said["error"]["fix_hints"]
+    result = call(capsys, "try", "--prompt", "x", "--workspace", "work", *words, code=exit_code)
+    assert result["error"]["code"] == code
+    assert result["error"]["fix_hints"]
     assert call(capsys, "try", "--workspace", "work", code=2)["error"]["code"] == "PROOFBOX_USAGE"
 
 
-def test_the_list_is_the_capability_matrix(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = call(capsys, "list")
-    found = {each["strategy"]: each for each in said["runtimes"]}
+def test_runtime_list_shows_the_capability_matrix(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = call(capsys, "list")
+    found = {each["strategy"]: each for each in result["runtimes"]}
     assert {"process", "scripted"} <= set(found)
     assert len(found["scripted"]["capabilities"]) == 9
     assert found["scripted"]["capabilities"]["supports_thread_fork"] is True
     assert (found["process"]["available"], found["process"]["fix_hints"] != []) == (False, True)
-    assert (said["chain"], said["chain_origin"]) == ("scripted", "default")
+    assert (result["chain"], result["chain_origin"]) == ("scripted", "default")
     assert main(["runtime", "list"]) == 0
     assert "thread_fork" in capsys.readouterr().out
 
 
 @pytest.mark.needs("bubblewrap")
-def test_check_drives_a_runtime(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = call(capsys, "check", "scripted", "--only", "turns.one-turn", *BOX)
-    assert (said["ok"], said["passed"], said["failed"]) == (True, 1, 0)
+def test_runtime_check_runs_the_conformance_suite(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = call(capsys, "check", "scripted", "--only", "turns.one-turn", *BOX)
+    assert (result["ok"], result["passed"], result["failed"]) == (True, 1, 0)
     assert main(["runtime", "check", "process", "--only", "threads", *BOX]) == 0
     assert "3 of 3 checks passed" in capsys.readouterr().out
 
 
 @pytest.mark.needs("bubblewrap")
-def test_at_a_terminal_it_shows_progress_and_no_escapes(place: Path) -> None:
+def test_progress_on_a_terminal_is_escaped(place: Path) -> None:
     master, slave = pty.openpty()
     argv = [sys.executable, "-m", "proofbox", "runtime", "try", "--script", "play.toml", "--prompt", "go"]
     child = subprocess.Popen([*argv, "--workspace", "work", *BOX], stdout=slave, stderr=slave, stdin=slave, cwd=place)
@@ -164,7 +167,7 @@ def test_at_a_terminal_it_shows_progress_and_no_escapes(place: Path) -> None:
     try:
         while piece := os.read(master, 4096):
             seen += piece
-    except OSError:  # the end of a terminal
+    except OSError:  # end of file on a terminal
         pass
     assert child.wait(60) == 0
     os.close(master)
@@ -174,7 +177,7 @@ def test_at_a_terminal_it_shows_progress_and_no_escapes(place: Path) -> None:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_an_interrupt_at_the_keyboard_ends_the_agent_and_writes_the_record(place: Path) -> None:
+def test_ctrl_c_ends_the_agent_and_writes_the_record(place: Path) -> None:
     (place / "play.toml").write_text('[[step]]\ntool = "run_command"\nargs = { command = "echo > up; sleep 304" }\n')
     argv = [sys.executable, "-m", "proofbox", "runtime", "try", "--script", "play.toml", "--prompt", "go", "--out", "r"]
     child = subprocess.Popen([*argv, "--workspace", "work", *BOX], cwd=place)

@@ -1,4 +1,4 @@
-"""Signals and streams as people expect them, through real processes and a real terminal."""
+"""Signals and streams, with real processes and a real terminal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_session_exec_passes_a_signal_on(name: str, session: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_that_ends_the_command_is_its_exit_code(number: signal.Signals, tmp_path: Path) -> None:
+def test_killing_signal_determines_the_exit_code(number: signal.Signals, tmp_path: Path) -> None:
     words = ["exec", "--provider", "off", "--stdin", "-", "--", "cat"]  # not a shell: those handle SIGINT themselves
     with proofbox(*words, cwd=tmp_path, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -79,8 +79,8 @@ def test_a_signal_that_ends_the_command_is_its_exit_code(number: signal.Signals,
         assert process.wait(60) == 128 + number
 
 
-def test_a_signal_that_is_ignored_here_is_not_passed_on(tmp_path: Path) -> None:
-    """nohup means the whole of it."""
+def test_ignored_signals_are_not_passed_on(tmp_path: Path) -> None:
+    """nohup must also apply to the command in the box."""
     script = 'trap "" HUP; exec "$@"'
     command = [sys.executable, "-m", "proofbox", "exec", "--provider", "off", "--", "sh", "-c", TRAP, "sh", "USR1"]
     with subprocess.Popen(["sh", "-c", script, "sh", *command], cwd=tmp_path, stdout=subprocess.PIPE) as process:
@@ -91,8 +91,8 @@ def test_a_signal_that_is_ignored_here_is_not_passed_on(tmp_path: Path) -> None:
         assert process.stdout.read() == b"got USR1\n"
 
 
-def test_output_comes_as_it_is_made_and_in_order(tmp_path: Path) -> None:
-    """Each piece is seen before the next is asked for: nothing waits in a buffer, and both streams are one story."""
+def test_output_is_streamed_in_order(tmp_path: Path) -> None:
+    """Each piece arrives before the next is requested: nothing is buffered, and both streams stay in order."""
     script = 'while read -r n; do if [ $((n % 2)) = 0 ]; then printf "out%s" $n; else printf "err%s" $n >&2; fi; done'
     words = ["exec", "--provider", "off", "--stdin", "-", "--", "sh", "-c", script]
     with proofbox(*words, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -106,7 +106,7 @@ def test_output_comes_as_it_is_made_and_in_order(tmp_path: Path) -> None:
         assert process.wait(60) == 0
 
 
-def test_a_command_that_ends_before_its_stdin_does_not_wait_for_it(tmp_path: Path) -> None:
+def test_exec_does_not_wait_for_unread_stdin(tmp_path: Path) -> None:
     words = ["exec", "--provider", "off", "--stdin", "-", "--", "echo", "done"]
     with proofbox(*words, cwd=tmp_path, stdin=subprocess.PIPE) as process:
         assert process.wait(60) == 0
@@ -126,7 +126,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_of_exec(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_up_that_is_ended_from_outside_gives_the_terminal_back(number: signal.Signals, tmp_path: Path) -> None:
+def test_killed_up_restores_the_terminal(number: signal.Signals, tmp_path: Path) -> None:
     terminal = Terminal(["up", "--provider", "off", "--", "sh", "-c", "echo up; exec cat"], tmp_path)
     terminal.wait_for("up")
     assert termios.tcgetattr(terminal.fd) != terminal.before
@@ -154,7 +154,7 @@ def test_a_command_is_signalled_from_python(tmp_path: Path) -> None:
             on_output=lambda piece: held[0].signal(signal.SIGUSR1) if piece.data == b"ready\n" else None,
         )
         assert (result.exit_code, result.stdout) == (42, "ready\ngot USR1\n")
-        held[0].signal(signal.SIGUSR1)  # it has ended: nothing happens
+        held[0].signal(signal.SIGUSR1)  # it has ended, so this has no effect
         with pytest.raises(RequestInvalid):
             held[0].signal(65)
         assert session.exec(["true"]).exit_code == 0
@@ -180,6 +180,6 @@ def test_a_command_is_signalled_from_async_python(tmp_path: Path, stdin: bytes |
     anyio.run(run)
 
 
-def test_help_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exec_help_lists_the_signals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exec", "--help"]) == 0
     assert "passed on to the command" in " ".join(capsys.readouterr().out.split())

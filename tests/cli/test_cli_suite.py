@@ -1,4 +1,4 @@
-"""Suites and attempts on the command line: documents for programs, words for people, errors that say what to do."""
+"""Suites and attempts on the command line: documents, texts, and errors with hints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = {"commands": ["test -d .", ["grep", "-qx", "42", "answer.txt"]]}
 MIXED = GOOD + mission("lies", command("echo \x1b[31mred"), say("done"), verify=WORDS)
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -57,7 +57,7 @@ def test_a_run_that_passes_and_its_document(tmp_path: Path, capsys: pytest.Captu
         "--json",
     ]
     assert main(words) == 0
-    document = told(capsys)
+    document = printed(capsys)
     assert (document["schema"], document["ok"], document["committed"]) == ("proofbox.suite_run/1", True, True)
     assert [each["attempt_id"] for each in document["attempts"]] == ["answer.1", "answer.2"]
     assert document["totals"]["passed"] == 2
@@ -72,29 +72,29 @@ def test_a_run_that_passes_and_its_document(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("jsonl", [False, True])
-def test_a_run_says_for_which_limit_it_waits(
+def test_run_reports_the_limit_it_waits_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jsonl: bool
 ) -> None:
-    # Of the conductor alone: its workers, which would wait, are other processes.
+    # Only in the conductor: its workers, which would wait, are other processes.
     monkeypatch.setattr("proofbox.lab.run.conductor.credential_of", lambda _: "https://model\x1b KEY")
     Limiter("https://model\x1b KEY", 4).usage_limited(9e11)
     (tmp_path / "suite.toml").write_text(GOOD)
     words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out")]
     assert main([*words, *(["--jsonl"] if jsonl else [])]) == 0
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     if jsonl:
-        (event,) = (each for line in said.out.splitlines() if (each := json.loads(line)).get("event") == "waiting")
+        (event,) = (each for line in captured.out.splitlines() if (each := json.loads(line)).get("event") == "waiting")
         assert (event["attempt_id"], event["mission_id"]) == ("answer.1", "answer")
         assert event["message"].startswith("usage limit (cut to 8 days: a later time was given): https://")
     else:
-        (line,) = (line for line in said.err.splitlines() if line.startswith("waiting: usage limit"))
+        (line,) = (line for line in captured.err.splitlines() if line.startswith("waiting: usage limit"))
         assert "https://model\\x1b KEY is not used until 2" in line
 
 
-def test_a_run_that_waits_for_room_says_so(
+def test_run_reports_waiting_for_disk_space(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of the conductor alone, as above.
+    # Only in the conductor, as above.
     monkeypatch.setattr("proofbox.lab.run.pressure.reason", lambda _: "less than 6 MiB are free at out")
     (tmp_path / "suite.toml").write_text(GOOD)
     words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out")]
@@ -107,29 +107,29 @@ def test_a_run_that_waits_for_room_says_so(
     assert "waiting: less than 6 MiB are free at out" in capsys.readouterr().err.splitlines()
 
 
-def test_a_run_that_does_not_pass_says_no_and_why(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_run_exits_1_and_explains(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suite", "report", str(ran), "--json"]) == 1
-    document = told(capsys)
+    document = printed(capsys)
     assert document["ok"] is False
     assert document["error"]["code"] == "SUITE_NOT_PASSED"
     assert main(["suite", "report", str(ran)]) == 1
     assert "1 of 2 verified as done; 1 claimed success and failed" in capsys.readouterr().out
     assert main(["attempt", "list", str(ran), "--json"]) == 0
-    assert len(told(capsys)["attempts"]) == 2
+    assert len(printed(capsys)["attempts"]) == 2
     assert main(["attempt", "show", "lies.1", "--run", str(ran), "--json"]) == 0
-    assert told(capsys)["documents"]["feedback.json"]["claimed"] == "success"
+    assert printed(capsys)["documents"]["feedback.json"]["claimed"] == "success"
     assert main(["attempt", "explain", "lies.1", "--run", str(ran)]) == 0
     words = capsys.readouterr().out
     assert words.startswith("lies.1: claimed success but failed verification\nThe verifier's command `grep -qx 42 ans")
     assert "\x1b" not in words
     assert main(["attempt", "interrupt", "lies.1", "--run", str(ran)]) == 0
-    assert "ended already" in capsys.readouterr().out
+    assert "already ended" in capsys.readouterr().out
     assert main(["suite", "resume", str(ran), "--json"]) == 1
-    assert told(capsys)["committed"] is True
+    assert printed(capsys)["committed"] is True
 
 
 @pytest.mark.parametrize("words", [["suite", "report"], ["attempt", "list"], ["attempt", "explain", "lies.1", "--run"]])
-def test_what_came_of_a_run_is_read_where_nothing_can_be_written(ran: Path, words: list[str]) -> None:
+def test_results_are_readable_in_a_read_only_directory(ran: Path, words: list[str]) -> None:
     argv = ["bwrap", "--ro-bind", "/", "/", sys.executable, "-m", "proofbox", *words, str(ran), "--json"]
     found = subprocess.run(argv, capture_output=True, check=False, timeout=60)
     document = json.loads(found.stdout)
@@ -143,12 +143,12 @@ def test_a_run_is_found_from_inside_its_directory(
     for inside, here in ((run, "."), (run / "attempts", ".."), (ran, ".")):
         monkeypatch.chdir(inside)
         assert main(["suite", "report", here, "--json"]) == 1
-        assert told(capsys)["run_id"] == run.name
+        assert printed(capsys)["run_id"] == run.name
         assert main(["attempt", "explain", "lies.1", "--run", here]) == 0
         capsys.readouterr()
 
 
-def test_a_run_that_is_not_committed_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_uncommitted_run_suggests_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "the out"
     made = plan(GOOD, out, tmp_path)
     assert main(["suite", "report", str(out)]) == 1
@@ -165,18 +165,20 @@ def test_a_run_that_is_not_committed_says_what_to_do(tmp_path: Path, capsys: pyt
     assert f"proofbox suite resume '{out / made.run_id}'" in capsys.readouterr().err
 
 
-def test_what_nothing_verifies_and_what_is_shared_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unverified_missions_and_shared_isolation_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "suite.toml").write_text(HEAD + mission("one") + mission("two"))
     words = ["--strategies", "nop", "--isolation", "shared", "--provider", "bubblewrap"]
     assert main(["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out"), *words]) == 1
     text = capsys.readouterr().out
     assert "0 of 2 verified as done: nothing verifies these missions\n" in text
-    assert "isolation: shared, so that attempts could reach each other" in text
+    assert "isolation: shared, so attempts could reach each other" in text
     assert main(["attempt", "explain", "one.1", "--run", str(tmp_path / "out")]) == 0
     assert "It shared the agent's process with other attempts" in capsys.readouterr().out
 
 
-def test_why_missions_are_not_comparable_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reasons_for_not_comparable_are_grouped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     origin = {"format": "harbor", "name": "x", "sha256": "0", "not_comparable": ["it ran elsewhere"]}
     source = HEAD + "".join(mission(f"m{number}", origin=origin) for number in range(5))
     made = plan(source, tmp_path / "out", tmp_path)
@@ -187,7 +189,7 @@ def test_why_missions_are_not_comparable_is_said_once(tmp_path: Path, capsys: py
     remove_tree(tmp_path / "out" / ".work" / made.run_id)
 
 
-def test_events_come_as_lines_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_are_streamed_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "suite.toml").write_text(GOOD)
     words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out"), "--jsonl"]
     assert main([*words, "--provider", "bubblewrap"]) == 0
@@ -198,16 +200,16 @@ def test_events_come_as_lines_while_it_runs(tmp_path: Path, capsys: pytest.Captu
     assert lines[-1]["schema"] == "proofbox.suite_run/1"
 
 
-def test_lint_points_at_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_locates_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "suite.toml").write_text(GOOD.replace("prompt =", "promt ="))
     assert main(["suite", "lint", str(tmp_path / "suite.toml"), "--json"]) == 1
-    document = told(capsys)
+    document = printed(capsys)
     assert document["problems"][0]["line"] == 5
     assert document["problems"][0]["fix_hint"] == "did you mean prompt?"
     assert main(["suite", "lint", str(tmp_path / "suite.toml")]) == 1
     assert "suite.toml:5:1:" in capsys.readouterr().out
     assert main(["suite", "schema", "--json"]) == 0
-    found = told(capsys)["json_schema"]
+    found = printed(capsys)["json_schema"]
     assert found["$schema"].startswith("https://json-schema.org/")
     assert set(found["$defs"]["Mission"]["properties"]) >= {"id", "prompt", "verify", "expect", "budget", "script"}
     assert found["$defs"]["Mission"]["additionalProperties"] is False
@@ -241,7 +243,7 @@ def test_bad_input_is_a_typed_error(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "suite.toml").write_text(GOOD)
     assert main([*words, "--json"]) == code
-    error = told(capsys)["error"]
+    error = printed(capsys)["error"]
     assert error["code"]
     assert "Traceback" not in error["message"]
     assert not list(tmp_path.glob("out/run-*"))
@@ -274,26 +276,26 @@ def test_a_relative_mount_of_a_runtime_is_resolved_when_the_run_is_planned(
     ],
     ids=["verdict", "mission", "row", "suite", "committed"],
 )
-def test_a_ledger_that_was_edited_changes_no_report(ran: Path, capsys: pytest.CaptureFixture[str], edit: str) -> None:
+def test_edited_ledger_does_not_change_results(ran: Path, capsys: pytest.CaptureFixture[str], edit: str) -> None:
     assert main(["suite", "report", str(ran), "--json"]) == 1
-    before = told(capsys)
+    before = printed(capsys)
     assert before["findings"] == []
     (path,) = ran.glob("*.ledger")
     with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
         assert ledger.execute(edit).rowcount == 1
     assert main(["suite", "report", str(ran), "--json"]) == 1
-    after = told(capsys)
+    after = printed(capsys)
     assert {**after, "findings": []} == before
     if "committed" not in edit:
         assert {each["code"] for each in after["findings"]} == {"ledger_disagrees"}
     assert main(["attempt", "list", str(ran), "--json"]) == 0
-    assert told(capsys)["attempts"] == before["attempts"]
+    assert printed(capsys)["attempts"] == before["attempts"]
     if "verified" in edit:
         assert main(["attempt", "explain", "lies.1", "--run", str(ran)]) == 0
         assert "states another result than the run's ledger" in capsys.readouterr().out
 
 
-def test_a_ledger_that_disagrees_makes_a_report_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradicting_ledger_fails_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     made = plan(GOOD, out, tmp_path)
     conduct(made, out)

@@ -1,4 +1,4 @@
-"""`proofbox workspace tools|call|effects`: an agent's tools by the command line, and the record of what they did."""
+"""`proofbox workspace tools|call|effects`: an agent's tools on the command line, and the log of their effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`proofbox workspace`: a state recorded, left, and gone back to."""
+"""`proofbox workspace`: snapshots, rollback, forks and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proofbox.core.dirs import state_dir
 from proofbox.workspace.identity import identity_of
 
 
-def test_back_and_forward_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollback_and_undo_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "a").write_text("one")
@@ -56,7 +56,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a workspace command, and give the document that it prints."""
+    """Return a function that runs a workspace command and returns its document."""
 
     def run(*words: str | Path, code: int = 0) -> Any:
         assert main(["workspace", *map(str, words), "--json"]) == code
@@ -67,7 +67,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def project(tmp_path: Path, call: Call) -> Path:
-    """A workspace with one snapshot; its path has to be quoted for a shell."""
+    """A workspace with one snapshot, at a path that must be quoted for a shell."""
     made = tmp_path / "a project"
     made.mkdir()
     (made / "file").write_text("one")
@@ -76,9 +76,9 @@ def project(tmp_path: Path, call: Call) -> Path:
     return made
 
 
-def test_a_directory_in_the_place_of_a_workspace_does_not_get_its_history(project: Path, call: Call) -> None:
+def test_replacement_directory_does_not_get_the_history(project: Path, call: Call) -> None:
     if not identity_of(str(project)):
-        pytest.skip("this file system can't tell a directory from its successor")
+        pytest.skip("this file system cannot distinguish a directory from its replacement")
     shutil.rmtree(project)
     project.mkdir()
     for words in (["status"], ["log"], ["diff"], ["snapshot"], ["init"], ["verify"], ["effects"]):
@@ -99,7 +99,7 @@ def test_a_replaced_directory_can_adopt_the_history_and_be_restored(project: Pat
     assert (project / "file").read_text() == "one"
 
 
-def test_a_renamed_away_and_returned_directory_keeps_its_history(project: Path, call: Call) -> None:
+def test_directory_renamed_back_keeps_its_history(project: Path, call: Call) -> None:
     aside = project.with_name("aside")
     project.rename(aside)
     aside.rename(project)
@@ -114,7 +114,7 @@ def test_forget_drops_the_history_of_a_deleted_directory(project: Path, call: Ca
     assert call("forget", project, code=2)["error"]["code"] == "WORKSPACE_UNKNOWN"
 
 
-def test_forget_keeps_files_and_what_forks_share(project: Path, tmp_path: Path, call: Call) -> None:
+def test_forget_keeps_files_and_shared_snapshots(project: Path, tmp_path: Path, call: Call) -> None:
     call("fork", project, "HEAD", tmp_path / "fork")
     assert call("forget", project)["forgotten"]["shared"] is True
     assert (project / "file").read_text() == "one"
@@ -123,7 +123,7 @@ def test_forget_keeps_files_and_what_forks_share(project: Path, tmp_path: Path, 
     assert (tmp_path / "fork/file").read_text() == "one"
 
 
-DIRECTORY_FIRST = "if it is a snapshot, name the directory first: proofbox workspace diff"
+DIRECTORY_FIRST = "if it is a snapshot, give the directory first: proofbox workspace diff"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ DIRECTORY_FIRST = "if it is a snapshot, name the directory first: proofbox works
         (["status", "folder"], "make it one: proofbox workspace init '{project}/folder'"),
     ],
 )
-def test_hints_name_what_helps(
+def test_hints_suggest_working_commands(
     project: Path, call: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], hint: str
 ) -> None:
     monkeypatch.chdir(project)
@@ -148,10 +148,10 @@ def test_hints_name_what_helps(
     assert hint.format(project=project) in call(*words, code=2)["error"]["fix_hints"]
 
 
-def test_damage_is_an_answer_with_its_error(
+def test_damaged_history_is_reported_with_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # one store alone
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # a single store
     project = tmp_path / "project"
     project.mkdir()
     (project / "a").write_bytes(b"a line that is stored\n" * 100)
@@ -169,13 +169,13 @@ def test_damage_is_an_answer_with_its_error(
     assert found["error"]["fix_hints"]
 
 
-def said(command: str, project: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def output_of(command: str, project: Path, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(["workspace", command, str(project)]) == 0
     return capsys.readouterr().out
 
 
-def test_diff_shows_lines_and_nothing_a_terminal_obeys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_shows_lines_without_control_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_text("one\ntwo\nthree\n")
     (tmp_path / "moved").write_text("the same")
     (tmp_path / "binary").write_bytes(b"\0\1")
@@ -185,7 +185,7 @@ def test_diff_shows_lines_and_nothing_a_terminal_obeys(tmp_path: Path, capsys: p
     (tmp_path / "moved").rename(tmp_path / "was\nmodified  text")
     (tmp_path / "binary").write_bytes(b"\0\2\3")
     (tmp_path / "long").write_text("x" * 5000 + "\n")
-    shown = said("diff", tmp_path, capsys)
+    shown = output_of("diff", tmp_path, capsys)
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     lines = shown.splitlines()
@@ -195,7 +195,7 @@ def test_diff_shows_lines_and_nothing_a_terminal_obeys(tmp_path: Path, capsys: p
     assert "renamed from moved to was\\nmodified  text" in lines
     assert "binary or too large to show: 2 bytes, then 3" in lines
     assert max(map(len, lines)) < 2100
-    status = said("status", tmp_path, capsys).splitlines()
+    status = output_of("status", tmp_path, capsys).splitlines()
     assert status.count("modified  text") == 1
 
 
@@ -203,6 +203,6 @@ def test_a_diff_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["workspace", "init", str(tmp_path)]) == 0
     for number in range(6):
         (tmp_path / f"{number}").write_text("line\n" * 4000)
-    lines = said("diff", tmp_path, capsys).splitlines()
+    lines = output_of("diff", tmp_path, capsys).splitlines()
     assert len(lines) == 10_001
     assert lines[-1] == "more than 10000 lines, and 3 more paths: --json lists them all"

@@ -1,4 +1,4 @@
-"""Tab completion, in the shells themselves."""
+"""Tab completion in real shells."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_zsh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         terminal.type(
             f"PS1='ready> '; fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -D; echo $((6*7))\n"
         )
-        terminal.wait_for("42", 60.0)  # not what was typed
+        terminal.wait_for("42", 60.0)  # the result, not the typed command
         terminal.wait_for("ready> ")
         terminal.type("proofbox session st\t\t")
         terminal.wait_for("start", 60.0)
         terminal.wait_for("stop")
-        terminal.type("\x15exit\n")  # Ctrl-U: what was typed goes
+        terminal.type("\x15exit\n")  # Ctrl-U clears the line
         terminal.end()
     finally:
         os.close(terminal.fd)

@@ -1,4 +1,4 @@
-"""The contract leaves nothing out: what the source names, `proofbox contract` lists, and once."""
+"""The contract is complete: `proofbox contract` lists every schema and code of the source exactly once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def contract() -> ContractDocument:
 
 
 def in_source(pattern: re.Pattern[str]) -> dict[str, str]:
-    """What the source says, and where it says it first."""
+    """Return the matches in the source, each with the file where it first occurs."""
     found: dict[str, str] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for match in pattern.finditer(path.read_text()):
@@ -30,34 +30,34 @@ def in_source(pattern: re.Pattern[str]) -> dict[str, str]:
     return found
 
 
-def test_every_schema_of_the_source_is_in_the_contract() -> None:
+def test_contract_lists_every_schema_in_the_source() -> None:
     found = in_source(SCHEMA)
-    assert len(found) > 90  # the pattern still finds them
+    assert len(found) > 90  # the pattern still works
     lacking = {name: where for name, where in found.items() if name not in {**contract().schemas, **contract().stored}}
     assert not lacking
 
 
-def test_every_code_of_the_source_is_in_the_contract() -> None:
+def test_contract_lists_every_code_in_the_source() -> None:
     found = in_source(CODE)
     assert len(found) > 100
     assert not {code: where for code, where in found.items() if code not in contract().codes}
 
 
-def test_a_schema_is_one_document() -> None:
+def test_each_schema_belongs_to_one_document() -> None:
     assert not contract().schemas.keys() & contract().stored.keys()
 
 
 def test_every_printed_schema_is_printed_by_a_command() -> None:
-    said = {name for facts in contract().commands.values() for name in (*facts.prints, *facts.streams)}
-    assert contract().schemas.keys() - said == {"proofbox.error/1"}
+    printed = {name for facts in contract().commands.values() for name in (*facts.prints, *facts.streams)}
+    assert contract().schemas.keys() - printed == {"proofbox.error/1"}
 
 
-def test_commands_that_print_nothing_are_those_that_speak_another_protocol() -> None:
+def test_only_protocol_commands_print_no_document() -> None:
     silent = {path for path, facts in contract().commands.items() if not facts.prints}
     assert silent == {"mcp serve", "mcp proxy", "run"}
 
 
-def test_what_streams_has_the_flag_and_a_schema() -> None:
+def test_streaming_commands_have_jsonl_and_a_schema() -> None:
     by_flag = {
         path for path, facts in contract().commands.items() if any(each.name == "--jsonl" for each in facts.parameters)
     }
@@ -74,7 +74,7 @@ def test_every_exit_code_of_an_error_is_explained() -> None:
 
 
 def members() -> dict[str, list[str]]:
-    """Every member that documents are made of, and what it is said to mean."""
+    """Return every document member with its descriptions."""
     found: dict[str, list[str]] = {}
     for schema in (*contract().schemas.values(), *(each.json_schema for each in contract().stored.values())):
         for definition in schema.get("$defs", {}).values():
@@ -83,14 +83,14 @@ def members() -> dict[str, list[str]]:
     return found
 
 
-def test_nouns_are_used_and_most_members_are_explained() -> None:
+def test_glossary_entries_are_used_and_members_described() -> None:
     found = members()
     assert not set(NOUNS) - found.keys()
-    texts = [text for name, said in found.items() if name not in ("schema", "schema_version") for text in said]
+    texts = [text for name, each in found.items() if name not in ("schema", "schema_version") for text in each]
     assert sum(map(bool, texts)) / len(texts) > 0.75
 
 
-def test_every_stored_document_says_where_and_what_it_is() -> None:
+def test_stored_documents_have_a_location_and_meaning() -> None:
     for name, facts in contract().stored.items():
         assert len(facts.at) > 8, name
         assert len(facts.meaning) > 20, name

@@ -1,4 +1,4 @@
-"""The demo shows what it says it shows, and leaves nothing behind."""
+"""The demo runs all its steps and deletes its files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from proofbox.evidence.verify.verifier import verify
 pytestmark = pytest.mark.needs("bubblewrap", "git")
 
 
-def steps(said: str) -> dict[str, int]:
-    document = json.loads(said)
+def steps(output: str) -> dict[str, int]:
+    document = json.loads(output)
     assert document["ok"], document["error"]
     return {step["what"]: step["exit_code"] for step in document["steps"]}
 
 
-def test_the_whole_pipeline_and_nothing_left_of_it(tmp_path: Path) -> None:
+def test_demo_runs_and_deletes_its_files(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     words = [sys.executable, "-m", "proofbox", "demo", "--json", "--keep", str(kept)]
     done = subprocess.run([ROOT / "scripts/leftovers", "--", *words], capture_output=True, text=True, timeout=110)
@@ -46,7 +46,7 @@ def test_the_whole_pipeline_and_nothing_left_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("codex")
-def test_the_same_with_the_real_codex_and_nothing_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_with_real_codex_deletes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     before = set(Path(tempfile.gettempdir()).glob("proofbox-demo-*"))
     assert main(["demo", "--codex", "--json"]) == 0
     assert steps(capsys.readouterr().out)["pull request"] == 0

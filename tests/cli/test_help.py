@@ -1,4 +1,4 @@
-"""Help is whole: every command says what it is for, shows how it is called, and explains each of its flags."""
+"""Help is complete: every command has a summary, examples, and a description of each flag."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from proofbox.cli.app import build
 from proofbox.cli.describe import CommandFacts, commands
 from proofbox.sandbox.providers import AUTO, PROVIDERS
 
-# Two things under one name, and why they may be.
+# Names with two meanings, and why they are allowed.
 TWO_THINGS = {
     "--run": "a run: by its directory on a disk, by its id in a store",
-    "--keep": "of a demo, where; of a history, how much",
+    "--keep": "of a demo, the directory; of a history, the number of entries",
 }
-# One thing has one name. Another name for the same thing, in the type of a flag or of an argument, is an error.
+# Each thing has one name. Another name for it, as a flag or an argument, is an error.
 OTHER_NAMES = {
     "--output-dir": "--out",
     "--output": "--out",
@@ -42,7 +42,7 @@ def facts() -> dict[str, CommandFacts]:
 
 
 def leaves(app: cyclopts.App, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The commands of the parser's own tree."""
+    """Yield the commands of the parser's tree."""
     for name in app:
         if name.startswith("-"):
             continue
@@ -53,13 +53,13 @@ def leaves(app: cyclopts.App, path: tuple[str, ...] = ()) -> Iterator[str]:
             yield from leaves(inner, (*path, name))
 
 
-def test_the_tree_has_the_commands_that_are_described() -> None:
+def test_parser_has_exactly_the_described_commands() -> None:
     assert sorted(leaves(build())) == sorted(PATHS)
     assert list(facts()) == PATHS
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_command_says_what_it_is_for_in_one_line(path: str) -> None:
+def test_command_summary_is_one_line(path: str) -> None:
     summary = facts()[path].summary
     assert summary.endswith(".")
     assert "\n" not in summary
@@ -74,7 +74,7 @@ def test_every_flag_is_explained(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_examples_of_a_command_are_commands(path: str) -> None:
+def test_command_examples_are_valid(path: str) -> None:
     found = [words for line in facts()[path].examples for words in commandlines.invocations(line)]
     assert any(words[: len(path.split())] == path.split() for words in found)
     for words in found:
@@ -82,12 +82,12 @@ def test_the_examples_of_a_command_are_commands(path: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["exec", "--no-such-flag", "x"], ["session", "begin"], ["suite", "run"]])
-def test_what_is_no_command_would_be_found(words: list[str]) -> None:
+def test_invalid_examples_are_detected(words: list[str]) -> None:
     with pytest.raises((cyclopts.CycloptsError, AssertionError)):
         commandlines.refuse_unknown(words)
 
 
-def test_one_thing_has_one_name() -> None:
+def test_parameters_have_consistent_names() -> None:
     wrong = [
         f"{path}: {each.name} is called {OTHER_NAMES[each.name]} elsewhere"
         for path, found in facts().items()
@@ -97,8 +97,8 @@ def test_one_thing_has_one_name() -> None:
     assert not wrong
 
 
-def test_a_flag_of_one_name_takes_one_type() -> None:
-    """`--timeout 5` means a number wherever there is a `--timeout`."""
+def test_flags_with_the_same_name_have_the_same_type() -> None:
+    """For example, every `--timeout` takes a number."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for path, found in facts().items():
         for each in found.parameters:
@@ -108,9 +108,9 @@ def test_a_flag_of_one_name_takes_one_type() -> None:
     assert set(mixed) == set(TWO_THINGS)
 
 
-def test_the_providers_that_help_names_are_those_there_are() -> None:
-    said = next(each.help for each in facts()["exec"].parameters if each.name == "--provider")
-    assert set(said.partition(".")[0].split(", ")) == {AUTO, *PROVIDERS}
+def test_provider_help_lists_all_providers() -> None:
+    text = next(each.help for each in facts()["exec"].parameters if each.name == "--provider")
+    assert set(text.partition(".")[0].split(", ")) == {AUTO, *PROVIDERS}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -125,7 +125,7 @@ def test_completion_knows_every_command_and_flag(shell: str, capsys: pytest.Capt
 
 
 def test_bash_completes_subcommands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    """The script is asked as bash asks it: what follows `proofbox suite`, and `proofbox suite run --`."""
+    """Call the script like bash does, to complete `proofbox suite` and `proofbox suite run --`."""
     main(["completion", "bash"])
     script = capsys.readouterr().out
     ask = (

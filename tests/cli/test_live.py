@@ -1,4 +1,4 @@
-"""What a terminal shows of a run under way."""
+"""The live progress display of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def picture(progress: Progress, width: int = 80) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_replicates_of_a_long_name_are_told_apart_on_one_line_each() -> None:
+def test_long_ids_are_shortened_to_distinct_lines() -> None:
     progress = Progress([], shown=False)
     for number in (1, 2, 10):
         progress.hear({"event": "running", "attempt_id": f"{LONG}.{number}"})
@@ -29,7 +29,7 @@ def test_replicates_of_a_long_name_are_told_apart_on_one_line_each() -> None:
     assert all(line.startswith("a-long-mission") and "pytest" in line for line in lines)
 
 
-def test_what_a_run_waits_for_stays_until_something_is_begun() -> None:
+def test_waiting_message_stays_until_an_attempt_starts() -> None:
     progress = Progress([], shown=False)
     progress.hear({"event": "running", "attempt_id": "a.1"})
     progress.hear({"event": "waiting", "attempt_id": "b.1", "message": "a limit\x1b"})
@@ -39,7 +39,7 @@ def test_what_a_run_waits_for_stays_until_something_is_begun() -> None:
     assert not any("waiting" in line for line in picture(progress))
 
 
-def test_what_an_agent_did_is_not_shown_when_it_is_over() -> None:
+def test_activity_is_cleared_on_state_change() -> None:
     progress = Progress([], shown=False)
     progress.hear({"event": "activity", "attempt_id": "a.1", "activity": "make"})
     assert "make" in picture(progress)[1]

@@ -1,7 +1,7 @@
-"""Documents of a real session are what the contract says they are: printed by commands, and left on the disk.
+"""Documents that real commands print and store match the contract.
 
-One story is told once: a box, a workspace, a suite, evidence, a packet, a delivery. Every object in its documents is
-held against its JSON Schema, closed: a member that the schema does not know is a finding too.
+One scenario runs once: a box, a workspace, a suite, evidence, a packet, a delivery. Every document is validated against
+its JSON Schema with additional members forbidden.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proofbox.cli.commands.setup.contract import make_contract
 pytestmark = [
     pytest.mark.needs("bubblewrap", "git", "limits"),
     pytest.mark.timeout(300),
-    # A command that starts a session leaves its stream to the end of the process, which here goes on.
+    # A command that starts a session keeps its stream open until the process ends, and this process continues.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -71,7 +71,7 @@ NOT_TOLD = {
     "proofbox.runtime_check/1": "a minute; tests/agents/conformance/test_runtime_conformance.py",
 }
 NOT_LEFT = {
-    ".runtime.lock": "empty, once nobody holds it",
+    ".runtime.lock": "empty when no process holds it",
     "capabilities.toml": "TOML that a user writes; tests/workspace/capabilities/test_capabilities.py",
     "config.toml": "TOML; tests/config/test_settings.py",
     "proofbox.suite/1": "TOML; tests/lab/suite/test_spec.py",
@@ -84,12 +84,12 @@ NOT_LEFT = {
     "proofbox.limiter/1": "only with a model; tests/lab/run/test_limiter.py",
     "proofbox.path_witnesses/1": "tests/evidence/documents/test_documents.py",
     "proofbox.promotion_policy/1": "inside a packet",
-    "proofbox.torn_attempt/1": "needs a death; tests/lab/run/test_run.py",
+    "proofbox.torn_attempt/1": "needs a killed run; tests/lab/run/test_run.py",
 }
 
 
 class Story:
-    """Runs commands as a program would, and keeps the documents they print."""
+    """Runs commands like a program and collects the documents they print."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -97,11 +97,11 @@ class Story:
         self.env = {"INTERNAL_API_KEY": KEY}
 
     def __call__(self, *words: str, code: int = 0) -> Any:
-        said = io.TextIOWrapper(io.BytesIO(), "utf-8")
-        with contextlib.chdir(self.place), patch.dict(os.environ, self.env), contextlib.redirect_stdout(said):
+        stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        with contextlib.chdir(self.place), patch.dict(os.environ, self.env), contextlib.redirect_stdout(stdout):
             ended = main(words)
-        assert isinstance(said.buffer, io.BytesIO)
-        lines = said.buffer.getvalue().splitlines()
+        assert isinstance(stdout.buffer, io.BytesIO)
+        lines = stdout.buffer.getvalue().splitlines()
         assert ended == code, (words, ended, lines[-1:])
         found = [json.loads(line) for line in lines]
         self.printed += found
@@ -214,7 +214,7 @@ def play(tell: Story) -> None:
 
 
 def closed(schema: Any) -> Any:
-    """The same, with every object closed."""
+    """Return the schema with additional members forbidden in every object."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -230,9 +230,9 @@ def complaints(schema: dict[str, Any], document: Any) -> list[str]:
     return [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(document)]
 
 
-def test_what_commands_print(story: Story) -> None:
+def test_printed_documents_match_their_schemas(story: Story) -> None:
     schemas = make_contract().schemas
-    # An error carries the facts of its case beside the members that all have.
+    # An error has additional members that depend on the case.
     schemas["proofbox.error/1"]["$defs"]["ErrorBody"]["additionalProperties"] = True
     wrong = {
         document["schema"]: found
@@ -244,7 +244,7 @@ def test_what_commands_print(story: Story) -> None:
 
 
 def stored_below(*places: Path) -> Iterator[tuple[str, Any]]:
-    """Every stored document by its name, a line of a log without what belongs to its chain."""
+    """Yield every stored document with its name; lines of a log without the members of the hash chain."""
     for path in sorted(found for place in places for found in (place, *place.rglob("*")) if found.is_file()):
         if path.suffix == ".jsonl" and path.name not in ("network.jsonl",):
             for line in path.read_text().splitlines():
@@ -259,7 +259,7 @@ def stored_below(*places: Path) -> Iterator[tuple[str, Any]]:
                 yield document["schema_version"], document
 
 
-def test_what_is_left_on_the_disk(story: Story) -> None:
+def test_stored_documents_match_their_schemas(story: Story) -> None:
     stored = make_contract().stored
     wrong: dict[str, list[str]] = {}
     seen: set[str] = set()
@@ -270,7 +270,7 @@ def test_what_is_left_on_the_disk(story: Story) -> None:
         if name == "events.jsonl":
             entry = dict(document["event"] if isinstance(document["event"], dict) else document)
             entry["seq"] = entry.pop("number", entry.get("seq"))
-        elif name == "steps.jsonl":  # of a trial: as `proofbox.step/1`, without its name
+        elif name == "steps.jsonl":  # of a trial: like `proofbox.step/1`, without the schema member
             name, entry = "proofbox.step/1", {"schema_version": "proofbox.step/1", "attempt": "", **document}
         seen.add(name)
         wrong.setdefault(name, []).extend(complaints(stored[name].json_schema, entry))

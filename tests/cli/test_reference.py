@@ -1,4 +1,4 @@
-"""The reference is what the code says, and a stale page is found."""
+"""The reference pages match the code, and stale pages are detected."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def reference(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=110)
 
 
-def test_the_committed_pages_are_not_stale() -> None:
+def test_committed_pages_are_current() -> None:
     done = reference(ROOT, "--check")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
-def test_a_stale_page_is_shown_and_written_anew(tmp_path: Path) -> None:
+def test_stale_page_is_reported_and_rewritten(tmp_path: Path) -> None:
     for name in PAGES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
@@ -45,7 +45,7 @@ def test_a_stale_page_is_shown_and_written_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_say_what_made_them_and_where_their_links_lead(name: str) -> None:
+def test_pages_name_their_generator_and_have_valid_links(name: str) -> None:
     text = (ROOT / name).read_text()
     assert text.startswith("<!-- Made by scripts/reference from the code.")
     anchors = {
@@ -61,11 +61,11 @@ def test_pages_say_what_made_them_and_where_their_links_lead(name: str) -> None:
             assert (ROOT / name).parent.joinpath(page).resolve().is_file(), target
 
 
-def test_an_array_of_one_of_several_has_parentheses() -> None:
+def test_array_of_a_union_is_parenthesized() -> None:
     (row,) = re.findall(r"^\| `commands` \| (.*) \| Run in this order", (ROOT / "SCHEMAS.md").read_text(), re.MULTILINE)
     assert row == "(text or text[] or [VerifyCommand](#verifycommand))[]"
 
 
 @pytest.mark.parametrize("name", ["docs/reference/sdk.md", "SCHEMAS.md"])
-def test_no_member_is_without_a_meaning(name: str) -> None:
+def test_every_member_has_a_meaning(name: str) -> None:
     assert not re.findall(r"^\| `.*\| +\|$", (ROOT / name).read_text(), re.MULTILINE)

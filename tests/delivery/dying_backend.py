@@ -1,4 +1,4 @@
-"""The reference backend, made to die at a step of its work, to forget idempotency keys, or to be of the first version.
+"""The reference backend with faults: it dies at a given step, ignores idempotency keys, or has the first API version.
 
 python dying_backend.py OPTIONS ARGUMENTS…    OPTIONS is JSON: {"die_at": 12, "forgetful": true, "old": true}
 """
@@ -25,7 +25,7 @@ NEW_IN_ANSWERS = ("repoUrl", "repoFullName", "branchName", "prUrl", "prState", "
 
 
 def die_at(step: int) -> None:
-    """Be killed before or after the given one of all steps that leave something behind."""
+    """Kill this process before or after the given step; all steps that write something are counted."""
     left = [step]
 
     def one_step() -> None:
@@ -75,7 +75,7 @@ def die_at(step: int) -> None:
 
 
 class FirstVersion:
-    """What an older backend does not know is not in what it reads, and not in what it says."""
+    """Removes members that an older backend does not support from requests and responses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

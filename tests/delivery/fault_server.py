@@ -1,4 +1,4 @@
-"""A server that misbehaves to order, on a real socket: what it does with each request is a script."""
+"""A server on a real socket that misbehaves by a script, with one behaviour per request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Behaviour = Callable[["Exchange"], None]
 
 
 class Exchange:
-    """One request that has arrived, and the connection to treat it badly on."""
+    """One received request and its connection."""
 
     def __init__(self, connection: socket.socket, head: bytes, body: bytes, stopped: threading.Event) -> None:
         self.connection = connection
@@ -45,7 +45,7 @@ def answer(status: int, document: Any, **headers: str) -> Behaviour:
 
 
 def echo_key(status: int) -> Behaviour:
-    """Say the key back, everywhere a careless backend might."""
+    """Echo the key wherever a careless backend might."""
 
     def say(exchange: Exchange) -> None:
         key = exchange.header("x-internal-api-key") or ""
@@ -76,7 +76,7 @@ def garbage(exchange: Exchange) -> None:
 
 
 def huge(exchange: Exchange) -> None:
-    """A gigabyte, as long as someone takes it."""
+    """Send a gigabyte, as long as the client reads."""
     exchange.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
     for _ in range(1024):
         exchange.send(b" " * (1 << 20))
@@ -99,7 +99,7 @@ def drip_body(exchange: Exchange) -> None:
 
 
 def forward(url: str, then: Behaviour | None = None) -> Behaviour:
-    """Let the backend at `url` do its work, and relay its answer; or, `then`, something else in its place."""
+    """Forward the request to the backend at `url` and relay its response, or run `then` instead."""
 
     def relay(exchange: Exchange) -> None:
         host, _, port = url.removeprefix("http://").rpartition(":")
@@ -118,7 +118,7 @@ def forward(url: str, then: Behaviour | None = None) -> Behaviour:
 
 
 class FaultServer:
-    """Plays one behaviour a request; the last one goes on for ever. `requests` is what arrived."""
+    """Runs one behaviour per request and repeats the last one. `requests` lists the received requests."""
 
     def __init__(self, *script: Behaviour, tls: ssl.SSLContext | None = None) -> None:
         self._script: Sequence[Behaviour] = script
@@ -137,7 +137,7 @@ class FaultServer:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        # A thread in accept() does not notice that its socket is closed; a connection wakes it.
+        # Closing a socket does not wake a thread in accept(); a connection does.
         socket.create_connection(("127.0.0.1", self.port)).close()
         for thread in self._threads:
             thread.join(60)

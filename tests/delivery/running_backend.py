@@ -1,4 +1,4 @@
-"""A backend as a process of its own, and the command line against it."""
+"""A backend in a separate process, and command lines that use it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KEY = "k3y-Zq7+never/shown=9f1b"
 
 
 class Backend:
-    """One data directory, served; it can be killed and started again at the same address."""
+    """A backend process for one data directory; it can be killed and restarted at the same URL."""
 
     def __init__(self, data: Path, **faults: Any) -> None:
         self.data = data
         self.port = 0
         self.faults = faults
-        """What dying_backend.py takes; an ordinary backend without any."""
+        """Options for dying_backend.py; without any, an ordinary backend."""
         self.url = ""
         self.deaths = 0
         self._process: subprocess.Popen[str] | None = None
@@ -67,7 +67,7 @@ class Backend:
             self._process = None
 
     def keep_alive(self, until: threading.Event) -> None:
-        """Start it again, without the fault that killed it, whenever it dies."""
+        """Restart the backend whenever it dies, without the fault that killed it."""
         while not until.wait(0.01):
             if not self.alive:
                 self.revive()
@@ -99,36 +99,36 @@ def settings(url: str, *, total: float = 200.0) -> BackendSettings:
 
 
 def deliver(url: str, *words: object, expect: int = 0) -> dict[str, Any]:
-    """`proofbox deliver … --json`: its document."""
-    code, said, complained = here("deliver", *words, "--json", url=url)
-    assert code == expect, (code, said, complained)
-    assert KEY not in said + complained
-    document: dict[str, Any] = json.loads(said)
+    """Run `proofbox deliver … --json` and return its document."""
+    code, stdout, stderr = here("deliver", *words, "--json", url=url)
+    assert code == expect, (code, stdout, stderr)
+    assert KEY not in stdout + stderr
+    document: dict[str, Any] = json.loads(stdout)
     assert document["ok"] is (expect == 0)
     return document
 
 
 def here(*words: object, url: str) -> tuple[int, str, str]:
-    """The command line in this process, because a test runs it often: exit code, stdout and stderr."""
+    """Run a command line in this process, for speed, and return exit code, stdout and stderr."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     environment = {"INTERNAL_API_KEY": KEY, "MOZAIKS_BACKEND_URL": url}
     with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(err):
         code = main([*map(str, words)])
         out.flush()
         err.flush()
-    said, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
-    return code, said, complained
+    stdout, stderr = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return code, stdout, stderr
 
 
 def run(*words: object, url: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
+    """Run a command line in a new process."""
     argv = [sys.executable, "-m", "proofbox", *map(str, words)]
     env = {**os.environ, "INTERNAL_API_KEY": KEY, "MOZAIKS_BACKEND_URL": url}
     return subprocess.run(argv, env=env, capture_output=True, text=True)
 
 
 def clone(repo_url: str, place: Path, branch: str = "main") -> Path:
-    """A clone over HTTP. The key goes by the environment, as a header."""
+    """Clone over HTTP. The key is passed in the environment and sent as a header."""
     env = {
         **os.environ,
         "GIT_CONFIG_COUNT": "1",
@@ -155,7 +155,7 @@ def bare(data: Path) -> list[Path]:
 
 
 def tree_of(place: Path) -> dict[str, tuple[str, bytes]]:
-    """Every file of a working directory: its mode as git has it, and its bytes."""
+    """Return every file of a working directory with its Git mode and content."""
     found = {}
     for path in sorted(place.rglob("*")):
         name = str(path.relative_to(place))

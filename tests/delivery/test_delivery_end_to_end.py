@@ -1,4 +1,4 @@
-"""Init, change, pull request, merge, second pull request: by the command line, over HTTP, into real repositories."""
+"""Init, change, pull request, merge, second pull request: on the command line, over HTTP, with real repositories."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def app(tmp_path: Path) -> Path:
 
 @contextmanager
 def web(url: str) -> Iterator[httpx2.Client]:
-    """A browser that has signed in."""
+    """A signed-in browser."""
     with httpx2.Client(base_url=url, headers={"Origin": url}, follow_redirects=True, trust_env=False) as client:
         assert client.post("/sign-in", data={"key": KEY}).status_code == 200
         yield client
@@ -63,7 +63,7 @@ def press(client: httpx2.Client, pr_url: str, button: str) -> httpx2.Response:
     return client.post(f"{pr_url}/{button}", data={"token": token[1] if token else ""})
 
 
-def test_the_whole_way(running: Backend, app: Path, tmp_path: Path) -> None:
+def test_deliver_from_init_to_second_pull_request(running: Backend, app: Path, tmp_path: Path) -> None:
     common = ["--app-id", "shop", "--source", app, "--allow-unpromoted", "--out", tmp_path / "out"]
     planned = deliver(running.url, "plan", "--app-id", "shop", "--source", app)
     assert planned["base_commit_sha"] is None
@@ -74,7 +74,7 @@ def test_the_whole_way(running: Backend, app: Path, tmp_path: Path) -> None:
     assert tree_of(clone(made["repo_url"], tmp_path / "one")) == expected
     assert made["base_commit_sha"] == git(tmp_path / "one", "rev-parse", "HEAD").strip()
 
-    # The same again makes nothing new.
+    # Repeating the command creates nothing new.
     assert deliver(running.url, "init", *common)["base_commit_sha"] == made["base_commit_sha"]
     assert len(bare(running.data)) == 1
     assert deliver(running.url, "pr", *common)["pr_url"] is None
@@ -106,7 +106,9 @@ def test_the_whole_way(running: Backend, app: Path, tmp_path: Path) -> None:
         assert "<script" not in page + listed
         assert press(browser, first["pr_url"], "merge").status_code == 200
         assert '<span class="badge merged">' in browser.get(first["pr_url"]).text
-        assert press(browser, first["pr_url"], "close").status_code == 403  # no form any more, so no token
+        assert (
+            press(browser, first["pr_url"], "close").status_code == 403
+        )  # the page has no form any more, so there is no token
 
     expected = {path: file for path, file in tree_of(app).items() if path != ".env"}
     assert tree_of(clone(made["repo_url"], tmp_path / "two")) == expected
@@ -126,7 +128,7 @@ def test_the_whole_way(running: Backend, app: Path, tmp_path: Path) -> None:
     assert KEY.encode() not in everything
 
 
-def test_someone_elses_work_is_not_overwritten(running: Backend, app: Path, tmp_path: Path) -> None:
+def test_changes_by_others_are_not_overwritten(running: Backend, app: Path, tmp_path: Path) -> None:
     common = ["--app-id", "shop", "--source", app]
     made = deliver(running.url, "init", *common, "--allow-unpromoted")
     place = clone(made["repo_url"], tmp_path / "clone")
@@ -156,7 +158,7 @@ def test_someone_elses_work_is_not_overwritten(running: Backend, app: Path, tmp_
     )
 
 
-def test_a_merge_with_what_happened_since(running: Backend, app: Path, tmp_path: Path) -> None:
+def test_merge_with_later_changes_on_main(running: Backend, app: Path, tmp_path: Path) -> None:
     common = ["--app-id", "shop", "--source", app, "--allow-unpromoted"]
     made = deliver(running.url, "init", *common)
     (app / "README.md").write_text("ours\n")
@@ -207,7 +209,7 @@ def test_a_spec_becomes_a_mission(running: Backend, tmp_path: Path) -> None:
     assert unknown["error"]["ids"] == {"enterprise_id": "nobody"}
     deliver(running.url, "spec", "--enterprise-id", "e-1", "--as-mission", tmp_path / "shop.toml", expect=2)
 
-    # The owner is who may export; the spec then says where.
+    # Only the owner may export; the spec then names the repository.
     (tmp_path / "app").mkdir()
     (tmp_path / "app/a").write_text("a")
     common = ["--app-id", "shop", "--source", tmp_path / "app", "--allow-unpromoted"]
@@ -228,8 +230,8 @@ def test_a_zip_of_the_same_files_changes_nothing(running: Backend, app: Path, tm
     assert [(each["path"], each["operation"]) for each in planned["changes"]] == [("link", "delete")]
 
 
-def test_a_backend_of_the_first_version_will_do(app: Path, tmp_path: Path) -> None:
-    """It knows no modes, no branches in manifests and no idempotency keys, and says nothing more than `no`."""
+def test_first_api_version_is_supported(app: Path, tmp_path: Path) -> None:
+    """It does not support modes, branches in manifests or idempotency keys, and its errors have no details."""
     (app / "link").unlink()
     with backend(tmp_path / "data", old=True, forgetful=True) as running:
         common = ["--app-id", "shop", "--source", app, "--allow-unpromoted"]
@@ -252,11 +254,11 @@ def test_a_backend_of_the_first_version_will_do(app: Path, tmp_path: Path) -> No
 
 
 class Killed(BaseException):
-    """As sudden as a signal."""
+    """Simulates a kill signal."""
 
 
 class DyingClient(BackendClient):
-    """Dies when the answer has come, before anyone has seen it."""
+    """Dies after the response has arrived and before it is processed."""
 
     def initial_export(self, *given: Any, **more: Any) -> Any:
         super().initial_export(*given, **more)
@@ -267,7 +269,7 @@ class DyingClient(BackendClient):
         raise Killed
 
 
-def test_a_client_that_died_with_the_answer_knows_what_is_its_own(running: Backend, app: Path) -> None:
+def test_killed_client_recognizes_its_files(running: Backend, app: Path) -> None:
     target = Target(running.url, "shop", "u")
     options = Options(redactor=Redactor())
     with DyingClient(settings(running.url)) as client:
@@ -286,7 +288,7 @@ def test_a_client_that_died_with_the_answer_knows_what_is_its_own(running: Backe
     assert done.pr_url.endswith("/pulls/1")
 
 
-def test_what_was_refused_is_not_ours(running: Backend, app: Path) -> None:
+def test_refused_request_is_removed_from_the_baseline(running: Backend, app: Path) -> None:
     target = Target(running.url, "shop", "u")
     other = BackendSettings.of("another-key-0123", running.url)
     with open_source(app) as tree, BackendClient(other) as client, pytest.raises(BackendUnauthorized):

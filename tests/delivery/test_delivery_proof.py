@@ -1,4 +1,4 @@
-"""Only what evidence supports is sent: the packet holds, the policy says yes, the tree is the one proven."""
+"""Only trees backed by evidence are sent: the packet is valid, the policy approves, and the tree is the proven one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def problems(promotion: Promotion, app: Path, **options: Any) -> list[str]:
         return list(examine(Path(promotion.path), None, tree, **options).problems)
 
 
-def test_what_was_proven_is_delivered_with_its_proof(running: Backend, app: Path, tmp_path: Path) -> None:
+def test_proven_tree_is_delivered_with_its_evidence(running: Backend, app: Path, tmp_path: Path) -> None:
     new_key(tmp_path / "release")
     promotion = attempt(app, tmp_path / "out", sign=tmp_path / "release")
     proof = ["--packet", promotion.path, "--key", tmp_path / "release.pub"]
@@ -100,7 +100,7 @@ def test_what_was_proven_is_delivered_with_its_proof(running: Backend, app: Path
     assert stored.read_json("delivery.json")["proof"]["problems"] == []
 
 
-def test_without_evidence_nothing_is_sent_unless_asked_for(running: Backend, app: Path) -> None:
+def test_delivery_without_evidence_needs_a_flag(running: Backend, app: Path) -> None:
     common = ["--app-id", "shop", "--source", app]
     assert deliver(running.url, "init", *common, expect=1)["error"]["code"] == "DELIVERY_NOT_PROVEN"
     assert deliver(running.url, "plan", *common)["base_commit_sha"] is None
@@ -111,13 +111,13 @@ def test_without_evidence_nothing_is_sent_unless_asked_for(running: Backend, app
     assert "Not proven" in load_bundle(proposed["bundle"]).read_json("request.json")["body"]
 
 
-def test_what_the_verifier_did_not_pass_is_not_proven(app: Path, tmp_path: Path) -> None:
+def test_unverified_tree_is_not_proven(app: Path, tmp_path: Path) -> None:
     for number, verified in enumerate(("failed", "unknown")):
         promotion = attempt(app, tmp_path / str(number), verified=verified)
         assert any("may be relied on" in problem for problem in problems(promotion, app))
 
 
-def test_a_packet_that_says_more_than_its_bundle_is_caught(app: Path, tmp_path: Path) -> None:
+def test_packet_that_contradicts_its_bundle_is_detected(app: Path, tmp_path: Path) -> None:
     promotion = attempt(app, tmp_path / "out", verified="failed")
     lie = copy.deepcopy(promotion.document)
     lie["promotability"] |= {"promotable_decision_stage": True, "reasons": []}
@@ -125,7 +125,7 @@ def test_a_packet_that_says_more_than_its_bundle_is_caught(app: Path, tmp_path: 
     assert any(problem.startswith("verdict_wrong") for problem in problems(promotion, app))
 
 
-def test_a_policy_of_ones_own_counts_only_with_a_trusted_signature(app: Path, tmp_path: Path) -> None:
+def test_custom_policy_needs_a_trusted_signature(app: Path, tmp_path: Path) -> None:
     own = {**POLICIES["attempt"], "name": "our-gate"}
     (tmp_path / "own.json").write_text(json.dumps(own))
     new_key(tmp_path / "release")
@@ -138,9 +138,7 @@ def test_a_policy_of_ones_own_counts_only_with_a_trusted_signature(app: Path, tm
 
 
 @pytest.mark.parametrize("lenient", ["no verifier", "no tree", "may be accepted"])
-def test_a_signed_policy_that_does_not_verify_the_tree_approves_no_code(
-    app: Path, tmp_path: Path, lenient: str
-) -> None:
+def test_signed_policy_without_verified_tree_is_refused(app: Path, tmp_path: Path, lenient: str) -> None:
     dropped = {"no verifier": "outcome_not_verified", "no tree": "tree_unknown"}.get(lenient)
     rules = [rule for rule in POLICIES["attempt"]["rules"] if rule["reason"] != dropped]
     acceptable = ["outcome_not_verified"] if lenient == "may be accepted" else []
@@ -157,7 +155,7 @@ def test_a_signed_policy_that_does_not_verify_the_tree_approves_no_code(
     assert [problem for problem in found if "does not approve code" in problem] == found != []
 
 
-def test_a_signed_measurement_approves_no_code(app: Path, tmp_path: Path) -> None:
+def test_signed_measurement_does_not_approve_code(app: Path, tmp_path: Path) -> None:
     new_key(tmp_path / "release")
     failed = Outcome(
         claimed=Verdict("passed", "runtime_reported", "its last message"),
@@ -179,10 +177,10 @@ def test_a_signed_measurement_approves_no_code(app: Path, tmp_path: Path) -> Non
         found = examine(Path(promotion.path), None, tree, key=tmp_path / "release.pub")
     assert found.standing == "not proven"
     assert any("the policy run does not approve code" in problem for problem in found.problems)
-    assert any("a run measures" in problem for problem in found.problems)
+    assert any("the bundle is a whole run" in problem for problem in found.problems)
 
 
-def test_an_unsigned_packet_is_consistent_and_never_proven(running: Backend, app: Path, tmp_path: Path) -> None:
+def test_unsigned_packet_is_only_consistent(running: Backend, app: Path, tmp_path: Path) -> None:
     common = ["--app-id", "shop", "--source", app]
     first = attempt(app, tmp_path / "out")
     made = deliver(running.url, "init", *common, "--packet", first.path)
@@ -200,13 +198,13 @@ def test_an_unsigned_packet_is_consistent_and_never_proven(running: Backend, app
     assert "proven" not in (printed + body).lower()
 
 
-def test_a_bundle_without_a_tree_proves_none(app: Path, tmp_path: Path) -> None:
+def test_bundle_without_a_tree_is_not_proven(app: Path, tmp_path: Path) -> None:
     found = problems(attempt(app, tmp_path / "out", tree=False), app)
     assert any("proves no tree" in problem for problem in found)
 
 
 @pytest.mark.parametrize("spoil", ["content", "mode", "more", "less"])
-def test_another_tree_than_the_proven_one(app: Path, tmp_path: Path, spoil: str) -> None:
+def test_modified_tree_is_not_proven(app: Path, tmp_path: Path, spoil: str) -> None:
     promotion = attempt(app, tmp_path / "out")
     assert problems(promotion, app) == []
     if spoil == "content":
@@ -233,7 +231,7 @@ def test_a_file_withheld_for_its_content_must_be_the_proven_one(app: Path, tmp_p
     elif swap == "private_key":
         (app / "main.py").write_text(PRIVATE_KEY)
     elif swap == "added_link":
-        (app / "removed.py").symlink_to("/etc/hostname")  # would keep a file that the proven tree has deleted
+        (app / "removed.py").symlink_to("/etc/hostname")  # would keep a file that the proven tree deletes
     else:
         (app / "removed.py").write_text(PRIVATE_KEY)
     path = "main.py" if not swap.startswith("added") else "removed.py"
@@ -253,10 +251,10 @@ def test_a_proven_file_that_would_be_withheld_may_be_absent(app: Path, tmp_path:
     (app / "out").symlink_to("/etc/passwd")
     assert problems(promotion, app) == ["out is not the file that was proven"]
     (app / "out").unlink()
-    assert problems(promotion, app) == ["out was proven, and is not sent"]
+    assert problems(promotion, app) == ["out was proven but is not sent"]
 
 
-def test_where_a_key_is_configured_it_must_have_signed(app: Path, tmp_path: Path) -> None:
+def test_configured_key_must_have_signed(app: Path, tmp_path: Path) -> None:
     new_key(tmp_path / "release")
     new_key(tmp_path / "other")
     unsigned = attempt(app, tmp_path / "out")
@@ -279,7 +277,7 @@ def test_where_a_key_is_configured_it_must_have_signed(app: Path, tmp_path: Path
     assert problems(unsigned, app) == []
 
 
-def test_a_damaged_bundle_proves_nothing(app: Path, tmp_path: Path) -> None:
+def test_damaged_bundle_is_not_proven(app: Path, tmp_path: Path) -> None:
     promotion = attempt(app, tmp_path / "out")
     (next((tmp_path / "out").glob("run-*/outcome.json"))).write_text("{}")
     with open_source(app) as tree:

@@ -1,4 +1,4 @@
-"""A bundle or a packet that is replaced while it is read: no other tree than the signed one is ever proven."""
+"""Replacing a bundle or packet while it is read never makes an unsigned tree proven."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def put(place: Path, target: Path) -> None:
 def flipped_at(
     monkeypatch: pytest.MonkeyPatch, when: int, flip: Callable[[], None], work: Callable[[], Proof | None]
 ) -> tuple[Proof | None, int]:
-    """What `work` finds where `flip` comes just before its open number `when`; and how many opens there were."""
+    """Run `work` with `flip` just before its open call number `when`; return the result and the number of opens."""
     opened = 0
     really_open = os.open
 
@@ -48,7 +48,7 @@ def flipped_at(
 
 @pytest.mark.parametrize("begins", ["signed", "forged"])
 @pytest.mark.parametrize("flipped", ["bundle", "packet", "both"])
-def test_no_flip_gets_an_unsigned_tree_proven(
+def test_replacing_files_never_proves_an_unsigned_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str, flipped: str
 ) -> None:
     new_key(tmp_path / "release")

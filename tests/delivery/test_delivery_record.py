@@ -1,4 +1,4 @@
-"""What a delivery's bundle says was sent, held against what arrived at the other end."""
+"""The requests recorded in a delivery's bundle match those that the backend received."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def without_contents(exchange: Exchange, items: str) -> dict[str, Any]:
-    """A request as it arrived, each content replaced by its digest; and its key is in the header too."""
+    """Return a received request with contents replaced by digests, after checking its key in the header."""
     body: dict[str, Any] = json.loads(exchange.body)
     assert body["idempotencyKey"] == exchange.header("idempotency-key")
     assert body["idempotencyKey"].startswith("pb-")
@@ -51,7 +51,7 @@ def without_contents(exchange: Exchange, items: str) -> dict[str, Any]:
     return {"schema_version": "proofbox.delivery_request/1", **body}
 
 
-def test_an_export_is_on_record_as_it_was_sent(source: Path, tmp_path: Path) -> None:
+def test_export_is_recorded_as_sent(source: Path, tmp_path: Path) -> None:
     with open_source(source) as tree, FaultServer(answer(404, {}), answer(200, MADE)) as server:
         with BackendClient(settings(server.url)) as client:
             options = Options(redactor=Redactor(), out=tmp_path / "out", repo_name="b")
@@ -63,8 +63,8 @@ def test_an_export_is_on_record_as_it_was_sent(source: Path, tmp_path: Path) -> 
     assert [file["path"] for file in recorded["files"]] == ["bin/run", "large", "link"]
 
 
-def test_what_fills_an_empty_repository_is_on_record_with_its_own_key(source: Path, tmp_path: Path) -> None:
-    """The first attempt made the repository and failed: another request fills it, and is sent again as it was."""
+def test_request_that_fills_an_empty_repository_is_recorded(source: Path, tmp_path: Path) -> None:
+    """The first attempt created the repository and failed: another request fills it and is retried unchanged."""
     empty: dict[str, Any] = {"baseCommitSha": None, "files": [], "repoUrl": "https://host.example/a/b"}
     script = [
         *(answer(404, {}), answer(502, {})),
@@ -86,7 +86,7 @@ def test_what_fills_an_empty_repository_is_on_record_with_its_own_key(source: Pa
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_a_pull_request_is_on_record_as_it_was_sent(good: bool, source: Path, tmp_path: Path) -> None:
+def test_pull_request_is_recorded_as_sent(good: bool, source: Path, tmp_path: Path) -> None:
     sha = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("gone", "large")}
     files = [{"path": name, "sha256": each, "sizeBytes": 1, "mode": "100644"} for name, each in sha.items()]
     manifest = {"baseCommitSha": SHA, "files": files, "repoUrl": "https://host.example/a/b"}
@@ -102,7 +102,7 @@ def test_a_pull_request_is_on_record_as_it_was_sent(good: bool, source: Path, tm
                 with pytest.raises(BackendRejected):
                     pull_request(client, target, tree, NO_PROOF, options)
         sent = server.requests[-1]
-    # A failed delivery has sent it as well.
+    # A failed delivery sent the request as well.
     (written,) = (tmp_path / "out").glob("*/request.json")
     recorded = json.loads(written.read_bytes())
     assert recorded == without_contents(sent, "changes")

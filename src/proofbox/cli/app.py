@@ -1,4 +1,4 @@
-"""From words to a command: parsing by cyclopts, and every way it can go wrong turned into the contract's errors."""
+"""Parse a command line with cyclopts, call the command, and turn every failure into an error of the contract."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proofbox.cli import COMMANDS, GROUPS, Command, to_nowhere
 from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
 from proofbox.errors import InternalError, IoFailed, NotFoundError, ProofboxError, UsageError
 
-# What the system says of a path that was named wrongly, and not of a machine that can't.
+# Error numbers that mean a wrong path, as opposed to a failing machine.
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 NOT_THAT = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.EINVAL, errno.ENXIO, errno.ENODEV)
 
@@ -38,8 +38,8 @@ def build() -> cyclopts.App:
 
 
 def run(words: Sequence[str]) -> int:
-    _forget_strange_sizes()
-    command = _meant(words)
+    _drop_invalid_terminal_size()
+    command = _command_for(words)
     passes = command is not None and command.passes_exit_code
     options = words[: words.index("--")] if "--" in words else words
     try:
@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        to_nowhere(1)  # the reader has left (| head): nothing more can be said
+        to_nowhere(1)  # the reader has exited (| head)
         return EXEC_FAILED if passes else 0
 
 
@@ -66,22 +66,22 @@ def _call(words: Sequence[str]) -> int:
     except (ProofboxError, KeyboardInterrupt, BrokenPipeError, OutputLost):
         raise
     except UnicodeEncodeError as error:
-        raise UsageError(f"a name that can't be encoded: {error.object!r}", op="usage") from None
+        raise UsageError(f"a name cannot be encoded as UTF-8: {error.object!r}", op="usage") from None
     except OSError as error:
         raise _io_error(error) from error
     except RecursionError:
         raise UsageError("a path or a document is nested too deeply", op="usage") from None
     except Exception as error:
         if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # Path.resolve, before Python 3.13
-            raise NotFoundError("a path leads through a symbolic link to itself", op="io") from None
+            raise NotFoundError("a path contains a symbolic link that points to itself", op="io") from None
         if os.environ.get("PROOFBOX_DEBUG"):
             raise
         raise InternalError(f"{type(error).__name__}: {error}", op=words[0]) from error
     return result if isinstance(result, int) else 0
 
 
-def _forget_strange_sizes() -> None:
-    """A terminal of no columns, or of more than any has, keeps the help's layout busy for ever."""
+def _drop_invalid_terminal_size() -> None:
+    """Unset COLUMNS and LINES where their values are implausible: laying out help for them can take forever."""
     for name in ("COLUMNS", "LINES"):
         value = os.environ.get(name)
         if value is not None and not (value.isdecimal() and len(value) < 5 and int(value) >= 10):
@@ -89,14 +89,14 @@ def _forget_strange_sizes() -> None:
 
 
 def _io_error(error: OSError) -> ProofboxError:
-    said = error.strerror or type(error).__name__
-    if error.filename is None or isinstance(error.filename, int):  # a descriptor: nothing that anybody has named
-        return IoFailed(said, op="io")
+    reason = error.strerror or type(error).__name__
+    if error.filename is None or isinstance(error.filename, int):  # a descriptor, so the user named no path
+        return IoFailed(reason, op="io")
     kind = NotFoundError if error.errno in NOT_THERE else UsageError if error.errno in NOT_THAT else IoFailed
-    return kind(f"{said} ({os.fsdecode(error.filename)[:200]})", op="io")
+    return kind(f"{reason} ({os.fsdecode(error.filename)[:200]})", op="io")
 
 
-def _meant(words: Sequence[str]) -> Command | None:
+def _command_for(words: Sequence[str]) -> Command | None:
     named = {command.path: command for command in COMMANDS}
     return named.get(" ".join(words[:2])) or named.get(words[0])
 
@@ -104,11 +104,11 @@ def _meant(words: Sequence[str]) -> Command | None:
 def _plain(error: cyclopts.CycloptsError) -> str:
     if isinstance(error, cyclopts.UnusedCliTokensError):
         unused = ", ".join(repr(each[:80]) for each in error.unused_tokens or ())
-        return f"too many arguments: nothing takes {unused[:200]}"
+        return f"unexpected arguments: {unused[:200]}"
     return " ".join(str(error).split())
 
 
 def _help_for(words: Sequence[str]) -> str:
-    command = _meant(words)
+    command = _command_for(words)
     group = words[0] if words[0] in GROUPS else None
     return f"see: proofbox {command.path if command else group or ''} --help".replace("  ", " ")

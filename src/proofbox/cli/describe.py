@@ -1,4 +1,4 @@
-"""Commands as data, from the command line itself: what the parser takes, what help says, what the code prints."""
+"""Describe commands as data: the parameters they accept, their help texts, and the documents they print."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ EXAMPLES = "For example:"
 
 
 class ParameterFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is not said is as it usually is: not required, not repeated, without a default or a choice."""
+    """A parameter of a command. Omitted members have their defaults: not required, not repeated, no default value."""
 
     name: str
-    """`--timeout` of a flag, `SPEC` of an argument."""
+    """`--timeout` for a flag, `SPEC` for an argument."""
     kind: Literal["flag", "argument"]
-    """An argument is known by its place, a flag by its name."""
+    """Arguments are identified by position, flags by name."""
     type: str
-    """text, integer, number, path, or switch: a flag without a value."""
+    """text, integer, number, path, or switch (a flag without a value)."""
     help: str
-    """What its line in the help says."""
+    """Its help text."""
     required: bool = False
-    """The command is refused without it."""
+    """Whether the command fails without it."""
     repeated: bool = False
-    """It may be given several times."""
+    """Whether it may be given several times."""
     default: Any = None
-    """What counts where it is not given; absent: nothing, no, or an empty list."""
+    """Its default value; absent: none, false, or an empty list."""
     choices: tuple[str, ...] = ()
-    """The only values it takes; absent: any of its type."""
+    """The values it accepts; absent: any value of its type."""
     aliases: tuple[str, ...] = ()
-    """Other names of it: `-n`."""
+    """Other names for it: `-n`."""
 
 
 class CommandFacts(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
-    """What it does, as the list of commands says it."""
+    """What the command does, as the list of commands shows it."""
     usage: str
-    """How it is called, in one line."""
+    """How to call it, in one line."""
     description: str
-    """What its help says, without the examples."""
+    """Its help text, without the examples."""
     parameters: tuple[ParameterFacts, ...]
     """Its arguments and flags."""
     examples: tuple[str, ...]
-    """Lines for a shell, from its help."""
+    """Shell command lines, from its help."""
     prints: tuple[str, ...]
-    """The schemas of what it prints with --json, besides `proofbox.error/1`."""
+    """The schemas of the documents it prints with --json, besides `proofbox.error/1`."""
     streams: tuple[str, ...]
     """The schema of each line with --jsonl."""
     passes_exit_code: bool
-    """The command inside decides the exit code; proofbox's own failures are 125."""
+    """Whether it exits with the exit code of the command it runs; proofbox's own failures exit with 125."""
 
 
 def commands() -> dict[str, CommandFacts]:
@@ -84,7 +84,7 @@ def _facts(command: Command, app: cyclopts.App) -> CommandFacts:
     printed = sorted(_printed(function), key=lambda kind: schema_of(kind))
     return CommandFacts(
         summary=command.summary,
-        usage=_said(command.path, words) or _usage(command.path, parameters),
+        usage=_stated_usage(command.path, words) or _usage(command.path, parameters),
         description=words,
         parameters=parameters,
         examples=examples,
@@ -108,13 +108,13 @@ def _parameter(argument: cyclopts.Argument) -> ParameterFacts:
         repeated=repeated or anything,
         default=None if argument.required or anything else _plain(field.default),
         choices=argument.get_choices(force=True) or (),
-        help="The command and its arguments, behind --." if anything else argument.parameter.help or "",
+        help="The command and its arguments, after --." if anything else argument.parameter.help or "",
         aliases=tuple(names[1:]) if flag else (),
     )
 
 
 def _type(hint: Any) -> tuple[str, bool]:
-    """A type as a caller thinks of it, and whether the parameter may be given several times."""
+    """Return the parameter's type by its public name, and whether it may be given several times."""
     origin, inner = get_origin(hint), [each for each in get_args(hint) if each not in (type(None), Ellipsis)]
     if origin is tuple:
         return _type(inner[0])[0], True
@@ -130,8 +130,8 @@ def _plain(default: Any) -> Any:
     return default if default not in ((), False, "") else None
 
 
-def _said(path: str, words: str) -> str:
-    """A command that runs another says in its first line how that is written."""
+def _stated_usage(path: str, words: str) -> str:
+    """Return the usage from the first line of the help, where a command that runs another command states it."""
     usage = words.partition("\n")[0].partition(f": proofbox {path} ")[2]
     return usage and f"proofbox {path} {usage}"
 
@@ -145,20 +145,20 @@ def _usage(path: str, parameters: tuple[ParameterFacts, ...]) -> str:
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
-    """What a command's help says, and its examples."""
+    """Split a command's docstring into its help text and its examples."""
     words, _, examples = inspect.cleandoc(function.__doc__ or "").partition(EXAMPLES)
     lines = tuple(line.strip() for line in examples.strip().splitlines())
     return words.strip(), tuple(line for line in lines if line)
 
 
 def schema_of(kind: type[Document]) -> str:
-    """Empty for a class that others are made from."""
+    """Return the schema that a document class states; empty for an abstract class."""
     default = next(field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
     return default if isinstance(default, str) else ""
 
 
 def _printed(function: Callable[..., Any]) -> set[type[Document]]:
-    """The documents that a command's code makes: those it names itself, and those its helpers name."""
+    """Return the document classes that a command's code and its helpers refer to."""
     found: set[type[Document]] = set()
     seen: set[int] = set()
     pending: list[FunctionType] = [f for f in [function] if isinstance(f, FunctionType)]
@@ -179,7 +179,7 @@ def _printed(function: Callable[..., Any]) -> set[type[Document]]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """What it loads by name from its module, and what the functions inside it do."""
+    """Yield the global names that the code and its inner functions load."""
     yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

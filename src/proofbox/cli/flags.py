@@ -1,4 +1,4 @@
-"""Flags that several commands share, said once."""
+"""Flags that several commands share."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter, Token
 
-if TYPE_CHECKING:  # what `--help` does not need is not loaded for it
+if TYPE_CHECKING:  # not loaded for `--help`
     from proofbox.sandbox.box_handle import PolicyOptions
 
 
 def place(_: object, tokens: Sequence[Token]) -> Path:
-    """A directory that is written to: an empty word, as of a variable that is not set, is none, and not this one."""
+    """Parse an output directory. An empty string (an unset variable) is an error, not the current directory."""
     if not tokens[0].value:
-        raise ValueError("it is empty")
+        raise ValueError("the path is empty")
     return Path(tokens[0].value)
 
 
 def size(_: object, tokens: Sequence[Token]) -> str | int:
-    """A number of MB, or text with a unit, which the box's policy checks."""
+    """Parse a number of MB, or keep text with a unit for the box's policy to check."""
     text = tokens[0].value
     try:
         return int(text)
@@ -29,61 +29,61 @@ def size(_: object, tokens: Sequence[Token]) -> str | int:
         return text
 
 
-Json = Annotated[bool, Parameter(name="--json", negative="", help="One JSON document on stdout.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document on stdout.")]
 Provider = Annotated[
     str | None,
-    Parameter(name="--provider", help="auto, bubblewrap, docker, off, apple-vm. Default: as configured, else auto."),
+    Parameter(name="--provider", help="auto, bubblewrap, docker, off, apple-vm. Default: the configured one, or auto."),
 ]
-Project = Annotated[Path, Parameter(name="--project", help="The directory the box works on.")]
-Cwd = Annotated[str | None, Parameter(name="--cwd", help="Where to run: a directory of the project.")]
+Project = Annotated[Path, Parameter(name="--project", help="The project directory that the box works on.")]
+Cwd = Annotated[str | None, Parameter(name="--cwd", help="The working directory, inside the project.")]
 Env = Annotated[
     tuple[str, ...],
-    Parameter(name="--env", negative="", help="K=V for the command; K alone takes your own value. May be repeated."),
+    Parameter(name="--env", negative="", help="K=V for the command; K alone passes your own value. Repeatable."),
 ]
 Timeout = Annotated[
-    float | None, Parameter(name="--timeout", help="Seconds until the command and its children are killed.")
+    float | None, Parameter(name="--timeout", help="Kill the command and its children after this many seconds.")
 ]
 Stdin = Annotated[
     str | None,
     Parameter(
-        name="--stdin", allow_leading_hyphen=True, help="A file to read, or - for your own stdin. Default: none."
+        name="--stdin", allow_leading_hyphen=True, help="A file to use as stdin, or - for your own. Default: empty."
     ),
 ]
 MaxOutput = Annotated[
-    int, Parameter(name="--max-output", help="Bytes kept of each stream: the first and the last half of them.")
+    int, Parameter(name="--max-output", help="Maximum bytes kept per stream: half from its start, half from its end.")
 ]
 Shell = Annotated[str | None, Parameter(name="--shell", help="Run this string with sh -c.")]
-Raw = Annotated[
-    bool, Parameter(name="--raw", negative="", help="Let the command's control characters through to your terminal.")
-]
+Raw = Annotated[bool, Parameter(name="--raw", negative="", help="Do not escape control characters in the output.")]
 Network = Annotated[
     str | None, Parameter(name="--network", help="none, full or allow:HOST[:PORT],… Default: none in a box.")
 ]
 Access = Annotated[
     Literal["rw", "ro", "overlay"] | None,
-    Parameter(name="--access", help="To the project: rw, ro, or a throw-away overlay. Default: rw."),
+    Parameter(name="--access", help="Access to the project: rw, ro, or a temporary overlay. Default: rw."),
 ]
 Mount = Annotated[
     tuple[str, ...],
-    Parameter(name="--mount", negative="", help="HOST:GUEST[:ro|rw], read-only unless it says rw. May be repeated."),
+    Parameter(name="--mount", negative="", help="HOST:GUEST[:ro|rw], read-only by default. Repeatable."),
 ]
-Image = Annotated[str | None, Parameter(name="--image", help="The image to run, for docker.")]
-Runtime = Annotated[str | None, Parameter(name="--runtime", help="The engine's runtime: runsc for gVisor.")]
+Image = Annotated[str | None, Parameter(name="--image", help="The container image, for docker.")]
+Runtime = Annotated[
+    str | None, Parameter(name="--runtime", help="The container engine's runtime, e.g. runsc for gVisor.")
+]
 Memory = Annotated[
     str | int | None,
-    Parameter(name="--memory", converter=size, help="Limit of the whole box: MB, or with a unit: 512m, 2g."),
+    Parameter(name="--memory", converter=size, help="Memory limit of the whole box: MB, or with a unit: 512m, 2g."),
 ]
-Cpus = Annotated[float | None, Parameter(name="--cpus", help="Limit of the whole box, in cores: 0.5, 2.")]
-Pids = Annotated[int | None, Parameter(name="--pids", help="Most processes and threads in the box.")]
+Cpus = Annotated[float | None, Parameter(name="--cpus", help="CPU limit of the whole box, in cores: 0.5, 2.")]
+Pids = Annotated[int | None, Parameter(name="--pids", help="Maximum number of processes and threads in the box.")]
 Disk = Annotated[
     str | int | None,
-    Parameter(name="--disk", converter=size, help="The most written to the overlay: MB, or with a unit: 512m, 2g."),
+    Parameter(name="--disk", converter=size, help="Size limit of the overlay: MB, or with a unit: 512m, 2g."),
 ]
 
 
 @dataclass(frozen=True)
 class BoxFlags:
-    """What may be asked of a box: the same flags for every command that starts one."""
+    """The policy flags shared by all commands that start a box."""
 
     network: Network = None
     access: Access = None
@@ -109,24 +109,27 @@ class BoxFlags:
         }
 
 
-ASKED_OF_THE_BOX = BoxFlags()
+NO_BOX_FLAGS = BoxFlags()
 Box = Annotated[BoxFlags, Parameter(name="*")]
 
 Strategies = Annotated[
     str | None,
     Parameter(
         name=["--strategies", "--strategy"],
-        help="Agents to try in this order, a ! after one that must be usable: codex_app_server!,scripted.",
+        help="Agents to try, in order; a ! marks one that must be usable: codex_app_server!,scripted.",
     ),
 ]
-Model = Annotated[str | None, Parameter(name="--model", help="The model, for agents that have one.")]
+Model = Annotated[str | None, Parameter(name="--model", help="The model's name, for agents that use one.")]
 BaseUrl = Annotated[
-    str | None, Parameter(name="--base-url", help="The model's endpoint. It is reached from outside the box.")
+    str | None, Parameter(name="--base-url", help="The model's endpoint, which is called from outside the box.")
 ]
 ApiKeyEnv = Annotated[
-    str | None, Parameter(name="--api-key-env", help="The variable with its key, which stays outside the box.")
+    str | None,
+    Parameter(
+        name="--api-key-env", help="The environment variable that holds the API key; the key stays outside the box."
+    ),
 ]
 
 PublicKey = Annotated[
-    Path | None, Parameter(name="--key", help="The file of the public key that must have signed the packet.")
+    Path | None, Parameter(name="--key", help="Public key file; the packet must be signed with its private key.")
 ]

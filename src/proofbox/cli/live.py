@@ -1,4 +1,4 @@
-"""How a run goes, live on a terminal: which attempts are under way, what each is doing, how many are done."""
+"""Live progress of a run on a terminal: the running attempts, their activity, and how many are done."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Self
 from proofbox.core.text import preview, printable
 from proofbox.lab.run.ledger import Attempt
 
-MOST_LINES = 12
-LONGEST_ID = 32
+MAX_LINES = 12
+MAX_ID_LENGTH = 32
 
 
 class Progress:
-    """Told of events from any thread; draws on stderr, and leaves nothing of it behind."""
+    """A live progress display on stderr. It accepts events from any thread and erases itself at the end."""
 
     def __init__(self, planned: Sequence[Attempt], *, shown: bool) -> None:
         self._total = len(planned)
@@ -69,9 +69,9 @@ class Progress:
             elif what == "activity":
                 self._running[id] = (since, state, str(event.get("activity", "")))
             else:
-                if what == "preparing":  # something was started: it waits no more
+                if what == "preparing":  # an attempt was started, so the run no longer waits
                     self._waiting = ""
-                self._running[id] = (since, what, "")  # what it did before is over
+                self._running[id] = (since, what, "")  # clears the activity of the previous state
             if self._live is not None:
                 self._live.update(self._picture())
 
@@ -89,23 +89,23 @@ class Progress:
         if self._waiting:
             table.add_row(Text(f"waiting: {printable(self._waiting)}", "yellow"))
         rows = Table.grid(padding=(0, 2))
-        for no_wrap in (True, True, True, True, False):  # of what an attempt does there may be less, and of its id not
+        for no_wrap in (True, True, True, True, False):  # only the activity may be shortened
             rows.add_column(no_wrap=no_wrap)
-        for id, (since, state, activity) in list(self._running.items())[:MOST_LINES]:
+        for id, (since, state, activity) in list(self._running.items())[:MAX_LINES]:
             shown = preview(printable(activity), 60)[0]
             took = f"{time.monotonic() - since:.0f} s"
             spent = f"{self._tokens[id]} tokens" if id in self._tokens else ""
             doing = Text(shown, "dim", no_wrap=True, overflow="ellipsis")
             rows.add_row(Text(shortened(id)), Text(state, "cyan"), Text(took), Text(spent), doing)
-        if len(self._running) > MOST_LINES:
-            rows.add_row(Text(f"and {len(self._running) - MOST_LINES} more", "dim"))
+        if len(self._running) > MAX_LINES:
+            rows.add_row(Text(f"and {len(self._running) - MAX_LINES} more", "dim"))
         table.add_row(rows)
         return table
 
 
 def shortened(id: str) -> str:
-    """Without its middle: replicates and retries differ at the end."""
-    if len(id) <= LONGEST_ID:
+    """Shorten an id in the middle: replicates and retries differ at the end."""
+    if len(id) <= MAX_ID_LENGTH:
         return id
-    end = LONGEST_ID // 2 - 2
-    return f"{id[: LONGEST_ID - end - 3]}...{id[-end:]}"
+    end = MAX_ID_LENGTH // 2 - 2
+    return f"{id[: MAX_ID_LENGTH - end - 3]}...{id[-end:]}"

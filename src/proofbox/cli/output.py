@@ -1,7 +1,7 @@
 """The only module that knows `--json` and exit codes.
 
-A command returns a document (a frozen struct with its schema's name) and how a person reads it. With `--json` the
-document goes to stdout, one line, and nothing else does; without it the text does. Errors are documents too.
+A command produces a document (a frozen struct that names its schema) and a text for people. With `--json` only the
+document is printed to stdout, in one line; without it, only the text. Errors are documents as well.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ INTERRUPTED = 130
 READER_LEFT = 141
 EXIT_CODES = {
     0: "ok",
-    1: "evaluated, and the answer is no: a verification, a gate, a lint, a mission that was not passed",
-    2: "usage: an unknown name, a bad value",
+    1: "evaluated, and the answer is no: a failed verification, gate, lint or mission",
+    2: "usage error: an unknown name or an invalid value",
     3: "known, but not available here",
-    4: "internal, or the machine would not",
+    4: "internal error, or the system refused an operation",
     INTERRUPTED: "interrupted",
-    READER_LEFT: "whoever read its events left before the run had ended",
+    READER_LEFT: "the reader of the events exited before the run ended",
 }
 PASSING_EXIT_CODES = {
     124: "the command timed out",
     EXEC_FAILED: "proofbox failed, for any reason",
-    126: "the command can't be executed",
-    127: "the command is not there",
+    126: "the command cannot be executed",
+    127: "the command was not found",
 }
-"""Of commands that pass on the code of the command inside. Every other code is that command's own."""
+"""Exit codes of commands that pass on the exit code of the command they run. Every other code is that command's."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command says to a program. Subclasses give `schema` its value and add their members."""
+    """A command's output for programs. Subclasses set `schema` and add members."""
 
     schema: str
     """Which document this is."""
     ok: bool = True
-    """Whether proofbox did its job; of what evaluates, whether the answer is yes."""
+    """Whether the command succeeded; of a command that evaluates something, whether the answer is yes."""
 
 
 class Streamed(Document, frozen=True, kw_only=True):
-    """One line of what a command says as it happens, with `--jsonl`."""
+    """One line of a command's live output with `--jsonl`."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """Beyond these, an error carries the facts of its case: `details` of the class that raised it."""
+    """The common members of an error. The `details` of its class are added to them."""
 
     code: str
     message: str
@@ -77,11 +77,11 @@ def show(document: Document, text: Callable[[], str], *, as_json: bool) -> None:
     else:
         words = text()
         if words:
-            print(words, flush=True)  # a server's word must be in its log while it serves
+            print(words, flush=True)  # the output of a server must reach its log while it runs
 
 
 class OutputLost(OSError):
-    """stdout took nothing: whatever is left to say goes to stderr."""
+    """stdout cannot be written, so that the error goes to stderr."""
 
 
 def write_json(document: object) -> None:
@@ -94,19 +94,19 @@ def write_json(document: object) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputLost(error.errno, f"stdout can't be written: {error.strerror}") from None
+        raise OutputLost(error.errno, f"cannot write to stdout: {error.strerror}") from None
 
 
 def report(error: ProofboxError, *, as_json: bool, passes_exit_code: bool = False) -> int:
-    """Print an error where the caller looks for it, and return its exit code."""
-    told = False
+    """Print an error, as JSON on stdout or as text on stderr, and return its exit code."""
+    printed = False
     if as_json:
         with contextlib.suppress(OutputLost):
             write_json({"schema": "proofbox.error/1", "ok": False, "error": error.as_dict()})
-            told = True
-    if not told:
+            printed = True
+    if not printed:
         lines = [f"proofbox: {error.message}", *(f"  fix: {hint}" for hint in error.fix_hints), f"  code: {error.code}"]
-        with contextlib.suppress(OSError):  # stderr may be full, too; the exit code is left
+        with contextlib.suppress(OSError):  # stderr may be full as well; the exit code remains
             print(printable("\n".join(_clean(lines))), file=sys.stderr)
     if not passes_exit_code:
         return INTERRUPTED if error.exit_code == INTERRUPTED else min(error.exit_code, 4)
@@ -114,14 +114,14 @@ def report(error: ProofboxError, *, as_json: bool, passes_exit_code: bool = Fals
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """A plain table: columns as wide as they need to be, two spaces between."""
+    """Format a plain table with two spaces between columns."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return printable("\n".join(lines))
 
 
 def _clean(value: Any) -> Any:
-    """JSON is UTF-8: what a file name smuggled in is replaced. Where bytes matter, a document has a `_b64` member."""
+    """Replace bytes from file names that are not UTF-8. Where bytes matter, a document has a `_b64` member."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A line on stderr that says how far something is, for a person at a terminal."""
+"""A progress line on stderr, for a person at a terminal."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ _EVERY = 0.1
 
 
 def watched(*, as_json: bool) -> bool:
-    """Whether a person looks on."""
+    """Return whether to show progress: stderr is a terminal and JSON was not requested."""
     return not as_json and sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextlib.contextmanager
 def passing_line(*, shown: bool) -> Iterator[Callable[[str], None]]:
-    """Gives a function that puts a line in the place of the one before. It is gone at the end."""
-    said = False
+    """Yield a function that replaces the current line. The line is erased at the end."""
+    drawn = False
 
     def say(text: str) -> None:
-        nonlocal said
+        nonlocal drawn
         if shown:
-            said = True
+            drawn = True
             print(f"\r\x1b[K{printable(text)[: _width()]}", end="", file=sys.stderr, flush=True)
 
     try:
         yield say
     finally:
-        if said:
+        if drawn:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def progress_bar(what: str, *, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """Gives a function to tell how many bytes have come, and of how many."""
+    """Yield a function that takes the number of bytes received and the total."""
     last = 0.0
     with passing_line(shown=shown) as say:
 
-        def tell(done: int, total: int | None) -> None:
+        def update(done: int, total: int | None) -> None:
             nonlocal last
             if time.monotonic() - last >= _EVERY or done == total:
                 last = time.monotonic()
                 say(bar(what, done, total, _width()))
 
-        yield tell
+        yield update
 
 
 def _width() -> int:
@@ -56,7 +56,7 @@ def _width() -> int:
 
 
 def bar(what: str, done: int, total: int | None, width: int) -> str:
-    """`small  43% [######--------] 1.5 of 3.4 MB`, as wide as asked for."""
+    """Format a progress bar of the given width: `small  43% [######--------] 1.5 of 3.4 MB`."""
     name = printable(what)[:20]
     if not total:
         return f"{name}  {done / 1e6:.1f} MB".ljust(width)[:width]

@@ -1,6 +1,7 @@
-"""Every document that is printed or stored, as a JSON Schema with what each member means.
+"""Generate the JSON Schema of every printed or stored document, with a description of each member.
 
-The types are the source of both: a member's meaning is the text below it in its class, or that of its name.
+Schemas and descriptions come from the types: a member's description is the docstring below it in its class, or else the
+glossary's entry for its name.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ LOADED_LATE = (
         "proofbox.lab.run.limiter",
     ),
 )
-"""What declares documents and is loaded with no command, only where an agent runs, or a bundle is written or sent."""
+"""Modules that declare documents but are loaded by no command, only when an agent runs or a bundle is written."""
 
 
 class StoredFacts(msgspec.Struct, frozen=True):
     at: str
-    """Where it is found. CONFIG, STATE and CACHE are the user's directories, BUNDLE and RUN those of evidence."""
+    """Its location. CONFIG, STATE and CACHE are the user's directories; BUNDLE and RUN are evidence directories."""
     meaning: str
-    """What it is."""
+    """A description of the document."""
     json_schema: dict[str, Any]
-    """Of the whole; of a log, of one line."""
+    """The JSON Schema of the document; of a log, the schema of one line."""
 
 
 def printed() -> dict[str, Any]:
-    """By the schema's name. The modules of all commands must be loaded by now."""
+    """Return the schemas of all printed documents by name. The modules of all commands must be loaded."""
     kinds: list[type[Document]] = [*Document.__subclasses__()]
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
@@ -51,7 +52,7 @@ def printed() -> dict[str, Any]:
 
 
 def stored() -> dict[str, StoredFacts]:
-    """By the schema's name, or by the file's where it states none."""
+    """Return the stored documents by schema name, or by file name for files that state no schema."""
     for module in LOADED_LATE:
         importlib.import_module(module)
     return {
@@ -61,7 +62,7 @@ def stored() -> dict[str, StoredFacts]:
 
 
 def json_schema(shape: Any) -> dict[str, Any]:
-    """Of a type, of one of several types, or of what is a JSON Schema already."""
+    """Return the JSON Schema of a type or of a union given as a tuple; copy a dict that is a schema already."""
     if isinstance(shape, dict):
         return deepcopy(shape)
     kinds = shape if isinstance(shape, tuple) else (shape,)
@@ -77,29 +78,29 @@ def json_schema(shape: Any) -> dict[str, Any]:
 
 
 def _unknown(kind: type) -> dict[str, Any]:
-    return {} if kind is msgspec.Raw else {"type": "string"}  # paths and the like are written as text
+    return {} if kind is msgspec.Raw else {"type": "string"}  # paths, for example, are written as text
 
 
 def _stating(schema: dict[str, Any], member: str, name: str) -> dict[str, Any]:
-    """With the member that says which document it is, and what it says there."""
+    """Require the member that names the document to have the value `name`."""
     if not name.startswith("proofbox."):
         return schema
     for form in schema.get("anyOf", [schema]):
         whole = schema["$defs"][form["$ref"].rpartition("/")[2]] if "$ref" in form else form
         properties = whole.get("properties", {})
-        said = {"schema", member} & properties.keys()
-        if "anyOf" in schema and not said:  # its types leave it to whoever writes one of them
+        stated = {"schema", member} & properties.keys()
+        if "anyOf" in schema and not stated:  # the writer adds the member to these types
             whole["properties"] = {member: {}, **properties}
             whole["required"] = [member, *whole.get("required", [])]
-            said = {member}
-        for each in said:
+            stated = {member}
+        for each in stated:
             meaning = whole["properties"][each].get("description", NOUNS[each])
             whole["properties"][each] = {"const": name, "description": meaning}
     return schema
 
 
 def _structs(kinds: tuple[Any, ...]) -> set[type]:
-    """The classes that a document is made of."""
+    """Return all struct classes that a document consists of."""
     found: set[type] = set()
     pending: list[Any] = list(msgspec.inspect.multi_type_info(kinds))
     while pending:
@@ -116,7 +117,7 @@ def _structs(kinds: tuple[Any, ...]) -> set[type]:
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Of each member, by the name it is written under, the text that stands below it in the class."""
+    """Return the docstring below each member of a class, by the member's encoded name."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("proofbox."):
@@ -129,7 +130,7 @@ def meanings(kind: type) -> dict[str, str]:
 
 @cache
 def _texts(module: str) -> dict[str, dict[str, str]]:
-    """Of the classes of a module, by qualified name, the text below each member. Nothing where there is no source."""
+    """Return the member docstrings of a module's classes, by qualified name; empty if there is no source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, KeyError):
@@ -146,7 +147,7 @@ def _texts(module: str) -> dict[str, dict[str, str]]:
 
 
 def _tidied(schema: Any) -> Any:
-    """Descriptions without the indentation of the source: Python 3.13 strips it from docstrings, and others don't."""
+    """Strip indentation from descriptions: Python 3.13 strips docstrings itself, older versions do not."""
     if isinstance(schema, dict):
         return {
             name: inspect.cleandoc(value) if name == "description" and isinstance(value, str) else _tidied(value)

@@ -1,6 +1,6 @@
-"""From promoted evidence to a repository or a pull request.
+"""Deliver promoted evidence to a repository or as a pull request.
 
-One way, from here to the backend: the backend alone holds Git credentials, and what is sent is what evidence supports.
+Data flows only from here to the backend, which alone holds Git credentials. Only trees backed by evidence are sent.
 `client` talks to a backend (`aclient` has the operations, `sending` the attempts), `source` and `patchset` decide what
 is sent, `proof` whether it may be, `deliver` does it, and `backend/` is a whole backend on local bare repositories, for
 development and tests.

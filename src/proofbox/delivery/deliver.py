@@ -1,4 +1,4 @@
-"""Delivering: look, plan, prove, send, and keep what was sent and answered as a bundle of its own."""
+"""Plan, prove and send a delivery, and record the requests and responses as a bundle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from proofbox.delivery.patch.baseline import Baseline, BaselineStore, FileState
 from proofbox.delivery.patch.patchset import PatchChange, Patchset, patchset
 from proofbox.delivery.patch.remembered import Remembered
 from proofbox.delivery.proof import Proof
-from proofbox.delivery.record import Asked, DeliveryRecord, DeliveryRecorder, recording
+from proofbox.delivery.record import DeliveryRecord, DeliveryRecorder, DeliveryRequest, recording
 from proofbox.delivery.source.tree import SourceTree
 from proofbox.errors import BackendError, BackendNotFound, DeliveryConflict, ProofboxError, SourceRefused
 
@@ -30,7 +30,7 @@ NO_REPOSITORY = RepoManifest(base_commit_sha=None, files=())
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which app's repository, for whom, at which backend."""
+    """The backend, the app whose repository is the target, and the user to act for."""
 
     backend_url: str
     app_id: str
@@ -54,7 +54,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What may be chosen of a delivery. `out` is where its bundle goes."""
+    """Options of a delivery. `out` is the directory for its bundle."""
 
     redactor: Redactor
     out: Path | None = None
@@ -66,7 +66,7 @@ class Options:
 
 
 def plan(client: BackendClient, target: Target, tree: SourceTree) -> tuple[Patchset, RepoManifest]:
-    """What a delivery would change. Where there is no repository yet, everything is added."""
+    """Return what a delivery would change. If there is no repository yet, every file is added."""
     try:
         manifest = client.get_repo_manifest(target.app_id, user_id=target.user_id, repo_url=target.repo_url)
     except BackendNotFound:
@@ -84,11 +84,11 @@ def plan(client: BackendClient, target: Target, tree: SourceTree) -> tuple[Patch
 def initial_export(
     client: BackendClient, target: Target, tree: SourceTree, proof: Proof, options: Options
 ) -> Delivered:
-    """Make the app's repository. One that holds exactly this tree already is the result too."""
+    """Create the app's repository. A repository that already has exactly this tree also counts as success."""
     if not tree.files:
         raise SourceRefused("the source has no files to deliver", op="deliver init")
     patch = patchset(tree, NO_REPOSITORY, Baseline())
-    asked = InitialExport(
+    request = InitialExport(
         create_repo=True,
         repo_name=options.repo_name,
         repo_url=target.repo_url,
@@ -96,10 +96,10 @@ def initial_export(
         commit_message=options.message or "Initial export",
         evidence=proof.evidence(),
     )
-    asked = keyed_export(target.app_id, asked, tree.files)
-    with _recorded(target, tree, proof, options, patch, "initial_export", asked) as record:
+    request = keyed_export(target.app_id, request, tree.files)
+    with _recorded(target, tree, proof, options, patch, "initial_export", request) as record:
         with _intended(target, patch):
-            answer = client.initial_export(target.app_id, asked, tree.files, instead=record.instead)
+            answer = client.initial_export(target.app_id, request, tree.files, instead=record.instead)
         baseline = Baseline().exported({file.path: FileState(file.sha256, file.mode) for file in tree.files})
         target.baselines().save(baseline)
         record.answered(answer, baseline)
@@ -114,13 +114,13 @@ def initial_export(
 
 
 def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof: Proof, options: Options) -> Delivered:
-    """Propose the tree as a pull request. Raises DeliveryConflict, with nothing sent, where someone must decide."""
+    """Open a pull request with the tree. If there are conflicts, raise DeliveryConflict and send nothing."""
     patch, manifest = plan(client, target, tree)
     if manifest is NO_REPOSITORY or manifest.base_commit_sha is None:
         raise BackendNotFound(
             f"the app {target.app_id!r} has no repository yet",
             op="deliver pr",
-            fix_hints=["make it first: proofbox deliver init"],
+            fix_hints=["create it first: proofbox deliver init"],
             details={"ids": {"app_id": target.app_id}},
         )
     repo_url = manifest.repo_url or target.repo_url
@@ -137,7 +137,7 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
     if not patch.changes:
         return Delivered(patch=patch, repo_url=repo_url, base_commit_sha=manifest.base_commit_sha)
     branch = options.branch or patch.branch_name
-    asked = PullRequest(
+    request = PullRequest(
         repo_url=repo_url,
         user_id=target.user_id,
         base_commit_sha=manifest.base_commit_sha,
@@ -150,11 +150,11 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
     files = {file.path: file for file in tree.files}
     changes = [(_change(change), files.get(change.path)) for change in patch.changes]
     listed = tuple(change for change, _ in changes)
-    asked = keyed_pull_request(target.app_id, asked, listed)
-    on_record = msgspec.structs.replace(asked, changes=listed)
-    with _recorded(target, tree, proof, options, patch, "pull_request", on_record) as record:
+    request = keyed_pull_request(target.app_id, request, listed)
+    recorded = msgspec.structs.replace(request, changes=listed)
+    with _recorded(target, tree, proof, options, patch, "pull_request", recorded) as record:
         with _intended(target, patch) as baseline:
-            answer = client.create_pull_request(target.app_id, asked, changes)
+            answer = client.create_pull_request(target.app_id, request, changes)
         record.answered(answer, baseline)
     _remember(target, tree, patch)
     return Delivered(
@@ -172,7 +172,7 @@ def _change(change: PatchChange) -> RepositoryChange:
     return RepositoryChange(
         path=change.path,
         operation=change.operation,
-        mode=change.after_mode,  # type: ignore[arg-type]  # a source's, so one of git's
+        mode=change.after_mode,  # type: ignore[arg-type]  # from a source, so a Git mode
         renamed_from=change.renamed_from,
         before_sha256=change.before_sha256,
         after_sha256=change.after_sha256,
@@ -185,9 +185,9 @@ def _after(change: PatchChange) -> FileState | None:
 
 @contextlib.contextmanager
 def _intended(target: Target, patch: Patchset) -> Iterator[Baseline]:
-    """Note what is about to be sent before it is: killed in between, it is known to be ours if it arrived.
+    """Record in the baseline what is about to be sent, so that it is recognized after a crash if it arrived.
 
-    Taken back only where it is certain that it did not arrive.
+    The entry is removed only if the request certainly did not arrive.
     """
     store = target.baselines()
     before = store.load()
@@ -202,7 +202,13 @@ def _intended(target: Target, patch: Patchset) -> Iterator[Baseline]:
 
 
 def _recorded(
-    target: Target, tree: SourceTree, proof: Proof, options: Options, patch: Patchset, operation: str, asked: Asked
+    target: Target,
+    tree: SourceTree,
+    proof: Proof,
+    options: Options,
+    patch: Patchset,
+    operation: str,
+    request: DeliveryRequest,
 ) -> contextlib.AbstractContextManager[DeliveryRecorder]:
     record = DeliveryRecord(
         operation=operation,
@@ -215,11 +221,11 @@ def _recorded(
         proof=msgspec.structs.replace(proof, packet=os.path.basename(proof.packet or "") or None),
     )
     out = options.out or target.baselines().directory / "bundles"
-    return recording(record, tree, asked, out=out, redactor=options.redactor, clock=options.clock)
+    return recording(record, tree, request, out=out, redactor=options.redactor, clock=options.clock)
 
 
 def _remember(target: Target, tree: SourceTree, patch: Patchset) -> None:
     changed = {change.path for change in patch.changes}
-    # It is sent and on record. That a later plan may show fewer lines is no reason to call it failed.
+    # The delivery is complete and recorded. Without the stored text, a later plan only shows fewer lines.
     with contextlib.suppress(ProofboxError, OSError), Remembered(target.baselines().directory) as remembered:
         remembered.keep(file for file in tree.files if file.path in changed)

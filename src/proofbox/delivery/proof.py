@@ -1,14 +1,14 @@
-"""Whether evidence supports a delivery: the packet verifies, the policy says yes once more, the tree is the one proven.
+"""Decide whether evidence supports a delivery: verify the packet, evaluate its policy again, and compare the tree.
 
-A packet carries its own policy, and whoever can write a packet can write a lenient one. So the policy is one of ours,
-or the packet is signed by a key that is trusted: the one that is named, or one of those in the user's configuration
-(`trusted-keys/*.pub`). Where any is configured, a signature by one of them is required. Either way the policy must be
-one that approves code: a measurement can be relied on and still say that the code is bad.
+A packet contains its policy, and anyone who can write a packet can write a lenient policy. So either the policy is
+built in, or the packet is signed by a trusted key: the given key, or one of the user's configuration
+(`trusted-keys/*.pub`). If any key is configured, a signature by one of them is required. In both cases the policy must
+approve code: a measurement can be reliable and still show that the code is bad.
 
-Only a signature by a trusted key makes a delivery proven. Whoever can write a bundle can write an unsigned packet for
-it, so that one is consistent and no more.
+Only a signature by a trusted key makes a delivery proven. Anyone who can write a bundle can write an unsigned packet
+for it, so an unsigned packet can only be consistent.
 
-The packet's file is read once and the bundle's directory is opened once: everything here is about those bytes.
+The packet's file is read once and the bundle's directory is opened once, so all checks apply to the same bytes.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ Standing = Literal["proven", "consistent, not signed", "not proven"]
 
 
 class ProofResult(msgspec.Struct, frozen=True):
-    """What was found of one aspect: by whom, and how."""
+    """The result for one aspect, and how it was established."""
 
     aspect: str
     """claimed, verified or infra, as in the attempt's outcome."""
     result: str
-    """passed, failed or unknown; of infra, ok instead of passed."""
+    """passed, failed or unknown; for infra, ok instead of passed."""
     by: str = ""
-    """Who established it; `runtime_reported`: the agent's own word."""
+    """The party that established it; `runtime_reported`: the agent's own claim."""
     how: str = ""
-    """By what means."""
+    """How it was established."""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands behind a delivery."""
+    """The evidence behind a delivery."""
 
     standing: Standing = "not proven"
-    """`proven`: everything holds, and a trusted key has signed. `consistent, not signed`: everything holds, and no
-    trusted key vouches for it. `not proven`: see `problems`."""
+    """`proven`: all checks passed, and a trusted key signed the packet. `consistent, not signed`: all checks passed,
+    but no trusted key signed it. `not proven`: see `problems`."""
     packet: str | None = None
     packet_sha256: str | None = None
-    """Of the packet's file; null: no packet was given."""
+    """The SHA-256 of the packet's file; null: no packet was given."""
     run_id: str | None = None
     policy: str | None = None
-    """The promotion policy that decided, by its name."""
+    """The name of the promotion policy."""
     promotable: bool = False
     signed_by: str | None = None
     tree_sha256: str | None = None
@@ -71,7 +71,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """Why the evidence does not support the delivery."""
 
     def evidence(self) -> Evidence | None:
-        """What is sent along."""
+        """Return the evidence to send with the request."""
         if self.packet_sha256 is None:
             return None
         return Evidence(
@@ -87,13 +87,13 @@ NO_PROOF = Proof(problems=("no promotion packet was given",))
 
 
 def trusted_keys() -> list[str]:
-    """The public keys that the user's configuration trusts."""
+    """Return the public keys that the user's configuration trusts."""
     place = config_dir() / TRUSTED
     return sorted(str(path) for path in place.glob("*.pub")) if place.is_dir() else []
 
 
 def examine(packet: Path | None, bundle: Path | None, tree: SourceTree, *, key: Path | None = None) -> Proof:
-    """Hold a packet, its bundle and the tree that is to be sent against each other. Says no by `problems`."""
+    """Check a packet, its bundle and the tree to send against each other. `problems` lists every failure."""
     if packet is None:
         return NO_PROOF
     keys = [str(key)] if key is not None else trusted_keys()
@@ -101,7 +101,7 @@ def examine(packet: Path | None, bundle: Path | None, tree: SourceTree, *, key: 
     verified = found.result
     problems = [f"{finding.code}: {finding.detail}" for finding in verified.findings]
     if verified.promotable is not True:
-        problems.append("the packet does not say that the bundle may be relied on")
+        problems.append("the packet does not state that the bundle may be relied on")
     if found.packet is not None and found.packet.pinned:
         problems += _policy_problems(found.packet, signed=verified.signed_by is not None)
     tree_sha256: str | None = None
@@ -135,8 +135,8 @@ def require(proof: Proof, *, allow_unpromoted: bool) -> None:
             + (f" (and {len(proof.problems) - 1} more)" if len(proof.problems) > 1 else ""),
             op="deliver proof",
             fix_hints=[
-                "deliver what was proven: --packet FILE --bundle PATH, and the source that the attempt ended with",
-                "or send it without that, on the record: --allow-unpromoted",
+                "deliver what was proven: --packet FILE --bundle PATH, with the attempt's final files as --source",
+                "or deliver it without evidence, which is recorded: --allow-unpromoted",
             ],
             details={"problems": list(proof.problems[:50])},
         )
@@ -146,7 +146,7 @@ def _policy_problems(packet: Packet, *, signed: bool) -> list[str]:
     policy: dict[str, Any] = packet.document["promotability"]["policy"]
     problems = []
     if not signed and not is_built_in(policy):
-        problems.append("the packet has a custom policy, and no trusted key has signed it")
+        problems.append("the packet has a custom policy, but no trusted key has signed it")
     if not approves_code(policy):
         problems.append(
             f"the policy {policy['name']} does not approve code: it does not require that a verifier passed this tree"
@@ -168,22 +168,22 @@ def _results(bundle: Bundle) -> tuple[ProofResult, ...]:
 
 
 def _compare(bundle: Bundle, tree: SourceTree) -> tuple[str | None, list[str]]:
-    """Whether the delivery is the one that the proven tree would make, which leaves out the same files."""
+    """Compare the delivery with the one that the proven tree would produce, which leaves out the same files."""
     if schedule.PATH in bundle.artifacts:
-        return None, ["the bundle is a run's: a run measures, and approves no tree; deliver one of its attempts"]
+        return None, ["the bundle is a whole run, which does not approve a tree; deliver one of its attempts"]
     if trees.PATH not in bundle.artifacts:
-        return None, [f"the bundle has no {trees.PATH}: it proves no tree"]
+        return None, [f"the bundle has no {trees.PATH}, so it proves no tree"]
     try:
         document = bundle.read_json(trees.PATH)
         proven = {os.fsdecode(entry.path): entry for entry in trees.parse_tree_manifest(document)}
     except ShapeError as error:
         return None, [f"{trees.PATH}: {error}"]
     wrong = []
-    # A withheld file must be the proven one as well: another one in its place would hide the proven file, or keep a
-    # file in the repository that the proven tree has deleted.
+    # A withheld file must also match the proven one: otherwise it could hide the proven file, or keep a file in the
+    # repository that the proven tree has deleted.
     for entry in (*tree.entries(), *tree.withheld):
         path = os.fsdecode(entry.path)
         if proven.pop(path, None) != entry:
             wrong.append(f"{path} is not the file that was proven")
-    wrong += [f"{path} was proven, and is not sent" for path in proven if not reason_by_name(path)]
+    wrong += [f"{path} was proven but is not sent" for path in proven if not reason_by_name(path)]
     return document["tree_sha256"], wrong

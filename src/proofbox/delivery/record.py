@@ -1,7 +1,7 @@
-"""What a delivery leaves as evidence: a bundle of what was to be sent, by what right, and what was answered.
+"""Record a delivery as a bundle: the request, the evidence that justifies it, and the response.
 
-It is written before anything is sent, so that a delivery that was killed is on record too. A request is recorded as it
-is sent, its key included, but for the files' contents: those are named by their digests.
+The request is written before it is sent, so a killed delivery is recorded as well. It is recorded as sent, including
+its idempotency key, but with digests in place of the files' contents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from proofbox.errors import DeliverySecretFound
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import tree as trees
 
-Asked = InitialExport | PullRequest
+DeliveryRequest = InitialExport | PullRequest
 REQUEST, ANSWER = "proofbox.delivery_request/1", "proofbox.delivery_answer/1"
 
 
@@ -43,55 +43,55 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     path: str
     mode: Mode
-    """Git's."""
+    """The Git file mode."""
     size_bytes: int
-    """Of the content that is sent."""
+    """The size of the content sent."""
     sha256: Sha256
-    """Of the content that is sent; of a symbolic link, of its target."""
+    """The SHA-256 of the content sent; for a symbolic link, of its target."""
 
 
 class SentExport(Export, frozen=True, kw_only=True, omit_defaults=False):
-    """An export as it is sent, without the files' contents."""
+    """An export request without the files' contents."""
 
     files: tuple[SentFile, ...] = ()
-    """All of them, in the order in which they are sent."""
+    """All files, in the order in which they are sent."""
 
 
 declare(
     REQUEST,
     at="BUNDLE/request.json of a delivery, and BUNDLE/instead.N.json where an empty repository was filled instead",
-    meaning="What the backend was asked for, without the files' contents.",
+    meaning="The request to the backend, without the files' contents.",
     shape=(SentExport, PullRequest),
 )
 declare(
     ANSWER,
     at="BUNDLE/answer.json of a delivery",
-    meaning="What the backend answered.",
+    meaning="The backend's response.",
     shape=(ExportAnswer, PullRequestAnswer),
 )
 
 
 @stored("proofbox.delivery_record/1", at="BUNDLE/delivery.json of a delivery")
 class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent, where to, and by what right."""
+    """What was sent, where, and the evidence that justifies it."""
 
     schema_version: str = "proofbox.delivery_record/1"
     operation: str
     """initial_export or pull_request."""
     backend_url: str
-    """Where the request went."""
+    """The backend that received the request."""
     app_id: str
     user_id: str
     patch: Patchset
-    """What was to be changed in the repository."""
+    """The requested changes to the repository."""
     left_out: tuple[LeftOut, ...]
     source: str
-    """What kind of source the tree came from."""
+    """The kind of source that the tree came from."""
     proof: Proof
 
 
 class DeliveryRecorder:
-    """The bundle of a delivery under way."""
+    """The open bundle of a delivery in progress."""
 
     def __init__(self, bundle: BundleWriter, tree: SourceTree) -> None:
         self._bundle = bundle
@@ -99,11 +99,11 @@ class DeliveryRecorder:
         self._others: list[InitialExport] = []
         self.path = bundle.path
 
-    def asked(self, request: Asked) -> None:
+    def asked(self, request: DeliveryRequest) -> None:
         self._bundle.write_json("request.json", _stored(REQUEST, _without_contents(request, self._tree)))
 
     def instead(self, request: InitialExport) -> None:
-        """Another request takes the first one's place. Sent again as it was, it is on record already."""
+        """Record a request that replaces the first one. A retry of it is not recorded again."""
         if request not in self._others:
             self._others.append(request)
             name = f"instead.{len(self._others)}.json"
@@ -116,14 +116,20 @@ class DeliveryRecorder:
 
 @contextlib.contextmanager
 def recording(
-    record: DeliveryRecord, tree: SourceTree, asked: Asked, *, out: Path, redactor: Redactor, clock: Clock | None
+    record: DeliveryRecord,
+    tree: SourceTree,
+    request: DeliveryRequest,
+    *,
+    out: Path,
+    redactor: Redactor,
+    clock: Clock | None,
 ) -> Iterator[DeliveryRecorder]:
-    """A bundle of what is about to be sent; with the answer, or as failed, it is committed."""
-    if redactor.contains_secret(msgspec.json.encode(asked)):
+    """Write the request to a bundle before it is sent, and commit the bundle with the response or as failed."""
+    if redactor.contains_secret(msgspec.json.encode(request)):
         raise DeliverySecretFound(
-            "the title, the message or an id holds a secret that this process knows",
+            "the title, the message or an id contains a secret that this process knows",
             op=f"deliver {record.operation}",
-            fix_hints=["remove it from the words that are sent"],
+            fix_hints=["remove it from --title, --message and the ids"],
         )
     expected = ["delivery.json", "request.json", "answer.json", "baseline.json", trees.PATH]
     with BundleWriter(out, expected=expected, redactor=redactor, clock=clock) as bundle:
@@ -131,17 +137,17 @@ def recording(
         bundle.write_json("delivery.json", msgspec.to_builtins(record))
         bundle.write_json(trees.PATH, tree.manifest)
         found = DeliveryRecorder(bundle, tree)
-        found.asked(asked)
+        found.asked(request)
         yield found
 
 
-def _without_contents(asked: Asked, tree: SourceTree) -> SentExport | PullRequest:
-    if isinstance(asked, PullRequest):
-        return asked  # its changes are listed without their bytes
+def _without_contents(request: DeliveryRequest, tree: SourceTree) -> SentExport | PullRequest:
+    if isinstance(request, PullRequest):
+        return request  # its changes are listed without their contents
     files = tuple(
         SentFile(path=each.path, mode=each.mode, size_bytes=each.size, sha256=each.sha256) for each in tree.files
     )
-    return SentExport(**{name: getattr(asked, name) for name in Export.__struct_fields__}, files=files)
+    return SentExport(**{name: getattr(request, name) for name in Export.__struct_fields__}, files=files)
 
 
 def _stored(schema: str, what: msgspec.Struct) -> dict[str, Any]:

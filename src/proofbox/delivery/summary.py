@@ -1,4 +1,4 @@
-"""What a pull request says of itself: what changes, what was verified, and the packet that says so."""
+"""Write the title and description of a pull request: the changes, the results, and the packet that proves them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from proofbox.delivery.patch.patchset import Patchset
 from proofbox.delivery.proof import Proof
 from proofbox.delivery.source.tree import SourceTree
 
-_MOST = 50
+_MAX_LISTED = 50
 
 
 def title(patch: Patchset, app_id: str) -> str:
     count = Counter(str(change.operation) for change in patch.changes)
-    told = ", ".join(f"{count[name]} {word}" for name, word in _WORDS.items() if count[name])
-    return f"Update {preview(_plain(app_id), 80)[0]}: {told}"
+    counts = ", ".join(f"{count[name]} {word}" for name, word in _WORDS.items() if count[name])
+    return f"Update {preview(_plain(app_id), 80)[0]}: {counts}"
 
 
 def body(patch: Patchset, tree: SourceTree, proof: Proof, note: str = "") -> str:
-    """Markdown. Names and words that others chose are in code spans, where they mean nothing."""
+    """Return the description in Markdown. Untrusted names and texts are in code spans, without markup."""
     lines = [printable(note), ""] if note else []
     lines += [f"{counted(len(patch.changes), 'change')}, patch `{patch.patch_id[:16]}`.", ""]
-    for change in patch.changes[:_MOST]:
+    for change in patch.changes[:_MAX_LISTED]:
         renamed = f" (renamed from {_code(change.renamed_from)})" if change.renamed_from else ""
         lines.append(f"- {change.operation} {_code(change.path)}{renamed}")
-    if len(patch.changes) > _MOST:
-        lines.append(f"- and {len(patch.changes) - _MOST} more")
+    if len(patch.changes) > _MAX_LISTED:
+        lines.append(f"- and {len(patch.changes) - _MAX_LISTED} more")
     if patch.kept:
-        kept = ", ".join(_code(path) for path in patch.kept[:_MOST])
-        lines += ["", f"Changed here and not by us, so left as they are: {kept}"]
+        kept = ", ".join(_code(path) for path in patch.kept[:_MAX_LISTED])
+        lines += ["", f"Changed in the repository by others, so not touched: {kept}"]
     if tree.left_out:
-        left = ", ".join(_code(each.path) for each in tree.left_out[:_MOST])
-        lines += ["", f"Left out, because they look like secrets or can't be delivered: {left}"]
+        left = ", ".join(_code(each.path) for each in tree.left_out[:_MAX_LISTED])
+        lines += ["", f"Left out, because they look like secrets or cannot be delivered: {left}"]
     lines += ["", *_evidence(proof)]
     return "\n".join(lines)
 
@@ -61,7 +61,7 @@ def _standing(proof: Proof) -> str:
     if proof.standing == "proven":
         return f"**Proven**: signed by the trusted key `{proof.signed_by}`."
     if proof.standing == "consistent, not signed":
-        return "**Consistent, not signed**: the evidence agrees with itself, and no trusted key vouches for it."
+        return "**Consistent, not signed**: the evidence is consistent, but no trusted key has signed it."
     return "**Not proven**: " + "; ".join(_code(problem) for problem in proof.problems[:5])
 
 

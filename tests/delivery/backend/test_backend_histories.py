@@ -1,4 +1,4 @@
-"""Any sequence of exports, proposals, merges, closings, pushes and restarts, against a model of what must be there."""
+"""Random sequences of exports, proposals, merges, closings, pushes and restarts, compared with a model."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class BackendHistories(RuleBasedStateMachine):
         operation: Operation = "delete" if data is None else "modify" if path in tree else "add"
         change = RepositoryChange(path=path, operation=operation, content_base64=data)
         number = len(self.pulls) + 1
-        asked = PullRequest(user_id="u", base_commit_sha=base, branch_name=f"b{number}", title="t", changes=(change,))
+        request = PullRequest(user_id="u", base_commit_sha=base, branch_name=f"b{number}", title="t", changes=(change,))
         if data is None and path not in tree:
             with pytest.raises(BackendRefusal):
-                self.backend.propose("app", asked, f"k{number}", "d")
+                self.backend.propose("app", request, f"k{number}", "d")
             return
-        answer = self.backend.propose("app", asked, f"k{number}", "d")
-        assert self.backend.propose("app", asked, f"k{number}", "d") == answer
+        answer = self.backend.propose("app", request, f"k{number}", "d")
+        assert self.backend.propose("app", request, f"k{number}", "d") == answer
         with pytest.raises(BackendRefusal):
-            self.backend.propose("app", asked, None, "d")
+            self.backend.propose("app", request, None, "d")
         result = {**tree, path: data} if data is not None else {name: tree[name] for name in tree if name != path}
         self.pulls[number] = ("open", base, result)
 
@@ -105,7 +105,7 @@ class BackendHistories(RuleBasedStateMachine):
                 self.backend.close_pull("app", number)
 
     @invariant()
-    def what_is_told_is_what_is_there(self) -> None:
+    def reported_state_matches_the_model(self) -> None:
         if not hasattr(self, "backend"):
             return
         assert shown(self.backend, ASKED) == digests(self.main)
@@ -113,8 +113,8 @@ class BackendHistories(RuleBasedStateMachine):
             number: state for number, (state, _, _) in self.pulls.items()
         }
         for number, (_, _, tree) in self.pulls.items():
-            asked = ManifestRequest(repo_url=None, user_id="u", branch_name=f"b{number}")
-            assert shown(self.backend, asked) == digests(tree)
+            request = ManifestRequest(repo_url=None, user_id="u", branch_name=f"b{number}")
+            assert shown(self.backend, request) == digests(tree)
 
     def teardown(self) -> None:
         if hasattr(self, "backend"):
@@ -125,7 +125,7 @@ class BackendHistories(RuleBasedStateMachine):
 
 
 def three_way(base: Tree, ours: Tree, theirs: Tree) -> Tree | None:
-    """What a merge must give, or None for a conflict: files this small have no lines to merge."""
+    """Return the expected result of a merge, or None for a conflict: such small files cannot be merged by line."""
     result = {}
     for path in {*base, *ours, *theirs}:
         was, one, other = base.get(path), ours.get(path), theirs.get(path)
@@ -141,8 +141,8 @@ def digests(tree: Tree) -> dict[str, str]:
     return {path: hashlib.sha256(data).hexdigest() for path, data in tree.items()}
 
 
-def shown(backend: Repositories, asked: ManifestRequest) -> dict[str, str]:
-    return {file.path: file.sha256 for file in backend.manifest("app", asked).files}
+def shown(backend: Repositories, request: ManifestRequest) -> dict[str, str]:
+    return {file.path: file.sha256 for file in backend.manifest("app", request).files}
 
 
 TestBackendHistories = BackendHistories.TestCase

@@ -1,7 +1,7 @@
-"""A backend that is killed at any step, and clients that try again: one repository, one pull request.
+"""A backend is killed at any step and clients retry: there is exactly one repository and one pull request.
 
-Also by a backend that forgets idempotency keys, and by one of the API's first version, where the client can't ask for
-a branch and has the name of the branch alone.
+This also holds for a backend that ignores idempotency keys, and for the first API version, where the client cannot look
+up a branch and only has the branch's name.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def one_round(place: Path, die_at: int, faults: dict[str, Any], tree: SourceTree
     with kept_alive(backend), BackendClient(settings(backend.url)) as client:
         made = client.initial_export("app", InitialExport(user_id="u", repo_name="app"), tree.files)
         change = RepositoryChange(path="new", operation="add", mode="100755", after_sha256=tree.files[0].sha256)
-        asked = PullRequest(
+        request = PullRequest(
             user_id="u", base_commit_sha=made.base_commit_sha, branch_name="proofbox/1", title="t", body="b"
         )
         try:
-            proposed = client.create_pull_request("app", asked, [(change, tree.files[0])])
+            proposed = client.create_pull_request("app", request, [(change, tree.files[0])])
             assert proposed.pr_url.endswith("/apps/app/pulls/1")
         except BackendConflict:
             assert old, "this backend can say which pull request it is"
@@ -77,17 +77,17 @@ def one_round(place: Path, die_at: int, faults: dict[str, Any], tree: SourceTree
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_any_step_there_is_one_of_each(kind: str, tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+def test_kill_at_any_step_creates_no_duplicates(kind: str, tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a", "b", "c"):
-        (source / name).write_text(name * 100_000)  # several pieces on the wire
+        (source / name).write_text(name * 100_000)  # sent in several pieces
     chance = random.Random()  # noqa: S311
     seed = chance.randrange(1 << 30)
     chance.seed(seed)
     deaths = 0
     with open_source(source) as tree:
-        # An export and a pull request take about 110 steps; some points are past the end, and nobody dies.
+        # An export and a pull request take about 110 steps; later points kill nothing.
         points = [chance.randrange(1, 115) for _ in range(rounds(4, 50))]
         for number, point in enumerate(points):
             try:

@@ -1,4 +1,4 @@
-"""The reference backend by itself: who may ask, what is refused, what is isolated, and its own description."""
+"""The reference backend: authentication, refused requests, isolation of apps, and its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ ADD = {"path": "n", "operation": "add", "contentBase64": content(b"x")}
 
 
 @pytest.mark.parametrize("key", [None, "", "wrong", KEY + "x", KEY[:-1], "ключ".encode()])
-def test_every_address_wants_the_key(api: TestClient, key: Any) -> None:
+def test_every_endpoint_requires_the_key(api: TestClient, key: Any) -> None:
     headers = {} if key is None else {"X-Internal-Api-Key": key}
     stranger = TestClient(api.app, base_url=URL, headers=headers)
     for method, path in (
@@ -93,11 +93,11 @@ def test_every_address_wants_the_key(api: TestClient, key: Any) -> None:
         assert KEY not in answer.text
 
 
-def test_an_app_sees_its_own_repository_alone(api: TestClient) -> None:
+def test_app_only_sees_its_own_repository(api: TestClient) -> None:
     mine, theirs = make(api, "mine", {"a": b"mine"}), make(api, "theirs", {"a": b"theirs"})
     assert mine["repoUrl"] != theirs["repoUrl"]
-    asked = {"userId": "u", "repoUrl": theirs["repoUrl"]}
-    assert api.post(f"{DEPLOY.format('mine')}/manifest", json=asked).status_code == 404
+    request = {"userId": "u", "repoUrl": theirs["repoUrl"]}
+    assert api.post(f"{DEPLOY.format('mine')}/manifest", json=request).status_code == 404
     assert propose(api, theirs["baseCommitSha"], [ADD], "mine").status_code == 409
     assert propose(api, mine["baseCommitSha"], [ADD], "mine", repoUrl=theirs["repoUrl"]).status_code == 404
     for app_id in ("..", "%2e%2e%2f", "a" * 500, "x\u202ey"):
@@ -107,7 +107,7 @@ def test_an_app_sees_its_own_repository_alone(api: TestClient) -> None:
         )
 
 
-def test_names_that_look_alike_are_two_apps(api: TestClient) -> None:
+def test_similar_app_names_stay_distinct(api: TestClient) -> None:
     urls = {make(api, app_id)["repoUrl"] for app_id in ("a-b", "a b", "A-b", "a_b", "a.b", "-a-b")}
     assert len(urls) == 6
 
@@ -128,7 +128,7 @@ def test_paths(api: TestClient, files: dict[str, bytes], status: int) -> None:
         assert [file["path"] for file in answer.json()["files"]] == list(files)
 
 
-def test_an_idempotency_key_is_for_one_request(api: TestClient) -> None:
+def test_idempotency_key_is_bound_to_one_request(api: TestClient) -> None:
     headers = {"Idempotency-Key": "k"}
     first = api.post(f"{DEPLOY.format('shop')}/initial-export", json=export({"a": b"1"}), headers=headers)
     again = api.post(f"{DEPLOY.format('shop')}/initial-export", json=export({"a": b"1"}), headers=headers)
@@ -156,24 +156,26 @@ def test_an_idempotency_key_is_for_one_request(api: TestClient) -> None:
         ([{"path": "a", "operation": "delete"}, {"path": "a/b", "operation": "add", "contentBase64": ""}], 200),
     ],
 )
-def test_changes_that_do_not_fit(api: TestClient, changes: list[dict[str, Any]], status: int) -> None:
+def test_changes_that_do_not_fit_the_base_are_refused(
+    api: TestClient, changes: list[dict[str, Any]], status: int
+) -> None:
     base = make(api)["baseCommitSha"]
     assert propose(api, base, changes).status_code == status
 
 
 @pytest.mark.parametrize("branch", ["main", "-x", "a..b", "a.lock", "/a", "a//b", ".a", "a b", "refs/../x", "a/"])
-def test_branches_that_are_none(api: TestClient, branch: str) -> None:
+def test_invalid_branch_names_are_refused(api: TestClient, branch: str) -> None:
     base = make(api)["baseCommitSha"]
     assert propose(api, base, [ADD], branchName=branch).status_code == 422
 
 
-def test_a_branch_is_one_pull_request(api: TestClient, repositories: Repositories) -> None:
+def test_branch_has_one_pull_request(api: TestClient, repositories: Repositories) -> None:
     base = make(api)["baseCommitSha"]
     first = propose(api, base, [ADD])
     second = propose(api, base, [ADD], title="other")
     assert second.status_code == 409
     assert second.json()["prUrl"] == first.json()["prUrl"]
-    inside = propose(api, base, [ADD], branchName="b/c")  # a file in the place of a directory, to git
+    inside = propose(api, base, [ADD], branchName="b/c")  # conflicts with the branch `b` in git
     assert inside.status_code == 409
     assert len(repositories.pulls("shop")) == 1
 
@@ -191,7 +193,7 @@ def test_sizes_are_bounded(api: TestClient) -> None:
     assert answer.status_code == 413
 
 
-def test_many_at_once_make_one(api: TestClient, repositories: Repositories) -> None:
+def test_concurrent_exports_create_one_repository(api: TestClient, repositories: Repositories) -> None:
     started = threading.Barrier(8)
 
     def ask(number: int) -> int:
@@ -207,7 +209,7 @@ def test_many_at_once_make_one(api: TestClient, repositories: Repositories) -> N
     assert len(repositories.repositories()) == 1
 
 
-def test_pages_take_forms_from_themselves_alone(app: Starlette, api: TestClient) -> None:
+def test_pages_only_accept_their_own_forms(app: Starlette, api: TestClient) -> None:
     base = make(api)["baseCommitSha"]
     propose(api, base, [ADD], title="</title><script>alert(1)</script>", body='"><img src=x onerror=alert(1)>')
     browser = TestClient(app, base_url=URL, headers={"Origin": URL}, follow_redirects=False)
@@ -259,7 +261,7 @@ FRAGMENTS = st.lists(
 
 
 @given(FRAGMENTS)
-def test_markdown_makes_known_tags_of_anything(pieces: list[str]) -> None:
+def test_markdown_only_produces_known_tags(pieces: list[str]) -> None:
     made = to_html("".join(pieces))
     tags = set(re.findall(r"<[^>]*>", made))
     names = ("h3", "ul", "li", "table", "tbody", "tr", "td", "p", "code", "strong")
@@ -278,7 +280,7 @@ def test_markdown_of_our_own_summaries() -> None:
     )
 
 
-def test_git_reads_and_does_not_write(api: TestClient) -> None:
+def test_git_access_is_read_only(api: TestClient) -> None:
     made = make(api)
     path = made["repoUrl"].removeprefix(URL)
     assert api.get(f"{path}/info/refs?service=git-receive-pack").status_code == 403
@@ -290,12 +292,12 @@ def test_git_reads_and_does_not_write(api: TestClient) -> None:
         assert api.get(f"{other}/info/refs?service=git-upload-pack").status_code in (401, 404)
 
 
-def test_one_backend_a_directory(repositories: Repositories, tmp_path: Path) -> None:
+def test_second_backend_in_a_directory_is_refused(repositories: Repositories, tmp_path: Path) -> None:
     with pytest.raises(RepositoryFailed):
         Repositories(tmp_path / "data", URL)
 
 
-def test_it_does_not_serve_other_machines(tmp_path: Path) -> None:
+def test_only_loopback_addresses_are_served(tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid):
         serve(tmp_path, ApiKey(KEY), host="0.0.0.0", port=0, ready=lambda _: None)  # noqa: S104
 
@@ -311,10 +313,10 @@ WANTED = (
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_the_backend_is_what_its_description_says(
+def test_backend_conforms_to_its_openapi_description(
     number: int, tmp_path: Path, rounds: Callable[[int, int], int]
 ) -> None:
-    """By schemathesis: requests that fit the description and requests that don't, and every answer held against it."""
+    """schemathesis sends valid and invalid requests and checks every response against the description."""
     repositories = Repositories(tmp_path / "data", "http://testserver")
     schema = schemathesis.openapi.from_asgi("/openapi.json", application(repositories, ApiKey(KEY)))
     operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The backend did it, and its answer was lost: the client finds out instead of doing it again.
+"""The backend carried out a request but the response was lost: the client detects it and does not repeat the request.
 
 And everything that a delivery leaves behind, searched for the key.
 """
@@ -50,8 +50,8 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_lost_answer_is_looked_for(name: str, running: Backend, source: Path) -> None:
-    """Of each pair of requests, look and act, the answer to the act is lost; the next look finds what was done."""
+def test_lost_response_is_detected(name: str, running: Backend, source: Path) -> None:
+    """For each pair of requests (check, act) the response to the act is lost; the next check finds the result."""
     app = f"app {name}"
     good, lost = forward(running.url), forward(running.url, then=FAULTS[name])
     before = set(bare(running.data))
@@ -70,7 +70,7 @@ def test_a_lost_answer_is_looked_for(name: str, running: Backend, source: Path) 
     assert refs == ["refs/heads/main", "refs/heads/proofbox/1"]
 
 
-def test_the_asynchronous_client_does_the_same(running: Backend, source: Path) -> None:
+def test_async_client_detects_a_lost_response(running: Backend, source: Path) -> None:
     async def whole_way(url: str) -> str:
         with open_source(source) as tree:
             async with AsyncBackendClient(settings(url)) as client:
@@ -93,7 +93,7 @@ def test_the_asynchronous_client_does_the_same(running: Backend, source: Path) -
     assert anyio.run(whole_way, running.url).endswith("/apps/async/pulls/1")
 
 
-def test_a_delivery_of_many_files_is_exact(tmp_path: Path) -> None:
+def test_delivery_of_many_files_is_complete(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for number in range(300):
         path = source / f"{number % 10}" / f"{number}.bin"
@@ -115,7 +115,7 @@ def test_a_delivery_of_many_files_is_exact(tmp_path: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All that a user's commands write, in one place to search."""
+    """One directory for everything that a user's commands write, to search it."""
     place = tmp_path / "home"
     for name in ("STATE", "CACHE", "CONFIG"):
         (place / name).mkdir(parents=True, mode=0o700)
@@ -124,7 +124,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_the_key_is_nowhere(home: Path, source: Path, tmp_path: Path) -> None:
+def test_key_is_not_written_anywhere(home: Path, source: Path, tmp_path: Path) -> None:
     heard: list[str] = []
     with backend(home / "data") as running:
         common = ["--app-id", "shop", "--source", source, "--allow-unpromoted", "--timeout", "2"]
@@ -159,7 +159,7 @@ def test_the_key_is_nowhere(home: Path, source: Path, tmp_path: Path) -> None:
 
 
 def command_lines() -> str:
-    """Of every process there is."""
+    """Return the command lines of all processes."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -169,7 +169,7 @@ def command_lines() -> str:
     return "\n".join(lines)
 
 
-def test_the_backend_wants_a_key_and_keeps_specs(tmp_path: Path) -> None:
+def test_backend_needs_a_key_and_stores_specs(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "INTERNAL_API_KEY"}
     argv = [sys.executable, "-m", "proofbox", "backend"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The client against servers that answer, refuse, and misbehave on real sockets."""
+"""The client with servers that respond, refuse and misbehave on real sockets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def manifest(url: str, **options: Any) -> RepoManifest:
 
 @pytest.fixture
 def logged() -> Iterator[Callable[[], str]]:
-    """Everything any library logs, however detailed."""
+    """Capture everything that any library logs, at every level."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s %(args)s %(exc_info)s"))
@@ -79,7 +79,7 @@ def logged() -> Iterator[Callable[[], str]]:
 # Answers
 
 
-def test_a_manifest_is_asked_for_as_agreed() -> None:
+def test_manifest_request_matches_the_api() -> None:
     with FaultServer(answer(200, {**MANIFEST, "newMember": 1})) as server:
         found = manifest(server.url)
     assert found.base_commit_sha == "a" * 40
@@ -91,7 +91,7 @@ def test_a_manifest_is_asked_for_as_agreed() -> None:
     assert json.loads(request.body) == {"repoUrl": None, "userId": "u-1"}
 
 
-def test_a_spec_is_read_and_what_it_should_not_hold_is_not() -> None:
+def test_unknown_spec_members_are_ignored() -> None:
     spec = {"appId": "a", "appName": "Shop", "techStack": {"web": "svelte"}, "apiToken": "hidden"}
     with FaultServer(answer(200, spec)) as server, BackendClient(settings(server.url)) as client:
         found = client.get_app_spec("ent/../1", app_id="a")
@@ -117,7 +117,7 @@ def test_a_spec_is_read_and_what_it_should_not_hold_is_not() -> None:
         (418, BackendProtocol),
     ],
 )
-def test_every_refusal_has_its_error(status: int, kind: type[BackendError]) -> None:
+def test_every_error_status_has_a_typed_error(status: int, kind: type[BackendError]) -> None:
     with (
         FaultServer(answer(status, {"error": {"code": "why", "message": "because\x1b[31m"}}, Location="/x")) as server,
         pytest.raises(BackendError) as caught,
@@ -135,7 +135,7 @@ def test_every_refusal_has_its_error(status: int, kind: type[BackendError]) -> N
     assert len(server.requests) == (3 if status in (429, 500, 503) else 1)
 
 
-def test_it_tries_again_as_long_as_that_may_help(logged: Callable[[], str]) -> None:
+def test_retryable_failures_are_retried(logged: Callable[[], str]) -> None:
     script = [answer(503, {}), answer(429, {}, Retry_After="0"), faults.reset, faults.truncate, answer(200, MANIFEST)]
     retries = Retries(attempts=5, wait_initial=0.001, wait_max=0.002, wait_jitter=0.0)
     with FaultServer(*script) as server:
@@ -155,7 +155,7 @@ def test_it_tries_again_as_long_as_that_may_help(logged: Callable[[], str]) -> N
     assert all("duration_ms=" in line and "[BackendClient]" in line for line in lines)
 
 
-def test_it_does_not_wait_for_what_comes_after_its_deadline() -> None:
+def test_retry_after_the_deadline_is_not_awaited() -> None:
     began = time.monotonic()
     with FaultServer(answer(429, {}, Retry_After="3000")) as server, pytest.raises(BackendRateLimited) as caught:
         manifest(server.url)
@@ -172,7 +172,7 @@ def test_retry_after_may_be_a_date() -> None:
     assert [seconds_to_wait(text, clock) for text in ("soon", "-1", "", "9" * 30)] == [None] * 4
 
 
-def test_a_repository_that_was_made_and_not_filled_is_filled() -> None:
+def test_empty_repository_is_filled() -> None:
     empty: dict[str, Any] = {
         "baseCommitSha": None,
         "files": [],
@@ -189,8 +189,8 @@ def test_a_repository_that_was_made_and_not_filled_is_filled() -> None:
     assert first["idempotencyKey"] != second["idempotencyKey"]
 
 
-def test_a_doubt_is_not_forgotten() -> None:
-    """What an early attempt may have done is looked for before each later one, also after a clear refusal."""
+def test_ambiguous_failure_is_checked_before_every_retry() -> None:
+    """After an ambiguous attempt, every later attempt checks for its result first, even after a clear refusal."""
     made = {"success": True, "repoUrl": "https://h/a", "repoFullName": "a", "baseCommitSha": "b" * 40}
     script = [answer(404, {}), answer(500, {}), answer(404, {}), answer(429, {}), answer(404, {}), answer(200, made)]
     with FaultServer(*script) as server, BackendClient(settings(server.url)) as client:
@@ -198,7 +198,7 @@ def test_a_doubt_is_not_forgotten() -> None:
     assert len(server.requests) == 6
 
 
-def test_an_export_that_did_not_succeed_is_an_error() -> None:
+def test_unsuccessful_export_is_an_error() -> None:
     made = {"success": False, "repoUrl": "https://h/a", "repoFullName": "a", "baseCommitSha": ""}
     with (
         FaultServer(answer(404, {}), answer(200, made)) as server,
@@ -208,7 +208,7 @@ def test_an_export_that_did_not_succeed_is_an_error() -> None:
         client.initial_export("a", InitialExport(user_id="u"), [])
 
 
-def test_no_git_credential_goes_out_or_comes_in() -> None:
+def test_git_credentials_are_removed_in_both_directions() -> None:
     found = {**MANIFEST, "repoUrl": "https://x-access-token:ghs_0123456789@host.example/a/b.git"}
     with FaultServer(answer(200, found)) as server, BackendClient(settings(server.url)) as client:
         manifest = client.get_repo_manifest("a", user_id="u")
@@ -219,7 +219,7 @@ def test_no_git_credential_goes_out_or_comes_in() -> None:
     assert len(server.requests) == 1
 
 
-def test_a_spec_is_read_without_secrets() -> None:
+def test_secrets_in_a_spec_are_redacted() -> None:
     spec = {"appId": "a", "description": "use ghp_" + "a" * 36, "techStack": {"password": "hunter2hunter2"}}
     with FaultServer(answer(200, spec)) as server, BackendClient(settings(server.url)) as client:
         found = client.get_app_spec("e")
@@ -246,16 +246,16 @@ MISBEHAVING = {
 
 
 @pytest.mark.parametrize("name", MISBEHAVING)
-def test_no_fault_holds_it_past_its_timeout_or_makes_it_tell_the_key(name: str, logged: Callable[[], str]) -> None:
+def test_faults_respect_the_timeout_and_hide_the_key(name: str, logged: Callable[[], str]) -> None:
     began = time.monotonic()
     with FaultServer(MISBEHAVING[name]) as server, pytest.raises(BackendError) as caught:
         manifest(server.url, total=1.5, read=1.0)
-    assert time.monotonic() - began < SOON  # of which 1.5 are the client's; the rest is a busy machine's
+    assert time.monotonic() - began < SOON  # the client's timeout is 1.5 s; the rest allows for a busy machine
     assert server.requests[0].header("X-Internal-Api-Key") == KEY
     assert_silent(caught.value, logged())
 
 
-def test_the_asynchronous_client_is_held_by_nothing_either(logged: Callable[[], str]) -> None:
+def test_async_client_respects_the_timeout(logged: Callable[[], str]) -> None:
     async def ask(url: str) -> None:
         async with AsyncBackendClient(settings(url, total=0.5)) as client:
             await client.get_repo_manifest("app-1", user_id="u-1")
@@ -266,7 +266,7 @@ def test_the_asynchronous_client_is_held_by_nothing_either(logged: Callable[[], 
         assert_silent(caught.value, logged())
 
 
-def test_nobody_there(logged: Callable[[], str]) -> None:
+def test_connection_refused(logged: Callable[[], str]) -> None:
     with FaultServer(faults.reset) as server:
         url = server.url
     with pytest.raises(BackendUnreachable) as caught:
@@ -277,7 +277,7 @@ def test_nobody_there(logged: Callable[[], str]) -> None:
 
 
 def assert_silent(error: BackendError, logs: str) -> None:
-    """The key is in nothing that anyone sees: not even in the variables of the frames that a traceback shows."""
+    """Check that the key is not visible anywhere, not even in the local variables of traceback frames."""
     seen = [logs, str(error), repr(error), json.dumps(error.as_dict()), repr(error.__dict__)]
     chain: BaseException | None = error
     while chain is not None:
@@ -303,7 +303,7 @@ def assert_silent(error: BackendError, logs: str) -> None:
     ["", "   ", "your-secret-key", "changeme", "CHANGE_ME", "<key>", "${KEY}", "xxxxxxxx", "secret", "api-key", "todo",
      "your_internal_api_key_here", "aaaaaaaaaaaa", "short1", "with space in it 1", "new\nline-key-123", "ключ-ключ-1"],
 )  # fmt: skip
-def test_a_key_that_is_none_is_refused(value: str) -> None:
+def test_invalid_keys_are_refused(value: str) -> None:
     with pytest.raises(SettingsInvalid) as caught:
         BackendSettings.from_environment({"INTERNAL_API_KEY": value})
     assert "INTERNAL_API_KEY" in caught.value.message
@@ -313,11 +313,11 @@ def test_a_key_that_is_none_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["sk_live_8f2k1m", "testing-9f8e7d6c", KEY, "0123456789abcdef"])
-def test_a_real_key_is_taken(value: str) -> None:
+def test_valid_keys_are_accepted(value: str) -> None:
     assert ApiKey(value).header_value() == value.encode()
 
 
-def test_a_key_shows_itself_nowhere() -> None:
+def test_key_is_never_shown() -> None:
     key = ApiKey(KEY)
     held = BackendSettings.of(key)
     for text in (str(key), repr(key), f"{key}", format(key), repr(held), str(held), repr([key])):
@@ -346,7 +346,7 @@ def test_a_key_shows_itself_nowhere() -> None:
         ("http://localhost:3000/?q=1", False),
     ],
 )
-def test_the_key_leaves_this_machine_encrypted_only(url: str, good: bool) -> None:
+def test_key_is_only_sent_encrypted_to_other_machines(url: str, good: bool) -> None:
     if good:
         assert BackendSettings.of(KEY, url).url == url.rstrip("/")
         return
@@ -356,7 +356,7 @@ def test_the_key_leaves_this_machine_encrypted_only(url: str, good: bool) -> Non
 
 
 def certificate(place: Path, address: str) -> tuple[Path, ssl.SSLContext]:
-    """A server's certificate for an address, signed by itself: the file to trust, and the server's side."""
+    """Create a self-signed certificate for an address; return the file to trust and the server's context."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
     now = datetime.now(UTC)
@@ -382,9 +382,7 @@ def certificate(place: Path, address: str) -> tuple[Path, ssl.SSLContext]:
     return trusted, context
 
 
-def test_the_key_goes_to_nobody_whose_certificate_does_not_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_not_sent_with_an_invalid_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trusted, right = certificate(tmp_path, "127.0.0.1")
     other, wrong = certificate(tmp_path, "127.0.0.2")
     with FaultServer(answer(200, MANIFEST), tls=right) as server:
@@ -401,11 +399,11 @@ def test_the_key_goes_to_nobody_whose_certificate_does_not_hold(
         assert not server.requests
 
 
-def test_plain_http_can_be_allowed_knowingly() -> None:
+def test_plain_http_can_be_allowed() -> None:
     assert BackendSettings.of(KEY, "http://backend.internal:3000", allow_http=True)
 
 
-def test_what_the_environment_lacks_is_read_from_dotenv(tmp_path: Path) -> None:
+def test_dotenv_supplements_the_environment(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(
         f"# settings\nOTHER=1\nexport MOZAIKS_BACKEND_URL=https://b.example # the backend\nINTERNAL_API_KEY='{KEY}'\n"
     )
@@ -420,18 +418,18 @@ def test_what_the_environment_lacks_is_read_from_dotenv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file_has_a_key", [False, True])
-def test_a_project_s_file_does_not_decide_where_another_s_key_goes(tmp_path: Path, file_has_a_key: bool) -> None:
-    """`.env` is the project's, and an agent may write it: an address in there is for a key in there."""
+def test_dotenv_cannot_redirect_a_key_from_the_environment(tmp_path: Path, file_has_a_key: bool) -> None:
+    """An agent may write a project's `.env`, so a URL in it only applies to a key in it."""
     own = "of-the-file-8f2k1m"
     lines = ["MOZAIKS_BACKEND_URL=http://127.0.0.1:4567", *([f"INTERNAL_API_KEY={own}"] if file_has_a_key else [])]
     (tmp_path / ".env").write_text("\n".join(lines))
     with pytest.raises(SettingsInvalid) as caught:
         BackendSettings.from_environment({"INTERNAL_API_KEY": KEY}, project=tmp_path)
-    told = repr(caught.value.as_dict())
-    assert "--backend-url" in told
-    assert "MOZAIKS_BACKEND_URL" in told
-    assert KEY not in told
-    # The user's own word for the address, by either way, goes with the user's key.
+    shown = repr(caught.value.as_dict())
+    assert "--backend-url" in shown
+    assert "MOZAIKS_BACKEND_URL" in shown
+    assert KEY not in shown
+    # A URL that the user sets, in either way, is used with the user's key.
     env = {"INTERNAL_API_KEY": KEY, "MOZAIKS_BACKEND_URL": "https://mine.example"}
     assert BackendSettings.from_environment(env, project=tmp_path).url == "https://mine.example"
     named = BackendSettings.from_environment({"INTERNAL_API_KEY": KEY}, project=tmp_path, url="https://flag.example")
@@ -439,14 +437,14 @@ def test_a_project_s_file_does_not_decide_where_another_s_key_goes(tmp_path: Pat
     assert named.key.matches(KEY)
 
 
-def test_a_file_that_names_the_default_address_decides_nothing(tmp_path: Path) -> None:
+def test_dotenv_may_name_the_default_url(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("MOZAIKS_BACKEND_URL=http://localhost:3000/\n")
     found = BackendSettings.from_environment({"INTERNAL_API_KEY": KEY}, project=tmp_path)
     assert found.url == "http://localhost:3000"
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
-def test_what_is_no_file_in_the_place_of_dotenv_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+def test_dotenv_that_is_not_a_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
     place = tmp_path / ".env"
     if kind == "pipe":
         os.mkfifo(place)
@@ -460,7 +458,7 @@ def test_what_is_no_file_in_the_place_of_dotenv_is_refused_and_not_waited_for(tm
         assert any("remove it" in hint for hint in caught.value.fix_hints)
 
 
-def test_an_id_is_one_part_of_a_path() -> None:
+def test_ids_are_escaped_in_paths() -> None:
     assert api_path("api", "../x?y#z", "a b") == "/api/..%2Fx%3Fy%23z/a%20b"
 
 

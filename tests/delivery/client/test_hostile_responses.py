@@ -1,4 +1,4 @@
-"""Whatever a backend answers, in its headers and in its documents, is an answer or one of our errors: never another."""
+"""Hostile responses give a result or a typed error, never another exception."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from proofbox.errors import BackendConflict, ProofboxError
 URL = "http://localhost:9"
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 
-# Dates as they are, with one number in them that is none.
+# Dates in the usual format with one invalid number.
 DATE = st.builds(
     "{}, {} {} {} {}:{}:{} {}".format,
     *(st.sampled_from(["Mon", "x"]), st.integers() | st.just(1), st.sampled_from(["Jan", "Dec", "Foo"])),
@@ -46,8 +46,8 @@ DATE = st.builds(
 @example("Mon, 99999999999999999999 Jan 2024 00:00:00 GMT")
 @example("Mon, 1 Jan 2024 00:00:99999999999999999999 GMT")
 @example("Fri, 31 Dec 9999 23:59:59 -2359")
-def test_whatever_retry_after_says_it_is_a_time_that_can_be_waited_or_nothing(said: str) -> None:
-    found = seconds_to_wait(said, ManualClock())
+def test_retry_after_gives_a_valid_delay_or_none(text: str) -> None:
+    found = seconds_to_wait(text, ManualClock())
     assert found is None or 0 <= found <= 3600
 
 
@@ -126,13 +126,13 @@ class Body(httpx2.AsyncByteStream):
 
 
 class Hostile(httpx2.AsyncBaseTransport):
-    """Answers what it was told, and then the same again."""
+    """A transport that returns the given responses and then repeats the last one."""
 
     def __init__(self, answers: list[Answer]) -> None:
         self._answers = itertools.cycle(answers)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        async for _ in request.stream:  # type: ignore[union-attr]  # the asynchronous client's
+        async for _ in request.stream:  # type: ignore[union-attr]  # an asynchronous stream
             pass
         status, headers, body = next(self._answers)
         return httpx2.Response(status, headers=headers, stream=Body(body), request=request)
@@ -155,7 +155,7 @@ TREE = SourceTree("directory", (FILE,), ())
 @given(st.lists(ANSWER, min_size=1, max_size=4))
 @example([(302, [(b"location", b"\x80")], b"")])
 @example([(200, [], b'{"appId": "a", "techStack": ' + b"[" * 900 + b"]" * 900 + b"}")])
-def test_whatever_a_backend_answers_is_an_answer_or_an_error_of_ours(answers: list[Answer]) -> None:
+def test_hostile_responses_raise_typed_errors(answers: list[Answer]) -> None:
     change = RepositoryChange(path="a", operation="add")
     pull = PullRequest(user_id="u", base_commit_sha="a" * 40, branch_name="b", title="t")
     with hostile(answers) as client:
@@ -170,7 +170,7 @@ def test_whatever_a_backend_answers_is_an_answer_or_an_error_of_ours(answers: li
 @settings(max_examples=25, deadline=None)
 @given(st.lists(DOCUMENT, min_size=1, max_size=3))
 @example([{"baseCommitSha": "a" * 40, "files": [{"path": "/", "sha256": "a" * 64, "sizeBytes": 1}]}])
-def test_whatever_a_repository_says_of_itself_a_delivery_is_made_or_refused(documents: list[dict[str, Any]]) -> None:
+def test_hostile_manifests_are_delivered_or_refused(documents: list[dict[str, Any]]) -> None:
     answers: list[Answer] = [(200, [], json.dumps(each).encode()) for each in documents]
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch, hostile(answers) as client:
         patch.setenv("XDG_STATE_HOME", place)
@@ -180,20 +180,20 @@ def test_whatever_a_repository_says_of_itself_a_delivery_is_made_or_refused(docu
                 way(client, Target(URL, "a", "u"), TREE, NO_PROOF, options)
 
 
-@pytest.mark.parametrize("said", ["http://[@x", "https://user:hunter2secret@h.example/1"])
-def test_a_pull_request_s_address_in_a_refusal_is_one_without_a_login_or_none(said: str) -> None:
-    answers: list[Answer] = [(404, [], b"{}"), (409, [], json.dumps({"prUrl": said}).encode()), (404, [], b"{}")]
+@pytest.mark.parametrize("text", ["http://[@x", "https://user:hunter2secret@h.example/1"])
+def test_pull_request_url_in_an_error_has_no_login(text: str) -> None:
+    answers: list[Answer] = [(404, [], b"{}"), (409, [], json.dumps({"prUrl": text}).encode()), (404, [], b"{}")]
     pull = PullRequest(user_id="u", base_commit_sha="a" * 40, branch_name="b", title="t")
     with hostile(answers) as client:
-        if "[" in said:
+        if "[" in text:
             with pytest.raises(BackendConflict):
                 client.create_pull_request("a", pull, [])
         else:
             assert client.create_pull_request("a", pull, []).pr_url == "https://h.example/1"
 
 
-def test_a_failure_with_a_date_that_is_none_is_still_in_doubt_and_looked_for() -> None:
-    """Not an error of ours: the backend may have done it."""
+def test_failure_with_malformed_retry_after_is_ambiguous() -> None:
+    """The backend may have carried out the request."""
     strange = [(b"retry-after", b"Mon, 1 Jan 2024 00:00:00 +99999999999999999")]
     made = {"baseCommitSha": "a" * 40, "files": [{"path": "a", "sha256": FILE.sha256, "sizeBytes": 1}]}
     answers: list[Answer] = [(404, [], b"{}"), (502, strange, b"{}"), (200, [], json.dumps(made).encode())]

@@ -1,4 +1,4 @@
-"""The three-way comparison: every case by itself, and the promise that nobody's work is lost under any history."""
+"""The three-way comparison: single cases, and random histories in which no one's work is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def exported(files: Files) -> Baseline:
     return Baseline().exported({path: state(data) for path, data in files.items()})
 
 
-def told(found: Patchset) -> dict[str, str]:
+def operations(found: Patchset) -> dict[str, str]:
     return {each.path: each.operation for each in found.changes}
 
 
@@ -57,7 +57,7 @@ def test_add_modify_delete_with_both_digests() -> None:
     old = {"same": "1", "changed": "1", "gone": "1"}
     new = {"same": "1", "changed": "2", "new": "3"}
     found = patchset(source(new), manifest(old), exported(old))
-    assert told(found) == {"changed": "modify", "gone": "delete", "new": "add"}
+    assert operations(found) == {"changed": "modify", "gone": "delete", "new": "add"}
     assert not found.conflicts
     assert found.unchanged == 1
     assert found.changes[0] == PatchChange(
@@ -65,16 +65,16 @@ def test_add_modify_delete_with_both_digests() -> None:
     )
 
 
-def test_what_we_never_exported_is_left_alone() -> None:
+def test_files_never_delivered_are_left_alone() -> None:
     found = patchset(source({"a": "1"}), manifest({"a": "1", "theirs": "2"}), exported({"a": "1"}))
     assert not found.changes
     assert not found.conflicts
     assert found.not_ours == 1
 
 
-def test_without_a_baseline_nothing_is_deleted_and_nothing_overwritten() -> None:
+def test_without_a_baseline_nothing_is_deleted_or_overwritten() -> None:
     found = patchset(source({"a": "2", "b": "1"}), manifest({"a": "1", "c": "1"}), Baseline())
-    assert told(found) == {"b": "add"}
+    assert operations(found) == {"b": "add"}
     (conflict,) = found.conflicts
     assert (conflict.path, conflict.kind) == ("a", "repo_has_file")
     assert (conflict.baseline_sha256, conflict.repo_sha256, conflict.source_sha256) == (
@@ -96,19 +96,19 @@ def test_changed_on_both_sides_is_a_conflict_with_three_digests(repo: str | None
 
 
 @pytest.mark.parametrize("repo", ["2", None])
-def test_changed_there_alone_is_kept(repo: str | None) -> None:
+def test_file_changed_only_in_the_repository_is_kept(repo: str | None) -> None:
     found = patchset(source({"a": "1"}), manifest({"a": repo} if repo else {}), exported({"a": "1"}))
     assert not found.changes
     assert not found.conflicts
     assert found.kept == ("a",)
 
 
-def test_the_same_change_on_both_sides_is_none() -> None:
+def test_same_change_on_both_sides_is_no_change() -> None:
     found = patchset(source({"a": "2"}), manifest({"a": "2"}), exported({"a": "1"}))
     assert (found.changes, found.conflicts, found.unchanged) == ((), (), 1)
 
 
-def test_modes_count_where_the_backend_tells_them() -> None:
+def test_modes_are_compared_if_the_backend_reports_them() -> None:
     found = patchset(source({"a": "x"}), manifest({"a": "x"}, modes=False), exported({"a": "x"}))
     assert not found.changes
     repo = RepoManifest(
@@ -120,35 +120,35 @@ def test_modes_count_where_the_backend_tells_them() -> None:
     assert (change.operation, change.before_mode, change.after_mode) == ("modify", "100644", "100755")
 
 
-def test_a_pull_request_that_is_not_merged_yet_is_proposed_again_with_the_rest() -> None:
+def test_unmerged_changes_are_proposed_again() -> None:
     repo = {"a": "1"}
     baseline = exported(repo)
     first = patchset(source({"a": "2", "b": "1"}), manifest(repo), baseline)
     baseline = proposed(baseline, first)
     second = patchset(source({"a": "3", "b": "1"}), manifest(repo), baseline.observed(manifest(repo)))
-    assert told(second) == {"a": "modify", "b": "add"}
+    assert operations(second) == {"a": "modify", "b": "add"}
     assert not second.conflicts
 
 
-def test_what_someone_puts_back_after_our_delete_was_merged_stays() -> None:
+def test_file_restored_after_our_deletion_stays() -> None:
     baseline = exported({"a": "1"})
     gone = patchset(source({}), manifest({"a": "1"}), baseline)
-    assert told(gone) == {"a": "delete"}
+    assert operations(gone) == {"a": "delete"}
     baseline = proposed(baseline, gone).observed(manifest({}))
     again = patchset(source({}), manifest({"a": "1"}), baseline.observed(manifest({"a": "1"})))
     assert not again.changes
     assert again.not_ours == 1
 
 
-def test_what_was_left_out_is_not_deleted() -> None:
+def test_left_out_files_are_not_deleted() -> None:
     found = patchset(source({}, (".env",)), manifest({".env": "1"}), exported({".env": "1"}))
     assert not found.changes
 
 
-def test_a_rename_is_told_and_sent_as_two_changes() -> None:
+def test_rename_is_sent_as_two_changes() -> None:
     old = {"a.txt": "content", "empty": ""}
     found = patchset(source({"b/a.txt": "content", "empty2": ""}), manifest(old), exported(old))
-    assert told(found) == {"a.txt": "delete", "b/a.txt": "add", "empty": "delete", "empty2": "add"}
+    assert operations(found) == {"a.txt": "delete", "b/a.txt": "add", "empty": "delete", "empty2": "add"}
     by_path = {each.path: each for each in found.changes}
     assert by_path["b/a.txt"].renamed_from == "a.txt"
     assert by_path["a.txt"].renamed_to == "b/a.txt"
@@ -158,7 +158,7 @@ def test_a_rename_is_told_and_sent_as_two_changes() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "blocking"), [({"a/b": "1"}, {"a": "2"}, "a"), ({"a": "1"}, {"a/b": "2"}, "a/b")]
 )
-def test_a_file_where_a_directory_is_to_be_is_a_conflict(ours: Files, theirs: Files, blocking: str) -> None:
+def test_file_and_directory_at_the_same_path_conflict(ours: Files, theirs: Files, blocking: str) -> None:
     found = patchset(source(ours), manifest(theirs), Baseline())
     (conflict,) = found.conflicts
     assert (conflict.path, conflict.kind) == (blocking, "repo_has_file")
@@ -167,7 +167,7 @@ def test_a_file_where_a_directory_is_to_be_is_a_conflict(ours: Files, theirs: Fi
     assert len(mine.changes) == 2
 
 
-def test_the_patch_id_is_that_of_the_changes() -> None:
+def test_patch_id_depends_only_on_the_changes() -> None:
     old, new = {"a": "1", "b": "1"}, {"a": "2", "c": "1"}
     found = patchset(source(new), manifest(old), exported(old))
     backwards = patchset(source(dict(reversed(new.items()))), manifest(dict(reversed(old.items()))), exported(old))
@@ -179,7 +179,7 @@ def test_the_patch_id_is_that_of_the_changes() -> None:
     assert found.branch_name == "proofbox/" + found.patch_id[:16]
 
 
-def test_a_record_is_kept_and_a_damaged_one_refused() -> None:
+def test_baseline_is_stored_and_a_damaged_one_refused() -> None:
     store = BaselineStore("http://localhost:3000", "app-1")
     assert store.load() == Baseline()
     baseline = proposed(exported({"a": "1"}), patchset(source({"b": "1"}), manifest({"a": "1"}), exported({"a": "1"})))

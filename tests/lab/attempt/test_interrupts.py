@@ -57,14 +57,14 @@ def when(event: str, id: str, act: Callable[[], None]) -> Callable[[dict[str, An
             "preparing",
             {"setup": [LONG], "verify": ANSWER},
             STOPPED,
-            "before its agent is begun",
+            "before its agent starts",
             "on request, during setup",
         ),
         (
             "verifying",
             {"verify": {"commands": [LONG]}, "expect": {"claimed": "success"}},
             ("success", "none", None, "interrupted"),
-            "so that it is not verified",
+            "so it is not verified",
             "on request, during verification",
         ),
     ],
@@ -106,8 +106,8 @@ def test_interrupted_queued_attempt_never_starts(out: Path, tmp_path: Path, caps
 
     run = conduct(made, out, hear)
     assert said == [
-        "queued.1: it ends within seconds, and is never begun\n",
-        "waits.1: its agent is stopped within seconds, and what it left is verified\n",
+        "queued.1: it ends within seconds and is never started\n",
+        "waits.1: its agent is stopped within seconds, and the files it left are verified\n",
     ]
     assert results(made, out) == {"waits.1": ("none", "failed", None, "interrupted"), "queued.1": STOPPED}
     assert [each for id, each in events if id == "queued.1"] == ["committing", "ended"]
@@ -143,7 +143,9 @@ def test_interrupt_without_a_conductor_takes_effect_on_resume(
     assert claimed is not None
     assert claimed.id == "killed.1"
     for id in ("killed.1", "queued.1"):
-        assert "nobody conducts the run; it is stopped when that is resumed" in interrupt(out, id, capsys)
+        assert "no process conducts the run; the attempt is stopped when the run is resumed" in interrupt(
+            out, id, capsys
+        )
     assert main(["attempt", "interrupt", "queued.1", "--run", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["conducted"] is False
     conduct(made, out)
@@ -166,6 +168,6 @@ def test_interrupted_attempt_that_ended_with_its_run_is_not_retried(
 
     with pytest.raises(BrokenPipeError):
         conduct(made, out, leave)
-    assert "it has ended already, and is not tried again" in interrupt(out, "waits.1", capsys)
+    assert "it has already ended and is not retried" in interrupt(out, "waits.1", capsys)
     conduct(made, out)
     assert results(made, out)["waits.1.r1"] == STOPPED

@@ -121,7 +121,7 @@ def test_invalid_evidence_is_reported_first(tmp_path: Path, capsys: pytest.Captu
     lines = ran.explains("m.1")
     assert lines[0].startswith("m.1: unknown, because its evidence is invalid: BUNDLE_")
     assert lines[1].startswith("The run's ledger says: passed verification.")
-    assert ran.says("attempt", "show", "m.1").startswith("its evidence does not hold: BUNDLE_")
+    assert ran.says("attempt", "show", "m.1").startswith("its evidence is invalid: BUNDLE_")
     assert json.loads(ran.says("attempt", "explain", "m.1", "--json"))["doubt"].startswith("BUNDLE_")
     assert main(["suite", "report", str(ran.out), "--json"]) == 1
     [attempt] = json.loads(capsys.readouterr().out)["attempts"]

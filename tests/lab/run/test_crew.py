@@ -100,7 +100,7 @@ def test_interrupted_run_prints_a_json_document(tmp_path: Path) -> None:
     error = json.loads(said)["error"]
     assert (error["code"], error["fix_hints"]) == (
         "RUN_INTERRUPTED",
-        [f"go on with: proofbox suite resume out/{run_id}"],
+        [f"resume with: proofbox suite resume out/{run_id}"],
     )
     assert go_on(out, run_id) == {"waits1": "failed"}
 

@@ -205,7 +205,7 @@ def test_unremovable_files_are_reported_and_not_counted(
     assert work == ["run-gone/file: Operation not permitted"]
     assert document["error"]["code"] == "RUN_NOT_FREED"
     assert main(["gc", str(tmp_path)]) == 1
-    assert "still there: run-gone/file: Operation not permitted" in capsys.readouterr().out
+    assert "not deleted: run-gone/file: Operation not permitted" in capsys.readouterr().out
     for version in "12":
         (cache / f"upkeep-schema-{version}.json").unlink()
 

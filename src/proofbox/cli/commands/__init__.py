@@ -1,4 +1,4 @@
-"""One module a command group.
+"""One module per command group.
 
-A command parses nothing and prints nothing itself: it calls a room and hands on a document.
+A command does not parse or print: it calls the package that does the work and passes on a document.
 """

@@ -1,4 +1,4 @@
-"""The reference backend: the API of `wire` on real bare git repositories, for local development and tests.
+"""The reference backend: the API of `wire` on bare git repositories, for local development and tests.
 
-`git` runs git, `ledger` remembers, `repositories` makes one promise of the two, `api` and `pages` speak HTTP.
+`git` runs git, `ledger` stores the state, `repositories` combines both, and `api` and `pages` serve HTTP.
 """

@@ -1,4 +1,4 @@
-"""The API over HTTP: who may ask, what a request must be, and every refusal as a status, a code and a sentence."""
+"""The HTTP API: authentication, validation of requests, and errors with a status, a code and a message."""
 
 from __future__ import annotations
 
@@ -72,24 +72,24 @@ class Api:
         return _json(await _in_thread(self._repositories.specs.put, _id(request, "enterprise_id"), spec))
 
     async def _manifest(self, request: Request) -> Response:
-        _, asked = await self._body(request, ManifestRequest, MAX_SMALL_BODY)
-        return _json(await _in_thread(self._repositories.manifest, _id(request, "app_id"), asked))
+        _, body = await self._body(request, ManifestRequest, MAX_SMALL_BODY)
+        return _json(await _in_thread(self._repositories.manifest, _id(request, "app_id"), body))
 
     async def _export(self, request: Request) -> Response:
-        digest, asked = await self._body(request, InitialExport, self._max_body)
-        key = _idempotency_key(request) or asked.idempotency_key
-        return _json(await _in_thread(self._repositories.export, _id(request, "app_id"), asked, key, digest))
+        digest, body = await self._body(request, InitialExport, self._max_body)
+        key = _idempotency_key(request) or body.idempotency_key
+        return _json(await _in_thread(self._repositories.export, _id(request, "app_id"), body, key, digest))
 
     async def _propose(self, request: Request) -> Response:
-        digest, asked = await self._body(request, PullRequest, self._max_body)
-        key = _idempotency_key(request) or asked.idempotency_key
-        return _json(await _in_thread(self._repositories.propose, _id(request, "app_id"), asked, key, digest))
+        digest, body = await self._body(request, PullRequest, self._max_body)
+        key = _idempotency_key(request) or body.idempotency_key
+        return _json(await _in_thread(self._repositories.propose, _id(request, "app_id"), body, key, digest))
 
-    # Reading with git
+    # Read access with git
 
     async def _git_refs(self, request: Request) -> Response:
         if request.query_params.get("service") != "git-upload-pack":
-            raise BackendRefusal(403, "read_only", "repositories are read here, and changed by pull requests")
+            raise BackendRefusal(403, "read_only", "repositories are read-only here; change them with pull requests")
         git = self._repositories.git_of(_full_name(request))
         listing = await _in_thread(git.serve, "--advertise-refs")
         head = b"001e# service=git-upload-pack\n0000"
@@ -98,11 +98,11 @@ class Api:
     async def _git_fetch(self, request: Request) -> Response:
         git = self._repositories.git_of(_full_name(request))
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise BackendRefusal(415, "encoding_unknown", "send it as it is: git -c http.postBuffer=100000000")
-        asked = await self._read(request, MAX_SMALL_BODY)
-        return _git(await _in_thread(partial(git.serve, stdin=bytes(asked))), "result")
+            raise BackendRefusal(415, "encoding_unknown", "send it uncompressed: git -c http.postBuffer=100000000")
+        body = await self._read(request, MAX_SMALL_BODY)
+        return _git(await _in_thread(partial(git.serve, stdin=bytes(body))), "result")
 
-    # Inside
+    # Helpers
 
     def _answering(self, endpoint: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
@@ -113,7 +113,7 @@ class Api:
                 return refused(refusal)
             except RepositoryFailed as error:
                 log.warning("%s %s: %s", request.method, request.url.path, error.message)
-                return refused(BackendRefusal(500, "repository_failed", "git did not do what it was asked to"))
+                return refused(BackendRefusal(500, "repository_failed", "a git operation failed"))
 
         return answer
 
@@ -144,7 +144,7 @@ class Api:
             body += piece
             if len(body) > limit:
                 raise BackendRefusal(413, "too_large", f"a request may have at most {limit} bytes")
-        return body  # not copied: an export may be most of the memory there is
+        return body  # not copied: an export may take most of the memory
 
 
 def refused(refusal: BackendRefusal) -> Response:
@@ -156,9 +156,9 @@ def refused(refusal: BackendRefusal) -> Response:
 
 
 async def http_error(_: Request, error: Exception) -> Response:
-    """What starlette refuses by itself, in the same form: an unknown address, a method that is not allowed."""
+    """Format starlette's own errors like ours: an unknown path, or a method that is not allowed."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    answer = refused(BackendRefusal(status, f"http_{status}", "there is nothing here that takes this request"))
+    answer = refused(BackendRefusal(status, f"http_{status}", "this path or method does not exist"))
     if isinstance(error, HTTPException) and error.headers:
         answer.headers.update(error.headers)
     return answer
@@ -180,14 +180,14 @@ async def _in_thread(work: Callable[..., T], *arguments: Any) -> T:
 def _id(request: Request, name: str) -> str:
     value = str(request.path_params[name])
     if len(value) > _MAX_ID or not value.isprintable():
-        raise BackendRefusal(404, f"{name.removesuffix('_id')}_unknown", "that can't be an id")
+        raise BackendRefusal(404, f"{name.removesuffix('_id')}_unknown", "this is not a valid id")
     return value
 
 
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= 256:
-        raise BackendRefusal(422, "idempotency_key_invalid", "an idempotency key has 1 to 256 characters")
+        raise BackendRefusal(422, "idempotency_key_invalid", "an idempotency key must have 1 to 256 characters")
     return key
 
 
@@ -196,7 +196,7 @@ def _full_name(request: Request) -> str:
 
 
 def _password(authorization: str) -> str | None:
-    """Git sends what it asks a person for as Basic: any user name, and the key."""
+    """Return the password of HTTP basic authentication, which git uses: any user name, and the key."""
     kind, _, value = authorization.partition(" ")
     if kind.lower() != "basic":
         return None

@@ -1,6 +1,6 @@
-"""The files of a commit, as the API tells them, and the changes that a request asks for, as edits of git.
+"""List the files of a commit for the API, and convert requested changes into git edits.
 
-Git knows a file by its own digest, the API by its SHA-256: what is known of a blob is kept in the ledger.
+Git identifies a file by its own digest, the API by its SHA-256; the ledger stores the mapping.
 """
 
 from __future__ import annotations
@@ -14,46 +14,48 @@ from proofbox.delivery.backend.ledger import BackendDatabase
 from proofbox.delivery.backend.rules import BackendRefusal, check_clashes, check_edits
 from proofbox.delivery.client.wire import ManifestFile, RepositoryChange
 
-_HASHED_AT_ONCE = 200
+_BATCH = 200
 
 
 def files_of(git: Git, commit: str, ledger: BackendDatabase) -> Iterator[ManifestFile]:
     blobs = list(git.blobs(commit))
     known = ledger.blobs({blob.oid for blob in blobs})
     new = sorted({blob.oid for blob in blobs} - known.keys())
-    for at in range(0, len(new), _HASHED_AT_ONCE):
-        some = new[at : at + _HASHED_AT_ONCE]
+    for at in range(0, len(new), _BATCH):
+        some = new[at : at + _BATCH]
         found = {oid: (sha256_hex(data), len(data)) for oid, data in zip(some, git.contents(some), strict=True)}
         ledger.put_blobs((oid, *facts) for oid, facts in found.items())
         known |= found
     for blob in blobs:
         sha256, size = known[blob.oid]
-        # An odd mode that some old tool has written is an ordinary file's.
+        # An unusual mode, as written by old tools, means a regular file.
         mode = blob.mode if blob.mode in ("100755", "120000") else "100644"
         yield ManifestFile(path=path_fields(blob.path)["path"], sha256=sha256, size_bytes=size, mode=mode)  # type: ignore[arg-type]
 
 
 def edits_of(git: Git, base: str, changes: Sequence[RepositoryChange], max_file: int) -> list[Edit]:
-    """The changes as edits, if the base has what they say it has."""
+    """Return the changes as edits. Refuse changes that do not fit the base commit."""
     there = {blob.path: blob for blob in git.blobs(base)}
     edits = []
     for change in changes:
         blob = there.get(change.path)
         if (blob is None) != (change.operation == "add"):
-            state = "not there" if blob is None else "there already"
-            raise BackendRefusal(
-                409, "change_misfits", f"can't {change.operation} {change.path[:200]!r}: it is {state}"
-            )
+            state = "does not exist" if blob is None else "already exists"
+            raise BackendRefusal(409, "change_misfits", f"cannot {change.operation} {change.path[:200]!r}: it {state}")
         if (change.content_base64 is None) != (change.operation == "delete"):
-            raise BackendRefusal(422, "content_misfits", f"{change.operation} of {change.path[:200]!r} and its content")
+            raise BackendRefusal(
+                422,
+                "content_misfits",
+                f"{change.operation} of {change.path[:200]!r}: content is missing or not allowed",
+            )
         mode = change.mode or (blob.mode if blob else "100644")
         edits.append(Edit(change.path, mode, change.content_base64))
     if not edits:
-        raise BackendRefusal(422, "nothing_to_change", "a pull request has at least one change")
+        raise BackendRefusal(422, "nothing_to_change", "a pull request must have at least one change")
     check_edits(edits, max_file)
     gone = {edit.path for edit in edits if edit.content is None}
     check_clashes({*(there.keys() - gone), *(edit.path for edit in edits if edit.content is not None)})
-    # Removed first: a directory may take the place of a file.
+    # Deletions first: a directory may replace a file.
     return sorted(edits, key=lambda edit: edit.content is not None)
 
 

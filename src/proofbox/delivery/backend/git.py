@@ -1,6 +1,6 @@
-"""Git by its plumbing. Objects are written by fast-import, references move by compare-and-swap, nothing is checked out.
+"""Run git's plumbing commands: fast-import writes objects, references move by compare-and-swap, nothing is checked out.
 
-Paths and contents travel on stdin, never in argv, and git sees neither the user's configuration nor hooks.
+Paths and contents are passed on stdin, never in argv, and git uses neither the user's configuration nor hooks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proofbox.errors import RepositoryFailed
 
 MAIN = "refs/heads/main"
 NOTHING = "0" * 40
-OLDEST = (2, 38)
+MIN_VERSION = (2, 38)
 _TEMPORARY = "refs/proofbox/tmp/"
 _TIMEOUT = 300
 _AUTHOR = "proofbox <proofbox@localhost>"
@@ -26,7 +26,7 @@ _OPTIONS = (
     *("-c", "core.fsync=all"),
     *("-c", "core.filesRefLockTimeout=5000"),
     *("-c", "core.hooksPath=/dev/null"),
-    # A merge is by paths, as a patchset is: what was renamed on one side and changed on the other is a conflict.
+    # Merges ignore renames, like patchsets: a file renamed on one side and changed on the other is a conflict.
     *("-c", "merge.renames=false"),
 )
 
@@ -38,7 +38,7 @@ class Blob(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """A file to write; without content, one to remove."""
+    """A file to write, or to delete if it has no content."""
 
     path: str
     mode: str
@@ -58,7 +58,7 @@ class Git:
         return made
 
     def head(self, ref: str = MAIN) -> str | None:
-        """The commit that a reference names."""
+        """Return the commit that a reference points to."""
         done = self._try("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
         return done.stdout.decode().strip() if done.returncode == 0 else None
 
@@ -66,7 +66,7 @@ class Git:
         return self._try("merge-base", "--is-ancestor", old, new).returncode == 0
 
     def blobs(self, commit: str) -> Iterator[Blob]:
-        """The files of a commit. A path that is not UTF-8 has surrogate escapes; submodules are not files."""
+        """Yield the files of a commit, without submodules. A path that is not UTF-8 has surrogate escapes."""
         listing = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
         for line in listing.split(b"\0")[:-1]:
             head, _, path = line.partition(b"\t")
@@ -75,7 +75,7 @@ class Git:
                 yield Blob(mode, oid, os.fsdecode(path))
 
     def contents(self, oids: Sequence[str]) -> Iterator[bytes]:
-        """The content of each blob, in order."""
+        """Yield the content of each blob, in order."""
         if not oids:
             return
         feed = "".join(f"{oid}\n" for oid in oids).encode()
@@ -88,7 +88,7 @@ class Git:
             at = line_end + 2 + size
 
     def commit(self, edits: Iterable[Edit], message: str, when: int, parent: str | None = None) -> str:
-        """Write a commit that no branch names yet."""
+        """Write a commit that no branch points to yet."""
         ref = _TEMPORARY + secrets.token_hex(8)
         process = subprocess.Popen(
             ["git", *_OPTIONS, "fast-import", "--quiet", "--done", "--date-format=raw"],
@@ -98,12 +98,12 @@ class Git:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        assert process.stdin is not None  # noqa: S101 (asked for above)
+        assert process.stdin is not None  # noqa: S101 (a pipe, see above)
         try:
             for piece in _stream(ref, edits, message, when, parent):
                 process.stdin.write(piece)
         except BrokenPipeError:
-            pass  # what git says of it is read below
+            pass  # git's error message is read below
         except BaseException:
             process.kill()
             process.communicate()
@@ -115,14 +115,14 @@ class Git:
         return output.decode().strip()
 
     def move(self, ref: str, new: str, old: str) -> None:
-        """Compare and swap: `old` is what the reference must name now, NOTHING if it must not be there."""
+        """Move a reference by compare-and-swap: it must point to `old` now, or must not exist if `old` is NOTHING."""
         self._run("update-ref", "--stdin", stdin=f"update {ref} {new} {old}\n".encode())
 
     def delete(self, ref: str) -> None:
         self._run("update-ref", "-d", ref)
 
     def merge(self, ours: str, theirs: str, message: str, when: int) -> str | None:
-        """A merge commit of the two, or None where they conflict. No reference moves."""
+        """Return a merge commit of the two, or None if they conflict. No reference moves."""
         done = self._try("merge-tree", "--write-tree", "--no-messages", "--name-only", ours, theirs)
         if done.returncode == 1:
             return None
@@ -134,12 +134,12 @@ class Git:
         return self._run(*argv, stdin=message.encode(), env=dates).decode().strip()
 
     def diff(self, old: str, new: str, limit: int) -> tuple[str, bool]:
-        """What changed between two commits, as text, and whether it was cut."""
+        """Return the diff of two commits as text, and whether it was truncated."""
         options = ["--no-color", "--no-ext-diff", "--no-textconv", "-M", "--stat=100", "--patch"]
         return preview(self._run("diff", *options, old, new), limit)
 
     def recover(self) -> None:
-        """Remove what a killed git leaves behind. Only while nothing else works here."""
+        """Remove the leftovers of a killed git process. Call it only while no other process uses the repository."""
         for lock in (self.directory / "refs").rglob("*.lock"):
             lock.unlink(missing_ok=True)
         for name in ("packed-refs.lock", "HEAD.lock", "config.lock"):
@@ -148,7 +148,7 @@ class Git:
             self.delete(ref)
 
     def serve(self, *words: str, stdin: bytes = b"") -> bytes:
-        """One exchange of the smart protocol, reading only."""
+        """Run one read-only exchange of git's smart protocol."""
         return self._run("upload-pack", "--stateless-rpc", "--strict", *words, ".", stdin=stdin)
 
     def _run(
@@ -173,15 +173,15 @@ class Git:
 
 
 def check_git() -> None:
-    """Git is needed, and one that merges without a working tree."""
+    """Check for a git version that can merge without a working tree."""
     try:
-        said = subprocess.run(["git", "--version"], env=_environment(), capture_output=True, text=True).stdout
-        found = tuple(int(part) for part in said.split()[2].split(".")[:2])
+        output = subprocess.run(["git", "--version"], env=_environment(), capture_output=True, text=True).stdout
+        found = tuple(int(part) for part in output.split()[2].split(".")[:2])
     except (OSError, IndexError, ValueError):
         found = (0, 0)
-    if found < OLDEST:
+    if found < MIN_VERSION:
         raise RepositoryFailed(
-            f"the reference backend needs git {OLDEST[0]}.{OLDEST[1]} or newer",
+            f"the reference backend needs git {MIN_VERSION[0]}.{MIN_VERSION[1]} or newer",
             op="backend",
             fix_hints=["install it: apt-get install git"],
             details={"found": ".".join(map(str, found))},
@@ -189,7 +189,7 @@ def check_git() -> None:
 
 
 def blob_id(content: bytes) -> str:
-    """The id that git gives these bytes."""
+    """Return git's object id of a blob."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
@@ -225,6 +225,6 @@ def _stream(ref: str, edits: Iterable[Edit], message: str, when: int, parent: st
     yield b"get-mark :1\ndone\n"
 
 
-def _failure(command: str, said: bytes) -> RepositoryFailed:
-    words = printable(preview(said, 500)[0]).replace("\n", " ").strip()
+def _failure(command: str, stderr: bytes) -> RepositoryFailed:
+    words = printable(preview(stderr, 500)[0]).replace("\n", " ").strip()
     return RepositoryFailed(f"git {command} failed: {words}", op="backend git")

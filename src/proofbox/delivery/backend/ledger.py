@@ -1,7 +1,7 @@
-"""What the backend remembers, in SQLite: specs, repositories, pull requests, answers by their idempotency keys.
+"""The backend's state in SQLite: specs, repositories, pull requests, and responses by idempotency key.
 
-Everything that takes several steps is a row in a state on the way (`pending`, `merging`) before the first step is
-taken, so that whoever comes after a crash sees what was under way.
+An operation of several steps first writes a row in an intermediate state (`pending`, `merging`), so that after a crash
+the next process can finish or undo it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pull(msgspec.Struct, frozen=True):
 
 
 class BackendDatabase:
-    """Safe to share by threads. Each method is one transaction; `together` makes one of several."""
+    """The database, shared by threads. Each method is one transaction; `together` combines several."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -122,13 +122,13 @@ class BackendDatabase:
         self._do("INSERT INTO pulls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *msgspec.structs.astuple(pull))
 
     def update_pull(self, pull: Pull) -> Pull:
-        """Take over the state and the merge commit; nothing else of a pull request ever changes."""
+        """Store the state and the merge commit; nothing else of a pull request ever changes."""
         change = "UPDATE pulls SET state = ?, merge = ? WHERE app = ? AND number = ?"
         self._do(change, pull.state, pull.merge, pull.app, pull.number)
         return pull
 
     def drop_pull(self, pull: Pull, answer: bytes) -> None:
-        """Forget a pull request that never came to be, and that it was answered."""
+        """Delete a pull request that could not be opened, and its stored response."""
         with self.together():
             self._do("DELETE FROM pulls WHERE app = ? AND number = ?", pull.app, pull.number)
             self._do("DELETE FROM answers WHERE app = ? AND op = 'pull' AND body = ?", pull.app, answer)

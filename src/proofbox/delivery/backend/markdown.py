@@ -1,7 +1,7 @@
-"""The little Markdown that our own summaries use, as HTML: headings, lists, tables, code and bold.
+"""Convert the Markdown subset of our summaries to HTML: headings, lists, tables, code and bold.
 
-Text is escaped before anything is made of it, and all that is made are fixed tags without attributes. Whatever else
-someone writes stays the text that it is; there are no links, images or HTML.
+All text is escaped first, and the output only contains fixed tags without attributes. All other markup, such as links,
+images and HTML, remains plain text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RULE = re.compile(r"\|(?:-+\|)+")
 
 
 def to_html(text: str) -> str:
-    """One block for each run of lines of a kind."""
+    """Convert Markdown to HTML, one block per run of lines of the same kind."""
     made: list[str] = []
     lines = printable(text).split("\n")
     at = 0
@@ -58,7 +58,7 @@ def _block(kind: str, lines: list[str]) -> str:
 
 def _inline(text: str) -> str:
     escaped = html.escape(text.replace("\\|", "|"), quote=True)
-    # Code first, and bold outside it alone: what is in a code span means nothing.
+    # Code first: markup inside code spans has no meaning.
     pieces = _CODE.split(escaped)
     return "".join(
         f"<code>{piece}</code>" if number % 2 else _BOLD.sub(r"<strong>\1</strong>", piece)

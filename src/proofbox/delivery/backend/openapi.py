@@ -1,4 +1,4 @@
-"""The API's own description, made from the structs that parse it, so that the two can't differ."""
+"""The OpenAPI description, generated from the structs that parse requests, so that both always agree."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _STATUSES = {
     400: "The body is not JSON.",
     401: "The key is missing or wrong.",
     403: "The app belongs to another user.",
-    404: "An id is not known.",
-    409: "Something else is there already.",
+    404: "An id is unknown.",
+    409: "The request conflicts with the current state.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON.",
-    422: "The body is JSON, and not what is asked for.",
+    415: "The content type is not JSON.",
+    422: "The body is JSON but does not match the schema.",
 }
 _ERROR = {
     "type": "object",
@@ -73,22 +73,27 @@ def openapi_document() -> dict[str, Any]:
         "security": [{"key": []}],
         "paths": {
             "/api/enterprises/{entId}/appgen/spec": {
-                "get": operation("getAppSpec", "What an app is.", AppSpec, None, enterprise, which),
-                "put": operation("putAppSpec", "Keep what an app is.", AppSpec, AppSpec, enterprise),
+                "get": operation("getAppSpec", "Return an app's spec.", AppSpec, None, enterprise, which),
+                "put": operation("putAppSpec", "Store an app's spec.", AppSpec, AppSpec, enterprise),
             },
             f"{deploy}/manifest": {
                 "post": operation(
-                    "getRepoManifest", "Which files the repository has.", RepoManifest, ManifestRequest, app, key
+                    "getRepoManifest", "List the repository's files.", RepoManifest, ManifestRequest, app, key
                 )
             },
             f"{deploy}/initial-export": {
                 "post": operation(
-                    "initialExport", "Make the repository of these files.", ExportAnswer, InitialExport, app, key
+                    "initialExport", "Create the repository from these files.", ExportAnswer, InitialExport, app, key
                 )
             },
             f"{deploy}/pull-requests": {
                 "post": operation(
-                    "createPullRequest", "Propose these changes.", PullRequestAnswer, PullRequest, app, key
+                    "createPullRequest",
+                    "Open a pull request with these changes.",
+                    PullRequestAnswer,
+                    PullRequest,
+                    app,
+                    key,
                 )
             },
         },

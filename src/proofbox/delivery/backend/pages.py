@@ -1,8 +1,8 @@
-"""Pages for people: repositories, pull requests with their diffs, merge and close.
+"""HTML pages: repositories, pull requests with their diffs, merge and close.
 
-Everything shown was written by someone else, so all of it is escaped, made visible and cut. A browser signs in with the
-key once and then holds a random token that no other site can use: the cookie is SameSite, and every form carries a
-second token and is refused when it comes from elsewhere.
+All displayed text is untrusted, so it is escaped, made visible and truncated. A browser signs in once with the key and
+then holds a random token that other sites cannot use: the cookie is SameSite, and every form contains a second token
+and is refused if it comes from another origin.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from proofbox.errors import RepositoryFailed
 
 COOKIE = "proofbox_session"
 DIFF_LIMIT = 1 << 20
-_MOST_SESSIONS = 64
-_MOST_FILES = 500
+_MAX_SESSIONS = 64
+_MAX_FILES = 500
 _MAX_FORM = 1 << 14
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none';"
@@ -66,7 +66,7 @@ class Pages:
     async def _style(self, _: Request) -> Response:
         return Response(STYLE, media_type="text/css", headers={"X-Content-Type-Options": "nosniff"})
 
-    # Who is there
+    # Authentication
 
     def _signed_in(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -94,10 +94,10 @@ class Pages:
         except BackendRefusal as refusal:
             return _page("Sign in", _SIGN_IN, status=refusal.status)
         if not _from_here(request) or not self._key.matches(form.get("key", "")):
-            wrong = '<div class="notice bad">That is not the key.</div>'
+            wrong = '<div class="notice bad">The key is wrong.</div>'
             return _page("Sign in", wrong + _SIGN_IN, status=401)
         token = secrets.token_urlsafe(32)
-        self._sessions = [*self._sessions, token][-_MOST_SESSIONS:]
+        self._sessions = [*self._sessions, token][-_MAX_SESSIONS:]
         answer = RedirectResponse("/", 303, _HEADERS)
         answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
         return answer
@@ -112,7 +112,7 @@ class Pages:
             badge = f'<span class="badge open">{waiting} open</span>' if waiting else ""
             rows.append(
                 f'<li><a class="name" href="{_link(repository.app)}">{_text(repository.full_name)}</a> {badge}'
-                f'<div class="meta">app {_text(repository.app)} · {len(pulls)} pull requests · made '
+                f'<div class="meta">app {_text(repository.app)} · {len(pulls)} pull requests · created '
                 f"{_date(repository.created_at)}</div></li>"
             )
         empty = (
@@ -135,9 +135,9 @@ class Pages:
         files = "".join(
             f'<tr><td class="path">{_text(file.path)}</td><td>{_MODES.get(file.mode or "", "")}</td>'
             f'<td class="number">{file.size_bytes}</td><td class="sha">{file.sha256[:12]}</td></tr>'
-            for file in manifest.files[:_MOST_FILES]
+            for file in manifest.files[:_MAX_FILES]
         )
-        more = len(manifest.files) - _MOST_FILES
+        more = len(manifest.files) - _MAX_FILES
         body = (
             f'<p class="meta"><code>git clone {_text(manifest.repo_url or "")}</code><br>'
             f"main is at <code>{_text((manifest.base_commit_sha or '')[:12])}</code></p>"
@@ -161,7 +161,7 @@ class Pages:
                 for what, label in (("merge", "Merge"), ("close", "Close"))
             )
         evidence = (
-            '<details class="evidence"><summary>Evidence, as it was sent</summary>'
+            '<details class="evidence"><summary>Evidence, as sent</summary>'
             f"<pre>{_text(_evidence(pull))}</pre></details>"
             if pull.evidence
             else '<div class="notice">Sent without evidence.</div>'
@@ -172,7 +172,7 @@ class Pages:
             f"{_date(pull.created_at)}</span></p>"
             f'<div class="actions">{buttons}</div>'
             f'<div class="body">{to_html(pull.body)}</div>{evidence}<h2>Changes</h2>'
-            f"{_diff(text)}" + ('<p class="notice">The diff is longer, and was cut here.</p>' if cut else "")
+            f"{_diff(text)}" + ('<p class="notice">The diff is longer and was truncated here.</p>' if cut else "")
         )
         return _page(pull.title, body, crumbs=True, app=pull.app)
 
@@ -217,12 +217,12 @@ def _page(title: str, body: str, *, status: int = 200, crumbs: bool = False, app
 
 
 def _text(value: str) -> str:
-    """Anyone's text for a page: no markup, and nothing that hides or reorders it."""
+    """Escape untrusted text for a page, including characters that hide or reorder text."""
     return html.escape(printable(value), quote=True)
 
 
 def _diff(text: str) -> str:
-    """One element a line, by what the line is."""
+    """Render a diff with one element per line, by the kind of line."""
     lines = []
     for line in text.split("\n"):
         kind = "file" if line.startswith("diff --git") else "hunk" if line.startswith("@@") else ""
@@ -251,7 +251,7 @@ def _form_token(session: str) -> str:
 
 
 def _from_here(request: Request) -> bool:
-    """Browsers say where a form was; one that says another place, or hides it, is not ours."""
+    """Return whether the form came from our pages; browsers send the origin of a form."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
 
@@ -260,7 +260,7 @@ async def _check_form(request: Request, session: str) -> None:
     form = await _form(request)
     right = hmac.compare_digest(form.get("token", "").encode(), _form_token(session).encode())
     if not right or not _from_here(request):
-        raise BackendRefusal(403, "not_from_here", "that form was not sent from a page of this backend")
+        raise BackendRefusal(403, "not_from_here", "the form was not sent from a page of this backend")
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -268,5 +268,5 @@ async def _form(request: Request) -> dict[str, str]:
     async for piece in request.stream():
         body += piece
         if len(body) > _MAX_FORM:
-            raise BackendRefusal(413, "too_large", "that form is too large")
+            raise BackendRefusal(413, "too_large", "the form is too large")
     return dict(parse_qsl(body.decode("ascii", "replace"), max_num_fields=10))

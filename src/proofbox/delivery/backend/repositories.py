@@ -1,8 +1,8 @@
-"""The backend's promise: an app has one repository, a branch one pull request, however often one asks and whoever dies.
+"""Repositories and pull requests: one repository per app and one pull request per branch, despite retries and crashes.
 
-Work on one app is done by one thread at a time, and begins by finishing or undoing what a crash has left. A repository
-that was never acknowledged is made anew in another directory; a pull request whose objects are written is carried
-through; a merge that moved the branch has happened, any other has not.
+One thread at a time works on an app. It first finishes or undoes operations that a crash has interrupted: a repository
+that was never acknowledged is created again in another directory; a pull request whose objects are written is opened; a
+merge that moved the branch counts as done, any other does not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from proofbox.errors import RepositoryFailed
 
 
 class Repositories:
-    """All there is in a data directory. `idempotent=False` forgets idempotency keys, as a lesser backend would."""
+    """The contents of a data directory. `idempotent=False` ignores idempotency keys, like a simpler backend."""
 
     def __init__(
         self, data: Path, url: str, *, clock: Clock | None = None, idempotent: bool = True, max_file: int = 100 << 20
@@ -77,15 +77,15 @@ class Repositories:
 
     # The three operations
 
-    def manifest(self, app: str, asked: ManifestRequest) -> RepoManifest:
-        self.specs.check_owner(app, asked.user_id)
+    def manifest(self, app: str, request: ManifestRequest) -> RepoManifest:
+        self.specs.check_owner(app, request.user_id)
         with self._working(app):
-            repository, git = self._ready(app, asked.repo_url)
+            repository, git = self._ready(app, request.repo_url)
             ref, pull = MAIN, None
-            if asked.branch_name is not None:
-                pull = self._pull_of(app, asked.branch_name)
+            if request.branch_name is not None:
+                pull = self._pull_of(app, request.branch_name)
                 if pull is None:
-                    raise BackendRefusal(404, "branch_unknown", "no pull request has that branch")
+                    raise BackendRefusal(404, "branch_unknown", "no pull request has this branch")
                 ref = pull.head
             commit = git.head(ref)
             return RepoManifest(
@@ -98,26 +98,26 @@ class Repositories:
                 pr_state=_shown_state(pull) if pull else None,
             )
 
-    def export(self, app: str, asked: InitialExport, key: str | None, digest: str) -> ExportAnswer:
-        self.specs.check_owner(app, asked.user_id)
-        edits = [Edit(file.path, file.mode or "100644", file.content_base64) for file in asked.files]
+    def export(self, app: str, request: InitialExport, key: str | None, digest: str) -> ExportAnswer:
+        self.specs.check_owner(app, request.user_id)
+        edits = [Edit(file.path, file.mode or "100644", file.content_base64) for file in request.files]
         check_edits(edits, self._max_file)
-        check_text(asked.commit_message)
+        check_text(request.commit_message)
         with self._working(app):
             if (before := self._answered(app, "export", key, digest)) is not None:
                 return msgspec.json.decode(before, type=ExportAnswer)
             if self.ledger.repository(app) is not None:
-                raise BackendRefusal(409, "repository_exists", "the app has a repository already")
-            if not asked.create_repo:
-                raise BackendRefusal(404, "repository_unknown", "the app has no repository, and none is to be made")
+                raise BackendRefusal(409, "repository_exists", "the app already has a repository")
+            if not request.create_repo:
+                raise BackendRefusal(404, "repository_unknown", "the app has no repository, and createRepo is false")
             if not edits:
-                raise BackendRefusal(422, "nothing_to_export", "an export has at least one file")
+                raise BackendRefusal(422, "nothing_to_export", "an export must have at least one file")
             directory = f"{digest_of_id(app)[:32]}-{secrets.token_hex(4)}.git"
-            full_name = f"{slug(app)}/{slug(asked.repo_name or app)}"
+            full_name = f"{slug(app)}/{slug(request.repo_name or app)}"
             made = Repository(app, full_name, directory, "pending", isoformat(self._clock.now()))
             self.ledger.add_repository(made)
             git = Git.create(self._data / "repos" / directory)
-            commit = git.commit(edits, asked.commit_message or "Initial export", self._when())
+            commit = git.commit(edits, request.commit_message or "Initial export", self._when())
             git.move(MAIN, commit, NOTHING)
             answer = ExportAnswer(
                 success=True, repo_url=self._url(made), repo_full_name=full_name, base_commit_sha=commit
@@ -129,36 +129,36 @@ class Repositories:
                 self._answer(app, "export", key, digest, answer)
             return answer
 
-    def propose(self, app: str, asked: PullRequest, key: str | None, digest: str) -> PullRequestAnswer:
-        self.specs.check_owner(app, asked.user_id)
-        check_branch(asked.branch_name)
-        check_text(asked.title, asked.body)
+    def propose(self, app: str, request: PullRequest, key: str | None, digest: str) -> PullRequestAnswer:
+        self.specs.check_owner(app, request.user_id)
+        check_branch(request.branch_name)
+        check_text(request.title, request.body)
         with self._working(app):
             if (before := self._answered(app, "pull", key, digest)) is not None:
                 return msgspec.json.decode(before, type=PullRequestAnswer)
-            _, git = self._ready(app, asked.repo_url)
-            there = self._pull_of(app, asked.branch_name)
+            _, git = self._ready(app, request.repo_url)
+            there = self._pull_of(app, request.branch_name)
             if there is not None:
                 raise BackendRefusal(
-                    409, "branch_exists", "a pull request has that branch already", self.pull_url(there)
+                    409, "branch_exists", "a pull request with this branch already exists", self.pull_url(there)
                 )
-            if git.head(asked.base_commit_sha) is None or not git.is_ancestor(asked.base_commit_sha, MAIN):
+            if git.head(request.base_commit_sha) is None or not git.is_ancestor(request.base_commit_sha, MAIN):
                 raise BackendRefusal(409, "base_unknown", "the base commit is not part of the main branch")
-            edits = edits_of(git, asked.base_commit_sha, asked.changes, self._max_file)
-            head = git.commit(edits, f"{asked.title}\n\n{asked.body}", self._when(), asked.base_commit_sha)
+            edits = edits_of(git, request.base_commit_sha, request.changes, self._max_file)
+            head = git.commit(edits, f"{request.title}\n\n{request.body}", self._when(), request.base_commit_sha)
             number = max((pull.number for pull in self.ledger.pulls(app)), default=0) + 1
             pull = Pull(
                 app=app,
                 number=number,
-                branch=asked.branch_name,
-                title=asked.title,
-                body=asked.body,
-                base=asked.base_commit_sha,
+                branch=request.branch_name,
+                title=request.title,
+                body=request.body,
+                base=request.base_commit_sha,
                 head=head,
                 state="pending",
-                user=asked.user_id,
+                user=request.user_id,
                 created_at=isoformat(self._clock.now()),
-                evidence=msgspec.json.encode(asked.evidence) if asked.evidence else None,
+                evidence=msgspec.json.encode(request.evidence) if request.evidence else None,
             )
             answer = self._opened(pull)
             with self.ledger.together():
@@ -168,7 +168,7 @@ class Repositories:
             self._open(git, pull)
             return answer
 
-    # What people do on the pages
+    # Operations of the pages
 
     def merge(self, app: str, number: int) -> Pull:
         with self._working(app):
@@ -179,7 +179,7 @@ class Repositories:
                 raise BackendRefusal(409, "not_open", f"the pull request is {pull.state}")
             commit = git.merge(main, pull.head, f"Merge #{number}: {pull.title}\n", self._when())
             if commit is None:
-                raise BackendRefusal(409, "merge_conflict", "it conflicts with what has happened on main since")
+                raise BackendRefusal(409, "merge_conflict", "it conflicts with later changes on main")
             merging = msgspec.structs.replace(pull, state="merging", merge=commit)
             self.ledger.update_pull(merging)
             git.move(MAIN, commit, main)
@@ -204,7 +204,7 @@ class Repositories:
             return self._numbered(app, number)
 
     def files(self, app: str) -> RepoManifest:
-        """What main has, for a page."""
+        """Return the manifest of main, for a page."""
         with self._working(app):
             repository, git = self._ready(app, None)
             commit = git.head()
@@ -224,7 +224,7 @@ class Repositories:
     def pull_url(self, pull: Pull) -> str:
         return f"{self.url}/apps/{quote(pull.app, safe='')}/pulls/{pull.number}"
 
-    # Inside
+    # Helpers
 
     @contextlib.contextmanager
     def _working(self, app: str) -> Iterator[None]:
@@ -235,7 +235,7 @@ class Repositories:
             yield
 
     def _reconcile(self, app: str) -> None:
-        """Finish or undo what a crash, or a failure of git, has left."""
+        """Finish or undo operations that a crash or a git failure has interrupted."""
         repository = self.ledger.repository(app)
         if repository is None:
             return
@@ -257,9 +257,11 @@ class Repositories:
             if git.head(ref) != pull.head:
                 git.move(ref, pull.head, NOTHING)
         except RepositoryFailed as error:
-            # Taken by someone who pushed it, or in the way of another branch's name.
+            # Someone pushed this branch, or its name conflicts with another branch's.
             self.ledger.drop_pull(pull, msgspec.json.encode(self._opened(pull)))
-            raise BackendRefusal(409, "branch_exists", "the repository has that branch, or one in its way") from error
+            raise BackendRefusal(
+                409, "branch_exists", "the repository already has this branch, or one with a conflicting name"
+            ) from error
         self.ledger.update_pull(msgspec.structs.replace(pull, state="open"))
 
     def _opened(self, pull: Pull) -> PullRequestAnswer:
@@ -274,7 +276,7 @@ class Repositories:
         if repository is None or repository.state != "ready":
             raise BackendRefusal(404, "repository_unknown", "the app has no repository")
         if repo_url and repo_url.rstrip("/").removesuffix(".git") != self._url(repository).removesuffix(".git"):
-            raise BackendRefusal(404, "repository_unknown", "the app has no repository at that address")
+            raise BackendRefusal(404, "repository_unknown", "the app has no repository at this URL")
         return repository, self._git(repository)
 
     def _git(self, repository: Repository) -> Git:
@@ -293,13 +295,13 @@ class Repositories:
         return next((pull for pull in self.ledger.pulls(app) if pull.branch == branch), None)
 
     def _answered(self, app: str, op: str, key: str | None, digest: str) -> bytes | None:
-        """The answer that was given to this request before."""
+        """Return the stored response to this request."""
         found = self.ledger.answer(app, op, key) if key and self._idempotent else None
         if found is None:
             return None
-        request, body = found
-        if request != digest:
-            raise BackendRefusal(422, "idempotency_key_reused", "that idempotency key was used for another request")
+        stored_digest, body = found
+        if stored_digest != digest:
+            raise BackendRefusal(422, "idempotency_key_reused", "the idempotency key was used for another request")
         return body
 
     def _answer(self, app: str, op: str, key: str | None, digest: str, answer: msgspec.Struct) -> None:
@@ -311,14 +313,16 @@ class Repositories:
 
 
 def _hold(path: Path) -> int:
-    """One backend a directory."""
+    """Lock the data directory: only one backend may use it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         raise RepositoryFailed(
-            f"another backend serves {path.parent}", op="backend", fix_hints=["end it, or give another --data"]
+            f"another backend uses {path.parent}",
+            op="backend",
+            fix_hints=["stop it, or use another directory: --data DIR"],
         ) from None
     return fd
 

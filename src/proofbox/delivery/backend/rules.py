@@ -1,4 +1,4 @@
-"""What the reference backend takes and what it refuses: paths, links, branches, texts; and how refusals look."""
+"""Validation rules of the reference backend for paths, links, branches and texts, and its error type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BackendRefusal(Exception):
 def check_edits(edits: Sequence[Edit], max_file: int) -> None:
     paths = [edit.path for edit in edits]
     for edit in edits:
-        wrong = names.problem(edit.path) or ("it is git's own" if names.is_git(edit.path) else "")
+        wrong = names.problem(edit.path) or ("it belongs to git" if names.is_git(edit.path) else "")
         if wrong:
             raise BackendRefusal(422, "path_invalid", f"{edit.path[:200]!r}: {wrong}")
         if edit.content is not None and len(edit.content) > max_file:
@@ -35,9 +35,9 @@ def check_edits(edits: Sequence[Edit], max_file: int) -> None:
         if edit.mode == "120000" and edit.content is not None:
             target = edit.content.decode("utf-8", "surrogateescape")
             if len(target) > names.MAX_PATH or names.leads_out(edit.path, target):
-                raise BackendRefusal(422, "link_leads_out", f"{edit.path[:200]!r} leads out of the repository")
+                raise BackendRefusal(422, "link_leads_out", f"{edit.path[:200]!r} points outside the repository")
     if len(set(paths)) != len(paths):
-        raise BackendRefusal(422, "path_twice", "a path is there twice")
+        raise BackendRefusal(422, "path_twice", "a path occurs twice")
     check_clashes({edit.path for edit in edits if edit.content is not None})
 
 
@@ -47,17 +47,17 @@ def check_clashes(paths: set[str]) -> None:
         while "/" in above:
             above = above.rpartition("/")[0]
             if above in paths:
-                raise BackendRefusal(422, "path_clash", f"{above[:200]!r} would be a file and a directory")
+                raise BackendRefusal(422, "path_clash", f"{above[:200]!r} would be both a file and a directory")
 
 
 def check_text(*texts: str) -> None:
     for text in texts:
         if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-            raise BackendRefusal(422, "text_invalid", "a text holds what no commit can")
+            raise BackendRefusal(422, "text_invalid", "a text contains characters that a commit cannot")
 
 
 def check_branch(branch: str) -> None:
-    """Git's own rules for references, and narrower: our alphabet, and not the main branch."""
+    """Check git's rules for branch names and narrower ones: a limited alphabet, and not the main branch."""
     parts = branch.split("/")
     if (
         not _BRANCH.fullmatch(branch)
@@ -66,7 +66,7 @@ def check_branch(branch: str) -> None:
         or branch.endswith(".")
         or any(not part or part.startswith(".") or part.endswith(".lock") for part in parts)
     ):
-        raise BackendRefusal(422, "branch_invalid", "that is no name for a branch of a pull request")
+        raise BackendRefusal(422, "branch_invalid", "this is not a valid branch name for a pull request")
 
 
 def digest_of_id(app: str) -> str:
@@ -74,6 +74,6 @@ def digest_of_id(app: str) -> str:
 
 
 def slug(text: str) -> str:
-    """A part of an address. Two names never share one: what does not show is in the digest at the end."""
+    """Return a URL-safe form of a name. A digest keeps different names distinct."""
     plain = _NOT_IN_SLUG.sub("-", text.lower()).strip("-.") or "app"
     return plain if plain == text and len(plain) <= 60 else f"{plain[:50]}-{digest_of_id(text)[:8]}"

@@ -1,4 +1,4 @@
-"""The backend as one application, and serving it."""
+"""Assemble the backend's application and serve it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proofbox.errors import SettingsInvalid, UsageError
 
 
 def application(repositories: Repositories, key: ApiKey, *, max_body: int = MAX_BODY) -> Starlette:
-    """API and pages. It answers to its own names alone: a page of someone else's can't make a browser ask it."""
+    """Return the application with API and pages. It checks the Host header, against DNS rebinding by other sites."""
     hosts = ["localhost", "127.0.0.1", "[::1]", urlsplit(repositories.url).hostname or "localhost"]
     return Starlette(
         routes=[*Api(repositories, key, max_body=max_body).routes(), *Pages(repositories, key).routes()],
@@ -32,12 +32,12 @@ def application(repositories: Repositories, key: ApiKey, *, max_body: int = MAX_
 
 
 def serve(data: Path, key: ApiKey, *, host: str = "127.0.0.1", port: int = 3000, ready: Callable[[str], None]) -> None:
-    """Serve until interrupted. `ready` is told the address once connections are taken; port 0 is any free one."""
+    """Serve until interrupted. `ready` is called with the URL once the port is open; port 0 selects any free port."""
     if not is_loopback(host):
         raise SettingsInvalid(
-            f"{host} is not this machine: the reference backend has no TLS, and is for local use",
+            f"{host} is not a loopback address: the reference backend has no TLS and is for local use",
             op="backend serve",
-            fix_hints=["leave --host out, and put a server with TLS in front of it"],
+            fix_hints=["omit --host, and put a server with TLS in front of it"],
         )
     listener = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -61,5 +61,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise UsageError(
-            f"can't listen on port {port}: {error.strerror}", op="backend serve", fix_hints=["give another --port"]
+            f"cannot listen on port {port}: {error.strerror}",
+            op="backend serve",
+            fix_hints=["use another port: --port 0"],
         ) from error

@@ -1,4 +1,4 @@
-"""What the apps are: their specs, and for whom the backend acts on them."""
+"""The apps' specs, and the check of their owners."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Specs:
         self._ledger = ledger
 
     def put(self, enterprise: str, spec: AppSpec) -> AppSpec:
-        """Keep what an app is. One that holds what looks like a secret is refused."""
+        """Store an app's spec. Refuse a spec that seems to contain a secret."""
         plain = msgspec.to_builtins(spec)
         if Redactor().redact_json(plain) != plain:
-            raise BackendRefusal(422, "spec_holds_secret", "a spec never holds secrets, and this one seems to")
+            raise BackendRefusal(422, "spec_holds_secret", "a spec must not contain secrets, and this one seems to")
         self._ledger.put_spec(enterprise, spec.app_id, msgspec.json.encode(spec))
         return spec
 
@@ -31,7 +31,7 @@ class Specs:
         if not found:
             raise BackendRefusal(404, "app_unknown", "the enterprise has no such app")
         if len(found) > 1:
-            raise BackendRefusal(422, "app_ambiguous", "the enterprise has several apps: name one by appId")
+            raise BackendRefusal(422, "app_ambiguous", "the enterprise has several apps: select one with appId")
         return found[0]
 
     def check_owner(self, app: str, user: str) -> None:

@@ -1,4 +1,4 @@
-"""The pages' one style sheet: light and dark by what the browser prefers, no font or image from elsewhere."""
+"""The style sheet of the pages: light or dark by the browser's preference, without external fonts or images."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5c6878; --line: #dfe4ea; --ground: #f7f8fa;

@@ -1,1 +1,1 @@
-"""The client of a platform backend: requests, retries, and what goes over the wire."""
+"""The client of a platform backend: requests, retries, and wire formats."""

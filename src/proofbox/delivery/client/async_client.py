@@ -1,7 +1,7 @@
 """`AsyncBackendClient`: the backend's four operations.
 
-An export or a pull request is first looked for, so that it is made once even by a backend that ignores idempotency
-keys; `sending.py` has the attempts.
+Before it creates a repository or a pull request, the client checks whether it exists, so that retries create no
+duplicates even if the backend ignores idempotency keys. `sending.py` sends requests and retries them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from proofbox.errors import (
 )
 
 Change = tuple[RepositoryChange, FileToSend | None]
-Told = Callable[[InitialExport], None]
+OnReplacement = Callable[[InitialExport], None]
 
 
 class AsyncBackendClient:
-    """Use it in an `async with`. Raises the BackendErrors of `proofbox.errors`, each with advice."""
+    """An asynchronous client, to be used in `async with`. Raises the BackendErrors of `proofbox.errors`."""
 
     def __init__(
         self,
@@ -71,29 +71,29 @@ class AsyncBackendClient:
     # The operations
 
     async def get_app_spec(self, enterprise_id: str, *, app_id: str | None = None) -> AppSpec:
-        """What the app is. `app_id` matters where an enterprise has several; an older backend ignores it."""
+        """Return the app's spec. `app_id` selects one of several apps; older backends ignore it."""
         path = api_path("api", "enterprises", enterprise_id, "appgen", "spec")
         query = f"?{httpx2.QueryParams({'appId': app_id})}" if app_id else ""
         ids = {"enterprise_id": enterprise_id, "app_id": app_id}
         call = BackendCall("get_app_spec", "GET", path + query, AppSpec, ids=ids)
         found = await self._sender.repeated(call)
-        # A spec never holds secrets. One that does is read without them.
+        # A spec must not contain secrets; if it does, they are redacted.
         return msgspec.convert(self._sender.redactor.redact_json(msgspec.to_builtins(found)), AppSpec)
 
     async def get_repo_manifest(
         self, app_id: str, *, user_id: str, repo_url: str | None = None, branch_name: str | None = None
     ) -> RepoManifest:
-        """Which files the app's repository has, by digest."""
+        """Return the files of the app's repository, with digests."""
         refuse_login(repo_url)
-        asked = ManifestRequest(repo_url=repo_url, user_id=user_id, branch_name=branch_name)
-        return await self._sender.repeated(_manifest_call(app_id, asked))
+        request = ManifestRequest(repo_url=repo_url, user_id=user_id, branch_name=branch_name)
+        return await self._sender.repeated(_manifest_call(app_id, request))
 
     async def initial_export(
-        self, app_id: str, export: InitialExport, files: Sequence[FileToSend], *, instead: Told | None = None
+        self, app_id: str, export: InitialExport, files: Sequence[FileToSend], *, instead: OnReplacement | None = None
     ) -> ExportAnswer:
-        """Make the app's repository of these files. One that holds exactly these already is the answer too.
+        """Create the app's repository from these files. A repository that already has exactly these files is returned.
 
-        One that is there and empty is filled, by another request: `instead` is told of it before it is sent.
+        An existing empty repository is filled with another request; `instead` is called with it before it is sent.
         """
         refuse_login(export.repo_url)
         find = partial(self._find_export, app_id, export, files, instead)
@@ -101,14 +101,14 @@ class AsyncBackendClient:
         answer = await self._sender.once(call, find)
         if not answer.success:
             raise BackendRejected(
-                "initial_export: the backend says that it did not succeed, and not why",
+                "initial_export: the backend reports a failure without a reason",
                 op="initial_export",
-                fix_hints=["look into the backend's log"],
+                fix_hints=["check the backend's log"],
             )
         return answer
 
     async def create_pull_request(self, app_id: str, pull: PullRequest, changes: Sequence[Change]) -> PullRequestAnswer:
-        """Propose these changes on a branch of that name. One that is there already is the answer too."""
+        """Open a pull request with these changes on the given branch. An existing one is returned."""
         refuse_login(pull.repo_url)
         pull = keyed_pull_request(app_id, pull, (change for change, _ in changes))
         call = BackendCall(
@@ -123,21 +123,26 @@ class AsyncBackendClient:
         find = partial(self._find_pull_request, app_id, pull)
         return await self._sender.once(call, find)
 
-    # Looking for what may be there already
+    # Checks for existing results
 
     async def _find_export(
-        self, app_id: str, export: InitialExport, files: Sequence[FileToSend], instead: Told | None, attempt: int
+        self,
+        app_id: str,
+        export: InitialExport,
+        files: Sequence[FileToSend],
+        instead: OnReplacement | None,
+        attempt: int,
     ) -> ExportAnswer | BackendCall[ExportAnswer] | None:
         try:
-            asked = ManifestRequest(repo_url=export.repo_url, user_id=export.user_id)
-            found = await self._sender.attempt(_manifest_call(app_id, asked), attempt)
+            request = ManifestRequest(repo_url=export.repo_url, user_id=export.user_id)
+            found = await self._sender.attempt(_manifest_call(app_id, request), attempt)
         except BackendNotFound:
             return None
         url = found.repo_url or export.repo_url
         if found.base_commit_sha is None and not found.files:
             if not url:
                 return None
-            # Made, and then something broke: it is to be filled, not made again.
+            # An earlier attempt created it and then failed: fill it instead of creating it again.
             into = msgspec.structs.replace(export, create_repo=False, repo_url=url, idempotency_key=None)
             into = keyed_export(app_id, into, files)
             if instead is not None:
@@ -145,7 +150,7 @@ class AsyncBackendClient:
             return _export_call(app_id, into, files)
         if {each.path: each.sha256 for each in found.files} != {each.path: each.sha256 for each in files}:
             raise BackendConflict(
-                f"initial_export: the app {app_id!r} has a repository already, with other files in it",
+                f"initial_export: the app {app_id!r} already has a repository with other files",
                 op="initial_export",
                 fix_hints=["propose the changes: proofbox deliver pr", "see them first: proofbox deliver plan"],
                 details={"repo_url": found.repo_url, "base_commit_sha": found.base_commit_sha},
@@ -157,15 +162,15 @@ class AsyncBackendClient:
 
     async def _find_pull_request(self, app_id: str, pull: PullRequest, attempt: int) -> PullRequestAnswer | None:
         try:
-            asked = ManifestRequest(repo_url=pull.repo_url, user_id=pull.user_id, branch_name=pull.branch_name)
-            found = await self._sender.attempt(_manifest_call(app_id, asked), attempt)
+            request = ManifestRequest(repo_url=pull.repo_url, user_id=pull.user_id, branch_name=pull.branch_name)
+            found = await self._sender.attempt(_manifest_call(app_id, request), attempt)
         except BackendNotFound:
             return None
         if found.branch_name != pull.branch_name or found.pr_url is None:
-            return None  # an older backend, which speaks of its main branch: it can't be asked
+            return None  # an older backend, which always answers for its main branch
         if found.pr_state in ("merged", "closed"):
             raise BackendConflict(
-                f"create_pull_request: these changes were proposed before, and that was {found.pr_state}",
+                f"create_pull_request: a pull request with these changes already exists and is {found.pr_state}",
                 op="create_pull_request",
                 fix_hints=["propose them on another branch: --branch NAME", "or reopen the old one"],
                 details={"pr_url": found.pr_url, "state": found.pr_state},
@@ -185,14 +190,14 @@ def _export_call(app_id: str, export: InitialExport, files: Sequence[FileToSend]
     )
 
 
-def _manifest_call(app_id: str, asked: ManifestRequest) -> BackendCall[RepoManifest]:
+def _manifest_call(app_id: str, request: ManifestRequest) -> BackendCall[RepoManifest]:
     return BackendCall(
         "get_repo_manifest",
         "POST",
         api_path("api", "apps", app_id, "deploy", "repo", "manifest"),
         RepoManifest,
-        body=Body.of(asked),
-        idempotency_key=manifest_key(app_id, asked),
-        ids={"app_id": app_id, "repo_url": asked.repo_url, "branch_name": asked.branch_name},
+        body=Body.of(request),
+        idempotency_key=manifest_key(app_id, request),
+        ids={"app_id": app_id, "repo_url": request.repo_url, "branch_name": request.branch_name},
         limit=MANIFEST_ANSWER,
     )

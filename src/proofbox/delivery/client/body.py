@@ -1,7 +1,6 @@
-"""Request bodies of any size: JSON whose length is known in advance, and whose files are read while it is sent.
+"""Request bodies of any size: JSON whose length is known in advance and whose files are read while it is sent.
 
-A file is hashed on its way out. One that has changed since it was looked at stops the request in its middle, so that
-nothing is sent but what was planned.
+Each file is hashed while it is sent. If it has changed since the plan, the request is aborted.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import msgspec
 from proofbox.delivery.client.wire import InitialExport, Mode, PullRequest, RepositoryChange, UploadedFile
 from proofbox.errors import SourceRefused
 
-_CHUNK = 3 << 16  # a multiple of three, so that the pieces' base64 joins without padding
+_CHUNK = 3 << 16  # a multiple of three, so that the base64 of the pieces can be joined without padding
 
 
 class FileToSend(Protocol):
-    """A file to be sent: what it must be, and how to read it."""
+    """A file to send: its expected metadata, and how to read it."""
 
     @property
     def path(self) -> str: ...
@@ -34,7 +33,7 @@ class FileToSend(Protocol):
 
 
 class Body:
-    """`length` bytes, made anew each time they are asked for: a request may be repeated."""
+    """A body of `length` bytes, generated for each attempt, because a request may be retried."""
 
     def __init__(self, length: int, pieces: Callable[[], Iterator[bytes]]) -> None:
         self.length = length
@@ -47,7 +46,7 @@ class Body:
 
 
 def export_body(document: InitialExport, files: Sequence[FileToSend]) -> Body:
-    """The document with `files` as its last member."""
+    """Return the document with `files` as its last member."""
     items = [
         (msgspec.json.encode(UploadedFile(path=each.path, mode=each.mode, content_base64=b"")), each) for each in files
     ]
@@ -55,7 +54,7 @@ def export_body(document: InitialExport, files: Sequence[FileToSend]) -> Body:
 
 
 def pull_request_body(document: PullRequest, changes: Iterable[tuple[RepositoryChange, FileToSend | None]]) -> Body:
-    """The document with `changes` as its last member. A delete has no content."""
+    """Return the document with `changes` as its last member. A deletion has no content."""
     items = []
     for change, content in changes:
         filled = msgspec.structs.replace(change, content_base64=None if content is None else b"")
@@ -102,9 +101,9 @@ def _encoded(content: FileToSend) -> Iterator[bytes]:
         yield base64.b64encode(data[:whole])
     if size != content.size or digest.hexdigest() != content.sha256:
         raise SourceRefused(
-            f"{content.path} changed while it was sent",
+            f"{content.path} changed while it was being sent",
             op="deliver send",
-            fix_hints=["stop what is writing there, and deliver again; better yet, deliver a snapshot"],
+            fix_hints=["stop the program that writes to it and deliver again, or deliver a snapshot: --snapshot ID"],
             details={"path": content.path},
         )
     yield base64.b64encode(rest)

@@ -1,6 +1,6 @@
-"""One call to the backend, apart from how it travels: what to ask, and what the answer means.
+"""One call to the backend, independent of the transport: the request, and the interpretation of the response.
 
-Everything in here is the same for the synchronous and the asynchronous client. Nothing in here ever holds the key.
+Both clients share this module. Nothing in it ever contains the key.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from proofbox.errors import (
 SMALL_ANSWER = 1 << 20
 MANIFEST_ANSWER = 64 << 20
 ERROR_ANSWER = 1 << 16
-_SAID = 300
-_LONGEST_WAIT = 3600.0
+_MAX_MESSAGE = 300
+_MAX_WAIT = 3600.0
 
 T = TypeVar("T")
 
@@ -51,12 +51,12 @@ class BackendCall(Generic[T]):
     body: Body | None = None
     idempotency_key: str | None = None
     ids: dict[str, str | None] = field(default_factory=dict)
-    """The ids in the request, to name the one that may be wrong."""
+    """The ids in the request, for error messages."""
     limit: int = SMALL_ANSWER
-    """Most bytes of an answer that are read."""
+    """Maximum size of the response in bytes."""
 
     def headers(self) -> dict[str, str]:
-        # Compressed answers are not asked for: a bound on the bytes that arrive is then a bound on the memory.
+        # Without compression, a limit on the received bytes also limits the memory.
         found = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "proofbox"}
         if self.body is not None:
             found |= {"Content-Type": "application/json", "Content-Length": str(self.body.length)}
@@ -68,103 +68,106 @@ class BackendCall(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class BackendResponse:
     status: int
-    body: bytes = field(repr=False)  # it may echo anything
+    body: bytes = field(repr=False)  # it may contain secrets that the backend echoes
     retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBroken:
-    """No answer, or none that can be used. `sent`: the backend may have done what it was asked to."""
+    """A missing or unusable response. `sent`: the backend may have carried out the request."""
 
     reason: str
     sent: bool
     protocol: bool = False
-    """What came was not HTTP, or not of the size or form that was agreed on."""
+    """Whether the response was not HTTP, too large or malformed."""
 
 
 def api_path(*parts: str) -> str:
-    """A path whose variable parts can't be anything but one part each."""
+    """Build a path and escape each part, so that a part cannot contain a slash."""
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def refuse_login(repo_url: str | None) -> None:
-    """A repository's address with a user name or token in it is a Git credential, and that is the backend's alone."""
+    """Refuse a repository URL with a user name or token: only the backend may hold Git credentials."""
     try:
         found = repo_url is not None and "@" in urlsplit(repo_url).netloc
     except ValueError:
-        raise UsageError("the repository's address is none", op="deliver", fix_hints=["check --repo-url"]) from None
+        raise UsageError("the repository's URL is malformed", op="deliver", fix_hints=["check --repo-url"]) from None
     if found:
         raise UsageError(
-            "the repository's address holds a login",
+            "the repository's URL contains a login",
             op="deliver",
-            fix_hints=["give the address without it: the backend has its own credentials"],
+            fix_hints=["remove it from --repo-url: the backend has its own credentials"],
         )
 
 
 def parse(call: BackendCall[T], answer: BackendResponse) -> T | ConnectionBroken:
-    """The answer's document. A 2xx that is not one is as good as no answer."""
+    """Decode the response's document. A 2xx response without a valid document counts as a broken connection."""
     try:
         return msgspec.json.decode(answer.body, type=call.answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        # Only the place: the text of the error may quote the answer.
+        # Only the location: the text of the error may quote the response.
         where = str(error).rpartition(" - at ")[2][:100] if isinstance(error, msgspec.ValidationError) else "its JSON"
         return ConnectionBroken(
-            f"the answer is not what was agreed on (in {printable(where)})", sent=True, protocol=True
+            f"the response does not match the API (in {printable(where)})", sent=True, protocol=True
         )
 
 
 _KINDS: dict[int, tuple[type[BackendError], str, tuple[str, ...]]] = {
-    400: (BackendRejected, "rejected the request", ("see what the backend said; the versions may differ",)),
+    400: (BackendRejected, "rejected the request", ("read the backend's message; the API versions may differ",)),
     401: (
         BackendUnauthorized,
-        "does not know the key",
-        ("check that INTERNAL_API_KEY is the key that the backend expects", "if it may have leaked or expired: rotate"),
+        "rejected the key",
+        (
+            "check that INTERNAL_API_KEY is the key that the backend expects",
+            "if it may have leaked or expired, rotate it",
+        ),
     ),
     403: (
         BackendForbidden,
-        "does not allow that",
-        ("check --user-id: the owner of the app, or someone with rights to it",),
+        "denied the request",
+        ("check --user-id: it must be the app's owner or a user with access to it",),
     ),
-    404: (BackendNotFound, "does not know", ("check the ids: the app or the enterprise may be wrong, or gone",)),
+    404: (BackendNotFound, "cannot find", ("check the ids: the app or the enterprise may be wrong or deleted",)),
     409: (
         BackendConflict,
-        "has something else there already",
-        ("look at what is there: proofbox deliver plan", "the repository may have moved: plan again"),
+        "reports a conflict",
+        ("see the current state: proofbox deliver plan", "the repository may have changed: plan again"),
     ),
     413: (
         BackendTooLarge,
-        "does not take a request of that size",
-        ("deliver less: build results and data sets don't belong in a repository", "or raise the backend's limit"),
+        "refuses a request of that size",
+        ("deliver less: build results and data sets do not belong in a repository", "or raise the backend's limit"),
     ),
-    422: (BackendRejected, "rejected the request", ("see what the backend said",)),
-    429: (BackendRateLimited, "wants fewer requests", ("wait, and try again",)),
+    422: (BackendRejected, "rejected the request", ("read the backend's message",)),
+    429: (BackendRateLimited, "limits the request rate", ("wait, and try again",)),
 }
 
 
 def error_for(
     call: BackendCall[Any], outcome: BackendResponse | ConnectionBroken, attempts: int, redactor: Redactor
 ) -> BackendError:
-    """The typed error for an answer that is no, or for none."""
+    """Return the typed error for an error response or a broken connection."""
     details: dict[str, Any] = {"attempts": attempts}
     kind: type[BackendError]
     if isinstance(outcome, ConnectionBroken):
         kind = BackendProtocol if outcome.protocol else BackendUnreachable
         hints = (
-            ["check that MOZAIKS_BACKEND_URL is the backend's address, and what is in between"]
+            ["check that MOZAIKS_BACKEND_URL is the backend's URL, and check any proxy in between"]
             if outcome.protocol
             else [
-                "check that the backend runs and can be reached from here",
+                "check that the backend is running and reachable from here",
                 "to run one here: proofbox backend serve",
             ]
         )
         reason = redactor.redact(outcome.reason)
         return kind(f"{call.op}: {reason}", op=call.op, fix_hints=hints, details={**details, "sent": outcome.sent})
     status = outcome.status
-    said, pr_url = _said(outcome.body, redactor)
-    details |= {"status": status, "said": said, "retry_after": outcome.retry_after}
+    text, pr_url = _message(outcome.body, redactor)
+    details |= {"status": status, "said": text, "retry_after": outcome.retry_after}
     if pr_url is not None:
         details["pr_url"] = pr_url
-    tail = f": {said}" if said else ""
+    tail = f": {text}" if text else ""
     if status in _KINDS:
         kind, what, hints_of = _KINDS[status]
         if status == 404:
@@ -173,27 +176,27 @@ def error_for(
         message, hints = f"{call.op}: the backend {what} ({status}){tail}", list(hints_of)
     elif status >= 500:
         kind, message = BackendFailed, f"{call.op}: the backend failed ({status}){tail}"
-        hints = ["look into the backend's log: rate limits or permissions of its Git host are the usual cause"]
+        hints = ["check the backend's log: rate limits or permissions of its Git host are the usual cause"]
     else:
-        kind, message = BackendProtocol, f"{call.op}: an answer that the API does not have ({status})"
-        hints = ["check that MOZAIKS_BACKEND_URL is the backend's address, and not one that leads elsewhere"]
+        kind, message = BackendProtocol, f"{call.op}: the API does not define this response status ({status})"
+        hints = ["check that MOZAIKS_BACKEND_URL is the backend's URL, not one that redirects"]
     return kind(message, op=call.op, fix_hints=hints, details=details)
 
 
-def _said(body: bytes, redactor: Redactor) -> tuple[str, str | None]:
-    """The backend's own words, bounded, without secrets and control characters; and the pull request it points to."""
+def _message(body: bytes, redactor: Redactor) -> tuple[str, str | None]:
+    """Return the backend's error message, redacted, escaped and truncated, and the pull request it refers to."""
     try:
         found = msgspec.json.decode(body, type=ErrorAnswer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return "", None
     inner = found.error or found
-    # Redacted before it is cut: half a secret would not be known as one.
+    # Redact before truncating: half a secret would not be recognized.
     text = redactor.redact(": ".join(part for part in (inner.code, inner.message) if part))
-    return printable(preview(text, _SAID)[0]).replace("\n", " "), _address(found.pr_url, redactor)
+    return printable(preview(text, _MAX_MESSAGE)[0]).replace("\n", " "), _address(found.pr_url, redactor)
 
 
 def _address(url: str | None, redactor: Redactor) -> str | None:
-    """An address that a backend named in passing, if it is one and holds no secret."""
+    """Return a URL from an error response, if it is valid and contains no secret."""
     try:
         plain = without_login(url)
     except ValueError:
@@ -202,12 +205,12 @@ def _address(url: str | None, redactor: Redactor) -> str | None:
 
 
 def seconds_to_wait(retry_after: str | None, clock: Clock) -> float | None:
-    """What Retry-After means: seconds, or a date. None where it says nothing that makes sense."""
+    """Parse Retry-After, in seconds or as a date. Return None if it is missing or malformed."""
     if retry_after is None:
         return None
     text = retry_after.strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
-        return min(float(text), _LONGEST_WAIT)
+        return min(float(text), _MAX_WAIT)
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, IndexError, TypeError, OverflowError):
@@ -215,11 +218,11 @@ def seconds_to_wait(retry_after: str | None, clock: Clock) -> float | None:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     now: datetime = clock.now()
-    return min(max(0.0, (moment - now).total_seconds()), _LONGEST_WAIT)
+    return min(max(0.0, (moment - now).total_seconds()), _MAX_WAIT)
 
 
 def is_ambiguous(error: BackendError) -> bool:
-    """Whether the backend may have done what it was asked to, though it did not say so."""
+    """Return whether the backend may have carried out the failed request."""
     if isinstance(error, BackendFailed):
         return True
     return isinstance(error, BackendUnreachable | BackendProtocol) and bool(error.details.get("sent"))

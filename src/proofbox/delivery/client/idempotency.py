@@ -1,6 +1,6 @@
-"""The key of a request: the same for the same request, whoever sends it and however often.
+"""Derive idempotency keys: equal requests have equal keys, independent of sender and attempt.
 
-It is made here alone, so that the key on record is the key that is sent.
+Keys are only derived here, so the recorded key is the key that is sent.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from proofbox.delivery.client.wire import InitialExport, ManifestRequest, PullRe
 
 
 def keyed_export(app_id: str, export: InitialExport, files: Iterable[FileToSend]) -> InitialExport:
-    """The export with its key; one that it has already stays."""
+    """Return the export with its key; an existing key is kept."""
     tree = sorted([each.path, each.mode, each.sha256] for each in files)
     key = export.idempotency_key or _key("initial-export", app_id, export.create_repo, export.repo_name, tree)
     return msgspec.structs.replace(export, idempotency_key=key)
 
 
 def keyed_pull_request(app_id: str, pull: PullRequest, changes: Iterable[RepositoryChange]) -> PullRequest:
-    """The pull request with its key; one that it has already stays."""
+    """Return the pull request with its key; an existing key is kept."""
     what = [msgspec.to_builtins(change) for change in changes]
     key = pull.idempotency_key or _key("pull-request", app_id, pull.branch_name, pull.base_commit_sha, what)
     return msgspec.structs.replace(pull, idempotency_key=key)
 
 
-def manifest_key(app_id: str, asked: ManifestRequest) -> str:
-    return _key("manifest", app_id, msgspec.to_builtins(asked))
+def manifest_key(app_id: str, request: ManifestRequest) -> str:
+    return _key("manifest", app_id, msgspec.to_builtins(request))
 
 
 def _key(*parts: Any) -> str:

@@ -1,7 +1,7 @@
-"""Sending a call until it is answered, or makes no sense any more.
+"""Send a call, with retries.
 
-Every operation has one deadline for all its attempts. A request that failed without saying whether it was carried out
-is not repeated blindly: what must happen once is first looked for.
+Each operation has one deadline for all its attempts. After an ambiguous failure, a request that must be carried out
+only once is not simply retried: the client first checks whether it was carried out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Sender:
-    """Holds the connection to the backend, and the key that goes nowhere else."""
+    """Holds the connection to the backend and the key, which is sent nowhere else."""
 
     def __init__(
         self, settings: BackendSettings, *, clock: Clock | None, transport: httpx2.AsyncBaseTransport | None
@@ -55,7 +55,7 @@ class Sender:
             base_url=settings.url,
             transport=KeyedTransport(settings.key, transport or _own_transport()),
             timeout=httpx2.Timeout(times.read, connect=times.connect),
-            # No redirects and no proxies or logins from the environment: the key goes to the backend, and nowhere else.
+            # No redirects, and no proxies or logins from the environment: the key must only reach the backend.
             follow_redirects=False,
             trust_env=False,
         )
@@ -65,28 +65,29 @@ class Sender:
         self._silence.end()
 
     async def repeated(self, call: BackendCall[T]) -> T:
-        """For what changes nothing: try until it works or makes no sense any more."""
+        """Send a call that changes nothing, and retry it until it succeeds or cannot succeed."""
         return await self._within(call.op, partial(self._repeated, call))
 
     async def once(self, call: BackendCall[T], look: Callable[[int], Awaitable[T | BackendCall[T] | None]]) -> T:
-        """For what must happen once: look for it first, and again whenever it may have happened.
+        """Send a call that must be carried out only once.
 
-        Looking finds the answer, nothing, or something to be completed by another call.
+        Call `look` first, and again whenever an attempt may have been carried out. It returns an existing result, None,
+        or another call that completes a partial result.
         """
         return await self._within(call.op, partial(self._once, call, look))
 
     async def _within(self, op: str, work: Callable[[list[BackendError]], Awaitable[T]]) -> T:
-        """One deadline for an operation, whatever it does. `work` notes the failures of its attempts."""
+        """Run an operation under its deadline. `work` appends the failures of its attempts to its argument."""
         total = self._settings.timeouts.total
         failures: list[BackendError] = []
         with anyio.move_on_after(total):
             return await work(failures)
-        log.warning("[BackendClient] op=%s status=none duration_ms=%d: out of time", op, round(total * 1000))
+        log.warning("[BackendClient] op=%s status=none duration_ms=%d: deadline exceeded", op, round(total * 1000))
         last = f"; before that, {failures[-1].message}" if failures else ""
         raise BackendUnreachable(
-            f"{op}: no answer within {total:g} s, all attempts together{last}",
+            f"{op}: no response within {total:g} s, including retries{last}",
             op=op,
-            fix_hints=["check that the backend runs, and how long it takes", "give it more time: --timeout"],
+            fix_hints=["check that the backend is running and responsive", "allow more time: --timeout SECONDS"],
             details={"sent": True, "timeout": total, "attempts": len(failures) + 1},
         )
 
@@ -111,21 +112,21 @@ class Sender:
                     if isinstance(found, BackendCall):
                         call = found
                     elif found is not None:
-                        log.info("[BackendClient] op=%s attempt=%d: it is there already", call.op, attempt.num)
+                        log.info("[BackendClient] op=%s attempt=%d: already exists", call.op, attempt.num)
                         return found
                 try:
                     return await self.attempt(call, attempt.num)
                 except BackendConflict as conflict:
-                    # Perhaps our own: of an attempt that was still under way when it was looked for.
+                    # An earlier attempt may have finished after the check.
                     found = await look(attempt.num)
                     if found is not None and not isinstance(found, BackendCall):
                         return found
                     if call.answer is PullRequestAnswer and (url := conflict.details.get("pr_url")):
-                        # An older backend can't be asked for a branch; that ours is taken says it all.
+                        # Older backends cannot look up a branch; the conflict on our branch name is enough.
                         return cast(T, PullRequestAnswer(pr_url=url))
                     raise
                 except BackendError as error:
-                    # Once in doubt, always: what an early attempt has begun may still end.
+                    # Stays set: an early ambiguous attempt may still complete.
                     doubtful = doubtful or is_ambiguous(error)
                     raise
         raise AssertionError("unreachable")  # pragma: no cover
@@ -133,7 +134,7 @@ class Sender:
     def _attempts(self, failures: list[BackendError]) -> AsyncIterator[stamina.Attempt]:
         retries = self._settings.retries
         return stamina.retry_context(
-            on=partial(_whether_to_wait, failures),
+            on=partial(_retry_delay, failures),
             attempts=retries.attempts,
             timeout=None,
             wait_initial=retries.wait_initial,
@@ -142,7 +143,7 @@ class Sender:
         ).__aiter__()
 
     async def attempt(self, call: BackendCall[T], number: int) -> T:
-        """Send it once, and log that."""
+        """Send a call once, and log the attempt."""
         began = self._clock.monotonic()
         outcome = await self._send(call)
         status = outcome.status if isinstance(outcome, BackendResponse) else None
@@ -153,7 +154,7 @@ class Sender:
         error = error_for(call, refused, number, self.redactor) if refused is not None else None
         duration = round((self._clock.monotonic() - began) * 1000)
         log.log(
-            # That something is not there may be all that was to be found out.
+            # A 404 is an expected result of a check.
             logging.WARNING if error and not isinstance(error, BackendNotFound) else logging.INFO,
             "[BackendClient] op=%s status=%s attempt=%d duration_ms=%d%s",
             call.op,
@@ -167,7 +168,7 @@ class Sender:
         return cast(T, found)
 
     async def _send(self, call: BackendCall[Any]) -> BackendResponse | ConnectionBroken:
-        """The answer, or why there is none: as a value, so that no error drags along what it was about."""
+        """Return the response or the failure, as a value: an exception would keep references to the request."""
         try:
             async with self._http.stream(
                 call.method, call.path, headers=call.headers(), content=_pieces(call.body) if call.body else None
@@ -176,19 +177,23 @@ class Sender:
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             return ConnectionBroken(f"no connection to {self._settings.url} ({_cause(error)})", sent=False)
         except httpx2.TimeoutException as error:
-            return ConnectionBroken(f"no answer in time ({_cause(error)})", sent=True)
+            return ConnectionBroken(f"the response timed out ({_cause(error)})", sent=True)
         except (httpx2.RemoteProtocolError, httpx2.DecodingError):
-            return ConnectionBroken("the connection ended in the middle of an answer, or it was not HTTP", sent=True)
+            return ConnectionBroken(
+                "the connection was closed during the response, or the response was not HTTP", sent=True
+            )
         except httpx2.TransportError as error:
-            return ConnectionBroken(f"the connection broke ({_cause(error)})", sent=True)
+            return ConnectionBroken(f"the connection failed ({_cause(error)})", sent=True)
         except httpx2.InvalidURL:
-            hints = ["give the ids as the backend has them: --app-id, --enterprise-id"]
-            raise UsageError("an id is too long to be part of an address", op=call.op, fix_hints=hints) from None
+            hints = ["check --app-id and --enterprise-id"]
+            raise UsageError("an id is too long for a URL", op=call.op, fix_hints=hints) from None
 
     async def _received(self, response: httpx2.Response, limit: int) -> BackendResponse | ConnectionBroken:
         good = 200 <= response.status_code < 300
         if good and response.headers.get("content-encoding", "identity") != "identity":
-            return ConnectionBroken("the answer is compressed, which was not asked for", sent=True, protocol=True)
+            return ConnectionBroken(
+                "the response is compressed, although the request did not allow it", sent=True, protocol=True
+            )
         limit = limit if good else ERROR_ANSWER
         body = bytearray()
         async for piece in response.aiter_raw():
@@ -196,13 +201,13 @@ class Sender:
             if len(body) > limit:
                 if not good:
                     break
-                return ConnectionBroken(f"the answer is larger than {limit} bytes", sent=True, protocol=True)
+                return ConnectionBroken(f"the response is larger than {limit} bytes", sent=True, protocol=True)
         wait = seconds_to_wait(response.headers.get("retry-after"), self._clock)
         return BackendResponse(response.status_code, bytes(body[:limit]), wait)
 
 
 def _own_transport() -> httpx2.AsyncBaseTransport:
-    """Trusts what this machine trusts, or what SSL_CERT_FILE names; certificates and names are checked."""
+    """Return a transport that verifies certificates against the system's trust store, or SSL_CERT_FILE."""
     return httpx2.AsyncHTTPTransport(verify=ssl.create_default_context(), trust_env=False)
 
 
@@ -211,17 +216,17 @@ async def _pieces(body: Body) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _whether_to_wait(failures: list[BackendError], error: Exception) -> bool | float:
+def _retry_delay(failures: list[BackendError], error: Exception) -> bool | float:
     if not isinstance(error, BackendError) or not may_repeat(error):
         return False
     failures.append(error)
     wait = error.details.get("retry_after")
     if wait is None:
         return True
-    # Who is told to come back after the deadline need not wait for it.
+    # Do not wait for a retry that would be after the deadline.
     return float(wait) if anyio.current_time() + wait < anyio.current_effective_deadline() else False
 
 
 def _cause(error: Exception) -> str:
-    """The kind of error alone. Its text may hold an address or bytes that came over the wire."""
+    """Return only the error's type: its text may contain a URL or received bytes."""
     return type(error).__name__

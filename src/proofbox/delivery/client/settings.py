@@ -1,10 +1,10 @@
-"""Where the backend is and with what key: read from the environment or a project's `.env`, and checked before use.
+"""The backend's URL and key, read from the environment or a project's `.env` and checked before use.
 
-MOZAIKS_BACKEND_URL   http://localhost:3000 unless set
-INTERNAL_API_KEY      sent as X-Internal-Api-Key, and shown to nobody
+MOZAIKS_BACKEND_URL   default: http://localhost:3000
+INTERNAL_API_KEY      sent as X-Internal-Api-Key, never shown
 
-Each is taken from the environment first. A project's file can be written by whoever works on the project, so it never
-decides where a key goes that it does not hold itself.
+The environment takes precedence. Anyone who works on a project can write its `.env`, so that file cannot redirect a key
+that it does not contain itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEW_KEY = f"export {KEY_VARIABLE}=$(python3 -I -c 'import secrets; print(secret
 _DOTENV_LIMIT = 1 << 16
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 _MIN_KEY = 8
-# What people leave in an example: the seed's own "your-secret-key", and its kin.
+# Typical placeholders in examples, such as "your-secret-key".
 _PLACEHOLDER = re.compile(
     r"(?:your|my|the|some|an?|change|replace|insert|put|enter|add)?[-_ .]*(?:your|this|the|with|me|in)?[-_ .]*"
     r"(?:secret|internal|api|real|here|key|token|value|password|change[-_ ]?me|changeme|placeholder|example|test|dummy"
@@ -43,7 +43,7 @@ _PLACEHOLDER = re.compile(
 
 
 class ApiKey:
-    """The key to the backend. It has no text: only `header_value` gives it out, for the one header it goes into."""
+    """The key to the backend. It cannot be printed: only `header_value` returns it, for its header."""
 
     __slots__ = ("_value",)
 
@@ -65,34 +65,34 @@ class ApiKey:
         return self._value.encode("ascii")
 
     def matches(self, other: str) -> bool:
-        """Whether `other` is the key, in a time that says nothing about either."""
-        # Digests, because comparing ends early where lengths differ.
+        """Compare `other` with the key in constant time."""
+        # Compare digests, because compare_digest returns early for different lengths.
         given = hashlib.sha256(other.encode("utf-8", "surrogateescape")).digest()
         return hmac.compare_digest(hashlib.sha256(self._value.encode()).digest(), given)
 
     def redactor(self) -> Redactor:
-        """One that knows this key, besides all that looks like a secret."""
+        """Return a redactor for this key and everything that looks like a secret."""
         return Redactor([self._value])
 
     def __repr__(self) -> str:
         return "<ApiKey>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a key is not serialised")
+        raise TypeError("a key cannot be serialised")
 
 
 def _problem(value: str) -> str:
     if not value:
         return "is not set"
     if not value.isascii() or not value.isprintable() or " " in value:
-        return "holds what no header can: spaces, control characters or letters beyond ASCII"
+        return "contains characters that a header cannot: spaces, control characters or non-ASCII characters"
     if _PLACEHOLDER.fullmatch(value) or (value[0], value[-1]) in (("<", ">"), ("$", "}")) or len(set(value)) < 4:
         return "is a placeholder"
     return f"is shorter than {_MIN_KEY} characters" if len(value) < _MIN_KEY else ""
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Seconds. `total` is for an operation with all its attempts and the waiting between them."""
+    """Timeouts in seconds. `total` covers an operation with all its attempts and the delays between them."""
 
     connect: float = 5.0
     read: float = 30.0
@@ -100,7 +100,7 @@ class Timeouts(msgspec.Struct, frozen=True):
 
 
 class Retries(msgspec.Struct, frozen=True):
-    """How often to try, and how long to wait in between unless the backend says: growing, with jitter."""
+    """Number of attempts, and the exponential backoff with jitter unless the backend states a delay."""
 
     attempts: int = 5
     wait_initial: float = 0.2
@@ -110,13 +110,13 @@ class Retries(msgspec.Struct, frozen=True):
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str
-    """Where the backend is."""
+    """The backend's URL."""
     key: ApiKey
-    """What it knows us by."""
+    """The API key."""
     timeouts: Timeouts = Timeouts()
-    """How long to wait for it."""
+    """The timeouts of requests."""
     retries: Retries = Retries()
-    """How often to try again, and when."""
+    """The retry settings."""
 
     @classmethod
     def of(
@@ -128,7 +128,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         retries: Retries = Retries(),  # noqa: B008
     ) -> BackendSettings:
-        """Settings that hold: an http(s) address without credentials, and TLS off this machine unless `allow_http`."""
+        """Return checked settings: an http(s) URL without credentials, and https to other hosts unless `allow_http`."""
         held = key if isinstance(key, ApiKey) else ApiKey(key)
         return cls(url=checked_url(url, allow_http=allow_http), key=held, timeouts=timeouts, retries=retries)
 
@@ -141,9 +141,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
         url: str | None = None,
         allow_http: bool = False,
     ) -> BackendSettings:
-        """From the environment; what it lacks, from `.env` of `project`.
+        """Read the settings from the environment, and missing ones from `.env` in `project`.
 
-        A key of the environment's never goes to an address of the file's: that is refused as SettingsInvalid.
+        Raises SettingsInvalid if a key from the environment would be sent to a URL from the file.
         """
         given = os.environ if env is None else env
         file = _dotenv(project)
@@ -153,15 +153,15 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
             address = file.get(URL_VARIABLE) or DEFAULT_URL
             if given.get(KEY_VARIABLE) and address.rstrip("/") != DEFAULT_URL:
                 raise _refusal(
-                    f"is from .env, and {KEY_VARIABLE} is not: a project's file does not decide where your key goes",
-                    f"if you know that address, name it yourself: export {URL_VARIABLE}=…, or --backend-url",
-                    f"or keep the key that goes there in the same .env, and unset {KEY_VARIABLE}",
+                    f"is from .env but {KEY_VARIABLE} is not: a project's file must not decide where your key is sent",
+                    f"if you trust that URL, set it yourself: export {URL_VARIABLE}=…, or --backend-url",
+                    f"or put the key for it in the same .env, and unset {KEY_VARIABLE}",
                 )
         return cls.of(key, address, allow_http=allow_http)
 
 
 def known_secrets(key: ApiKey | None, env: Mapping[str, str] | None = None) -> Redactor:
-    """One that knows every secret this process does: the key, and what the environment holds under secret names."""
+    """Return a redactor for all secrets of this process: the key, and variables with secret names."""
     given = dict(os.environ if env is None else env)
     if key is not None:
         given[KEY_VARIABLE] = key.header_value().decode()
@@ -177,7 +177,7 @@ def _key(given: Mapping[str, str], file: Mapping[str, str]) -> ApiKey:
 
 
 def _dotenv(project: Path | None) -> dict[str, str]:
-    """The two variables, if the project's file has them. No expansion: a value is what is written there."""
+    """Return the two variables from the project's `.env`, if present. Values are not expanded."""
     if project is None:
         return {}
     path = project / ".env"
@@ -187,9 +187,9 @@ def _dotenv(project: Path | None) -> dict[str, str]:
         return {}
     except OSError as error:
         raise SettingsInvalid(
-            f"{path} can't be read: {error.strerror}",
+            f"cannot read {path}: {error.strerror}",
             op="deliver settings",
-            fix_hints=["remove it, or make it a file", "see who put it there: proofbox reads a project's .env"],
+            fix_hints=["replace it with a regular file, or remove it: proofbox reads a project's .env"],
         ) from None
     found = {}
     for line in text.splitlines():
@@ -204,24 +204,24 @@ def _dotenv(project: Path | None) -> dict[str, str]:
 
 
 def checked_url(url: str, *, allow_http: bool = False) -> str:
-    """The address without a slash at its end, or SettingsInvalid."""
+    """Return the URL without a trailing slash. Raises SettingsInvalid."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError:
-        raise _refusal("is not an address", f"set {URL_VARIABLE}, for example to {DEFAULT_URL}") from None
+        raise _refusal("is malformed", f"set {URL_VARIABLE}, for example to {DEFAULT_URL}") from None
     if parts.username is not None or parts.password is not None:
-        # Not shown: what is before the @ may be a secret.
-        raise _refusal("holds a user name or password", "remove it: the key goes into a header of its own")
+        # The URL is not shown: the part before the @ may be a secret.
+        raise _refusal("contains a user name or password", "remove it: the key is sent in a header")
     if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
-        raise _refusal("is not an http or https address", f"set {URL_VARIABLE}, for example to {DEFAULT_URL}")
+        raise _refusal("is not an http or https URL", f"set {URL_VARIABLE}, for example to {DEFAULT_URL}")
     if parts.scheme == "http" and not is_loopback(host) and not allow_http:
         raise _refusal(
-            f"is http to another machine ({host}): the key would travel in the open",
-            "use https, or allow it knowingly: --allow-http",
+            f"is http to another machine ({host}): the key would be sent unencrypted",
+            "use https, or allow it explicitly: --allow-http",
         )
     return url.rstrip("/")
 
 
 def _refusal(reason: str, *hints: str) -> SettingsInvalid:
-    return SettingsInvalid(f"the backend's address {reason}", op="deliver settings", fix_hints=hints)
+    return SettingsInvalid(f"the backend's URL {reason}", op="deliver settings", fix_hints=hints)

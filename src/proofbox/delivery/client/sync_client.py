@@ -1,11 +1,11 @@
-"""The backend's four operations: `BackendClient`, and `AsyncBackendClient` with the same names, awaited.
+"""`BackendClient`: the backend's four operations. `AsyncBackendClient` has the same ones as coroutines.
 
     settings = BackendSettings.from_environment()
     with BackendClient(settings) as backend:
         manifest = backend.get_repo_manifest("app-1", user_id="u-1")
 
-The synchronous client drives the asynchronous one on an event loop of its own, because only a loop can cut off an
-answer that comes byte by byte for ever.
+The synchronous client runs the asynchronous one on a private event loop, because only an event loop can enforce a
+deadline on a response that arrives byte by byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import anyio.from_thread
 import httpx2
 
 from proofbox.core.clock import Clock
-from proofbox.delivery.client.async_client import AsyncBackendClient, Change, Told
+from proofbox.delivery.client.async_client import AsyncBackendClient, Change, OnReplacement
 from proofbox.delivery.client.body import FileToSend
 from proofbox.delivery.client.settings import BackendSettings
 from proofbox.delivery.client.wire import (
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class BackendClient:
-    """`AsyncBackendClient` for code that does not await. Use it in a `with`, from one thread or several."""
+    """The synchronous counterpart of `AsyncBackendClient`, to be used in `with`, from one or more threads."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class BackendClient:
         )
 
     def initial_export(
-        self, app_id: str, export: InitialExport, files: Sequence[FileToSend], *, instead: Told | None = None
+        self, app_id: str, export: InitialExport, files: Sequence[FileToSend], *, instead: OnReplacement | None = None
     ) -> ExportAnswer:
         return self._call(partial(self._client.initial_export, app_id, export, files, instead=instead))
 
@@ -83,5 +83,5 @@ class BackendClient:
     def _call(self, work: Callable[[], Awaitable[T]]) -> T:
         if self._portal is None:
             self.__enter__()
-        assert self._portal is not None  # noqa: S101 (entered)
+        assert self._portal is not None  # noqa: S101 (set by __enter__)
         return self._portal.call(work)

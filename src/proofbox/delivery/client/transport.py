@@ -1,4 +1,4 @@
-"""What a request passes on its way out, and what is kept out of the logs that libraries write about it."""
+"""Add the key to outgoing requests, and redact the logs of the HTTP libraries."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery.client.settings import ApiKey
 
 KEY_HEADER = "X-Internal-Api-Key"
-# Neither is followed nor kept, and the HTTP library works on both: it fails where they hold what no address can.
+# proofbox ignores both headers, but the HTTP library parses them and fails on malformed values.
 _UNUSED = ("location", "set-cookie")
 
 
 class KeyedTransport(httpx2.AsyncBaseTransport):
-    """Puts the key on a request as it leaves, so that no request anyone can look at afterwards carries it."""
+    """Adds the key to a copy of each request just before it is sent, so no request object in an error contains it."""
 
     def __init__(self, key: ApiKey, inner: httpx2.AsyncBaseTransport) -> None:
         self._key = key
@@ -37,7 +37,7 @@ class KeyedTransport(httpx2.AsyncBaseTransport):
 
 
 class QuietLogs(logging.Filter):
-    """The HTTP libraries log what a backend answers, headers and all: one that echoes the key is not quoted."""
+    """A filter that redacts the logs of the HTTP libraries, which include response headers that may echo the key."""
 
     LOGGERS = ("httpx2", "httpcore2.connection", "httpcore2.http11")
 

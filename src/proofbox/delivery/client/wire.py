@@ -1,12 +1,12 @@
-"""What goes over the wire, in both directions, as frozen structs with the API's own names.
+"""The requests and responses of the API, as frozen structs with the API's names.
 
     GET  /api/enterprises/{entId}/appgen/spec                → AppSpec
     POST /api/apps/{appId}/deploy/repo/manifest              ManifestRequest → RepoManifest
     POST /api/apps/{appId}/deploy/repo/initial-export        InitialExport → ExportAnswer
     POST /api/apps/{appId}/deploy/repo/pull-requests         PullRequest → PullRequestAnswer
 
-Members that the first version of the API does not have are optional, on either side: an older backend ignores what it
-is sent and leaves out what it does not know. They are marked as additions.
+Members that the first version of the API does not have are optional in both directions: an older backend ignores them
+in requests and omits them in responses. They are marked as additions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
 
 def without_login(url: str | None) -> str | None:
-    """An address that a backend sent, without the Git credential that a careless one leaves in it."""
+    """Remove a Git credential from a URL that a backend sent."""
     if url is None or "@" not in url:
         return url
     parts = urlsplit(url)
@@ -40,34 +40,34 @@ def without_login(url: str | None) -> str | None:
 
 
 class AppSpec(_Document, frozen=True, kw_only=True):
-    """What an app is. It never holds secrets; members that are not listed here are not read."""
+    """An app's spec. It must not contain secrets. Other members are ignored."""
 
     app_id: Id
     """The app's id at the backend."""
     app_name: Text | None = None
-    """What people call it."""
+    """The app's display name."""
     description: Text | None = None
-    """What it is to be; a mission made from it begins with this."""
+    """A description of the app; a mission generated from the spec starts with it."""
     industry: Text | None = None
-    """Whom it is for; a mission made from it has it as a tag."""
+    """The app's industry; a mission generated from the spec has it as a tag."""
     owner_user_id: Id | None = None
-    """Whose it is; null: the backend does not say."""
+    """The app's owner; null: unknown."""
     tech_stack: Any = None
-    """What it is built with, in whatever form the backend has it."""
+    """The app's technologies, in a form that the backend defines."""
     feature_flags: dict[str, Any] | None = None
-    """Switches of the app, by name."""
+    """The app's feature flags, by name."""
     git_hub_repo_full_name: Annotated[str, msgspec.Meta(max_length=256)] | None = None
-    """The repository's name at the backend; null: it has none yet."""
+    """The repository's name at the backend; null: there is none yet."""
     status: Annotated[str, msgspec.Meta(max_length=128)] | None = None
-    """Where it stands, in the backend's words; the reference backend says `exported` once there is a repository."""
+    """The app's status, defined by the backend; the reference backend uses `exported` once a repository exists."""
 
 
 class ManifestRequest(_Document, frozen=True, kw_only=True):
     repo_url: Text | None
-    """None: the app's own repository, whichever that is."""
+    """The repository; null: the app's own."""
     user_id: Id
     branch_name: Line | None = None
-    """Addition: the manifest of this branch, and of the pull request that is made of it."""
+    """Addition: return the manifest of this branch, with its pull request."""
 
 
 class ManifestFile(_Document, frozen=True, kw_only=True):
@@ -75,19 +75,19 @@ class ManifestFile(_Document, frozen=True, kw_only=True):
     sha256: Sha256
     size_bytes: Annotated[int, msgspec.Meta(ge=0)]
     mode: Mode | None = None
-    """Addition. Without it modes are not compared."""
+    """Addition: the Git file mode. Without it, modes are not compared."""
 
 
 class RepoManifest(_Document, frozen=True, kw_only=True):
-    """The files of a commit. `base_commit_sha` is None for a repository without one."""
+    """The files of a commit. `base_commit_sha` is null for an empty repository."""
 
     base_commit_sha: str | None
     files: tuple[ManifestFile, ...]
     repo_url: str | None = None
-    """Addition, like all that follows."""
+    """Addition, like all members below."""
     repo_full_name: str | None = None
     branch_name: str | None = None
-    """Which branch this is of, if the request named one and the backend understood it."""
+    """The branch of this manifest, if the request named one and the backend supports that."""
     pr_url: str | None = None
     pr_state: Literal["open", "merged", "closed"] | None = None
 
@@ -97,61 +97,61 @@ class RepoManifest(_Document, frozen=True, kw_only=True):
 
 
 class Evidence(_Document, frozen=True, kw_only=True):
-    """Addition: by what right this was sent."""
+    """Addition: the evidence that justifies the request."""
 
     packet_sha256: Sha256
-    """Of the promotion packet's file."""
+    """The SHA-256 of the promotion packet's file."""
     run_id: str
-    """The run that the packet speaks of; empty: none could be read from it."""
+    """The run that the packet refers to; empty: unreadable."""
     promotable: bool
-    """Everything held: the packet, its verdict, and that this is the tree it speaks of."""
+    """Whether all checks passed: the packet, its verdict, and that this is the proven tree."""
     signed_by: str | None = None
-    """The id of the trusted key that signed the packet; null: none did, so that it is consistent and not proven."""
+    """The id of the trusted key that signed the packet; null: none, so the evidence is consistent but not proven."""
     tree_sha256: Sha256 | None = None
-    """Of the tree that the evidence is about, by its manifest; null: it names none."""
+    """The SHA-256 of the proven tree's manifest; null: the evidence names no tree."""
 
 
 class UploadedFile(_Document, frozen=True, kw_only=True):
     path: Path
     mode: Mode | None = None
-    """Git's; null: an ordinary file."""
+    """The Git file mode; null: a regular file."""
     content_base64: bytes
-    """The file's bytes; of a symbolic link, its target."""
+    """The file's content; for a symbolic link, its target."""
 
 
 class Export(_Document, frozen=True, kw_only=True, omit_defaults=False):
-    """An export but for its files: those that are sent have their content, those on record their digests."""
+    """An export without its files, which have contents when sent and digests when recorded."""
 
     create_repo: bool = True
-    """False: the repository is there, empty, and is to be filled."""
+    """False: fill the existing empty repository."""
     repo_name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
-    """What to call the repository; null: the backend decides."""
+    """The repository's name; null: the backend chooses."""
     repo_url: Text | None = None
-    """The repository, where it is there already."""
+    """The repository, if it exists already."""
     user_id: Id
-    """For whom it is done."""
+    """The user on whose behalf it is done."""
     commit_message: Text = "Initial export"
-    """Of the first commit."""
+    """The message of the first commit."""
     idempotency_key: Line | None = None
-    """The same for the same request, so that it is done once; null: the client makes it."""
+    """Equal for equal requests, so that a retry has no effect; null: the client derives it."""
     evidence: Evidence | None = None
-    """By what right it is sent; null: no packet was given."""
+    """The evidence that justifies the request; null: no packet was given."""
 
 
 class InitialExport(Export, frozen=True, kw_only=True, omit_defaults=False):
     files: tuple[UploadedFile, ...] = ()
-    """All of them."""
+    """All files."""
 
 
 class ExportAnswer(_Document, frozen=True, kw_only=True):
     success: bool
-    """False: it was not made; that is an error here."""
+    """False: the export failed; the client raises an error."""
     repo_url: str
-    """The repository's address, without a login."""
+    """The repository's URL, without a login."""
     repo_full_name: str
     """The repository's name at the backend."""
     base_commit_sha: str
-    """The commit that it has now."""
+    """The repository's first commit."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "repo_url", without_login(self.repo_url))
@@ -161,57 +161,57 @@ class RepositoryChange(_Document, frozen=True, kw_only=True):
     path: Path
     operation: Operation
     mode: Mode | None = None
-    """Git's, after it; null: it stays what it was, or the file goes."""
+    """The new Git file mode; null: unchanged, or the file is deleted."""
     renamed_from: Path | None = None
-    """Of an added file with the content of a deleted one: where that was."""
+    """For an added file with the content of a deleted one: the path of the deleted file."""
     before_sha256: Sha256 | None = None
-    """Of the content before; null: it was not there."""
+    """The SHA-256 of the old content; null: the file did not exist."""
     after_sha256: Sha256 | None = None
-    """Of the content after; null: it is gone."""
+    """The SHA-256 of the new content; null: the file is deleted."""
     content_base64: bytes | None = None
-    """The bytes after; null: it is gone, or this is a record."""
+    """The new content; null: the file is deleted, or this is a record."""
 
 
 class PullRequest(_Document, frozen=True, kw_only=True, omit_defaults=False):
     repo_url: Text | None = None
-    """The repository; null: the app's own, whichever that is."""
+    """The repository; null: the app's own one."""
     user_id: Id
-    """For whom it is done."""
+    """The user on whose behalf it is done."""
     base_commit_sha: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$|^[0-9a-f]{64}$")]
     """The commit that the changes are made against."""
     branch_name: Line
-    """The branch that is made for them."""
+    """The branch to create for them."""
     title: Line
-    """Of the pull request."""
+    """The pull request's title."""
     body: Text = ""
-    """What it says, in Markdown: what changes, and by what right."""
+    """The description in Markdown: the changes, and the evidence for them."""
     idempotency_key: Line | None = None
-    """The same for the same request, so that it is done once; null: the client makes it."""
+    """Equal for equal requests, so that a retry has no effect; null: the client derives it."""
     patch_id: Sha256 | None = None
-    """The digest of the changes themselves: the same changes have the same."""
+    """The digest of the changes; equal changes have equal digests."""
     evidence: Evidence | None = None
-    """By what right it is sent; null: no packet was given."""
+    """The evidence that justifies the request; null: no packet was given."""
     changes: tuple[RepositoryChange, ...] = ()
-    """File by file; on record without the bytes, which their digests name."""
+    """The changed files; recorded with digests in place of contents."""
 
 
 class PullRequestAnswer(_Document, frozen=True, kw_only=True):
     pr_url: str
-    """Where the pull request is, without a login."""
+    """The pull request's URL, without a login."""
     branch_name: str | None = None
     """Addition."""
     state: Literal["open", "merged", "closed"] | None = None
-    """Addition; null: the backend does not say."""
+    """Addition; null: unknown."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "pr_url", without_login(self.pr_url))
 
 
 class ErrorAnswer(_Document, frozen=True, kw_only=True):
-    """How a backend says no. Every member may be missing; code and message may be in `error`, or beside it."""
+    """An error response. Every member may be missing; code and message may be in `error` or next to it."""
 
     code: str = ""
     message: str = ""
     error: ErrorAnswer | None = None
     pr_url: Annotated[str, msgspec.Meta(pattern="^https?://[!-~]{1,2000}$")] | None = None
-    """Addition: where a pull request of that branch is already."""
+    """Addition: the URL of the existing pull request for that branch."""

@@ -1,1 +1,1 @@
-"""What to change in a repository: baseline, three-way comparison, and diffs for people."""
+"""Compute the changes to a repository: baseline, three-way comparison, and readable diffs."""

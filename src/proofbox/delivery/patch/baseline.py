@@ -1,12 +1,11 @@
-"""What we know to be ours in a repository: the third side of a three-way comparison.
+"""The files in a repository that we delivered: the base of a three-way comparison.
 
-Of every path we ever sent, `settled` is the state in which the repository was last seen to have it from us, and `sent`
-are states in pull requests that it has not been seen to have yet. A file that the repository has in one of these states
-nobody else has changed. Whatever else it has is not ours to change, or has been changed by someone.
+For every path that was ever sent, `settled` is our last state that was observed in the repository, and `sent`
+lists the states in pull requests that have not been observed there yet. If the repository has a file in one of these
+states, no one else has changed it. Any other file is not ours, or someone else has changed it.
 
-The record is kept in the user's state directory, one for each backend and app, with the text of small files so that a
-plan can show what would change. It is a convenience: without it nothing is deleted and nothing overwritten, because
-then nothing is known to be ours.
+There is one record per backend and app, in the user's state directory, with the text of small files for readable plans.
+It may be lost: without it nothing is deleted or overwritten, because no file is known to be ours.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from proofbox.delivery.client.wire import RepoManifest
 from proofbox.errors import CorruptError
 
 SCHEMA = "proofbox.delivery_baseline/1"
-MOST_SENT = 16
+MAX_SENT = 16
 
 
 class FileState(msgspec.Struct, frozen=True, array_like=True):
-    """A file's content and mode. Without a mode, as from an older backend, content alone is compared."""
+    """A file's content and mode. Without a mode (from an older backend), only the content is compared."""
 
     sha256: str
     mode: str | None = None
@@ -42,7 +41,7 @@ class FileState(msgspec.Struct, frozen=True, array_like=True):
 
 
 def same(one: FileState | None, other: FileState | None) -> bool:
-    """None is the state of not being there."""
+    """Compare two states; None means that the file does not exist."""
     return other is None if one is None else one.same(other)
 
 
@@ -58,7 +57,7 @@ class Owned(msgspec.Struct, frozen=True):
         return any(same(each, state) for each in (self.settled, *self.sent))
 
     def seen(self, state: FileState | None) -> Owned:
-        """After the repository was seen with `state`."""
+        """Return the record after `state` was observed in the repository."""
         for number, each in enumerate(self.sent):
             if same(each, state) and not same(self.settled, state):
                 return Owned(state, self.sent[number + 1 :])
@@ -66,16 +65,16 @@ class Owned(msgspec.Struct, frozen=True):
 
     def sending(self, state: FileState | None) -> Owned:
         rest = tuple(each for each in self.sent if not same(each, state))
-        return Owned(self.settled, (*rest, state)[-MOST_SENT:])
+        return Owned(self.settled, (*rest, state)[-MAX_SENT:])
 
 
 class Baseline(msgspec.Struct, frozen=True):
-    """Everything that is ours in one repository, by path."""
+    """All files that we delivered to one repository, by path."""
 
     files: dict[str, Owned] = {}
 
     def observed(self, manifest: RepoManifest) -> Baseline:
-        """What is known once this manifest has been seen. A path that we deleted, and that is gone, is ours no more."""
+        """Return the baseline after observing this manifest. A path that we deleted and that is gone is dropped."""
         repo = states(manifest)
         found = {path: owned.seen(repo.get(path)) for path, owned in self.files.items()}
         return Baseline({path: owned for path, owned in found.items() if owned.settled or owned.sent})
@@ -96,24 +95,24 @@ def states(manifest: RepoManifest) -> dict[str, FileState]:
 
 @stored(SCHEMA, at="STATE/deliveries/REPOSITORY/baseline.json, and BUNDLE/baseline.json of a delivery")
 class _Stored(msgspec.Struct, kw_only=True):
-    """What of a repository's files came from us, as it is written.
+    """The stored baseline: the files in a repository that came from us.
 
-    What is hashed is bytes, so that no two readers can differ on it.
+    The digest covers the exact bytes of `files`, so that all readers compute the same one.
     """
 
     schema_version: str
     sha256: str
-    """Of the bytes of `files`."""
+    """The SHA-256 of the bytes of `files`."""
     files: msgspec.Raw
-    """By path: `settled`, what the repository was last seen to have of ours; `sent`, what was proposed since."""
+    """By path: `settled`, our last state that was observed in the repository; `sent`, the states proposed since."""
 
 
 class BaselineStore:
-    """Where the record of one backend's app is kept."""
+    """The stored baseline of one app at one backend."""
 
     def __init__(self, backend_url: str, app_id: str) -> None:
-        whose = digest_of({"backend": backend_url, "app_id": app_id})[:32]
-        self.directory = state_dir() / "deliveries" / whose
+        name = digest_of({"backend": backend_url, "app_id": app_id})[:32]
+        self.directory = state_dir() / "deliveries" / name
 
     @property
     def path(self) -> Path:
@@ -132,7 +131,7 @@ class BaselineStore:
 
 
 def encode_baseline(baseline: Baseline) -> bytes:
-    """As it is stored, and as a delivery's bundle has it."""
+    """Encode a baseline, for the state directory and for a delivery's bundle."""
     files = msgspec.json.encode(baseline.files, order="deterministic")
     return msgspec.json.encode(_Stored(schema_version=SCHEMA, sha256=sha256_hex(files), files=msgspec.Raw(files)))
 
@@ -145,8 +144,8 @@ def parse_baseline(data: bytes, where: str) -> Baseline:
     except msgspec.MsgspecError:
         pass
     raise CorruptError(
-        f"{where} is damaged, or of a version that is not known here",
+        f"{where} is damaged or has an unsupported version",
         op="deliver baseline",
-        fix_hints=["remove it: without it everything in the repository counts as someone else's"],
+        fix_hints=["remove it; then every file in the repository counts as not ours"],
         details={"document": where},
     )

@@ -1,4 +1,4 @@
-"""A patchset as people read it: what changes, line by line where the lines are known, and what was decided against."""
+"""Render a patchset for people: the changes, as diffs where the old text is known, and files that are not changed."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from proofbox.core.words import counted
 from proofbox.delivery.patch.patchset import PatchChange, Patchset
 from proofbox.delivery.source.tree import SourceFile, SourceTree
 
-_LARGEST = 256 << 10
-_MOST_LINES = 2000  # of one file: comparing takes the product of both
-_LONGEST_LINE = 400
+_MAX_BYTES = 256 << 10
+_MAX_LINES = 2000  # per file: comparing takes time proportional to the product of both lengths
+_MAX_LINE_LENGTH = 400
 
 Before = Callable[[str | None], bytes | None]
-"""The bytes of a digest, where they are known."""
+"""Returns the content for a digest, if it is known."""
 
 
 def render(patch: Patchset, tree: SourceTree, before: Before, *, most: int = 4000) -> str:
-    """At most `most` lines, and then how many more there are."""
+    """Render at most `most` lines, and then the number of omitted lines."""
     lines = list(_lines(patch, tree, before))
     if len(lines) > most:
         lines = [*lines[:most], f"… {len(lines) - most} more lines; with --json every change is listed"]
-    return "\n".join(printable(preview(line, _LONGEST_LINE)[0]).replace("\n", "\\n") for line in lines)
+    return "\n".join(printable(preview(line, _MAX_LINE_LENGTH)[0]).replace("\n", "\\n") for line in lines)
 
 
 def _lines(patch: Patchset, tree: SourceTree, before: Before) -> Iterator[str]:
     base = f"against {patch.base_commit_sha[:12]}" if patch.base_commit_sha else "for a new repository"
     yield f"{counted(len(patch.changes), 'change')} {base}, patch {patch.patch_id[:16]}"
-    yield f"{counted(patch.unchanged, 'file')} unchanged, {patch.not_ours} in the repository that are not ours"
+    yield f"{counted(patch.unchanged, 'file')} unchanged, {patch.not_ours} other files in the repository"
     for left in tree.left_out:
         yield f"left out  {left.path} ({left.reason})"
     for path in patch.kept:
-        yield f"kept      {path} (changed in the repository, and not by us)"
+        yield f"kept      {path} (changed in the repository by others)"
     for conflict in patch.conflicts:
         yield f"CONFLICT  {conflict.path} ({conflict.kind}{': ' + conflict.detail if conflict.detail else ''})"
         sides = (("exported", conflict.baseline_sha256), ("repository", conflict.repo_sha256))
         for name, digest in (*sides, ("source", conflict.source_sha256)):
-            yield f"            {name:<10} {digest[:16] if digest else 'not there'}"
+            yield f"            {name:<10} {digest[:16] if digest else 'missing'}"
     files = {file.path: file for file in tree.files}
     for change in patch.changes:
         if change.renamed_to is None:
@@ -60,7 +60,7 @@ def _change(change: PatchChange, file: SourceFile | None, before: Before) -> Ite
     if change.operation == "modify" and change.before_sha256 == change.after_sha256:
         return
     old = b"" if change.operation == "add" else before(change.before_sha256)
-    new = b"" if file is None else b"".join(file.pieces()) if file.size <= _LARGEST else None
+    new = b"" if file is None else b"".join(file.pieces()) if file.size <= _MAX_BYTES else None
     if old is None and change.operation == "delete":
         return
     one, other = _text(old), _text(new)
@@ -76,11 +76,11 @@ _MODES = {"100755": "executable", "120000": "a link"}
 
 
 def _text(data: bytes | None) -> list[str] | None:
-    """The lines, or None for what is not known, not text or too much of it."""
-    if data is None or b"\0" in data[:8000] or len(data) > _LARGEST:
+    """Return the lines, or None if the data is unknown, binary or too large."""
+    if data is None or b"\0" in data[:8000] or len(data) > _MAX_BYTES:
         return None
     try:
         lines = data.decode().splitlines(keepends=True)
     except UnicodeDecodeError:
         return None
-    return lines if len(lines) <= _MOST_LINES else None
+    return lines if len(lines) <= _MAX_LINES else None

@@ -1,14 +1,14 @@
-"""What to change in a repository so that it has our files: a three-way comparison, by digests alone.
+"""Compute the changes that bring the source's files into a repository: a three-way comparison by digests.
 
-The three sides are the repository as its manifest has it, what we are known to have put there (`baseline`), and the
-source. The rules:
+The three sides are the repository's manifest, the files that we delivered before (`baseline`), and the source. For each
+path:
 
-- the same on both sides: nothing to do;
-- ours or absent in the repository, and nobody has changed it: add, modify, delete;
-- changed there and not by us: kept as it is if we have not changed it since, a conflict if we have;
-- there, and never ours: left alone if the source does not have it, a conflict if it has something else.
+- the same in repository and source: nothing to do;
+- absent from the repository, or delivered by us and unchanged there: add, modify or delete;
+- changed in the repository by others: kept if the source has not changed since, a conflict otherwise;
+- in the repository but never delivered by us: left alone if the source does not have it, a conflict otherwise.
 
-So nothing is deleted that we did not put there, and nothing overwritten that someone else has written.
+So we never delete a file that we did not deliver, and never overwrite someone else's changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proofbox.delivery.source.tree import SourceTree
 from proofbox.evidence.bundle.paths import above
 
 BRANCH_PREFIX = "proofbox/"
-_EMPTY = sha256_hex(b"")  # empty files are too much alike for one to be another
+_EMPTY = sha256_hex(b"")  # empty files are never treated as renamed
 
 
 class PatchChange(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,18 +36,18 @@ class PatchChange(msgspec.Struct, frozen=True, omit_defaults=True):
     before_mode: str | None = None
     after_mode: str | None = None
     size: int = 0
-    """Of what is sent."""
+    """The size of the content to send."""
     renamed_from: str | None = None
-    """For an added file whose content is that of a deleted one."""
+    """For an added file with the content of a deleted one: the path of the deleted file."""
     renamed_to: str | None = None
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """Where only a person can decide. A digest is null where that side does not have the file."""
+    """A conflict that a person must resolve. A digest is null if that side does not have the file."""
 
     path: str
     kind: Literal["repo_has_file", "repo_modified_since_baseline"]
-    """`repo_has_file`: a file is in the way. `repo_modified_since_baseline`: what we put there was changed."""
+    """`repo_has_file`: a file is in the way. `repo_modified_since_baseline`: a file that we delivered was changed."""
     baseline_sha256: str | None
     repo_sha256: str | None
     source_sha256: str | None
@@ -56,15 +56,15 @@ class Conflict(msgspec.Struct, frozen=True):
 
 class Patchset(msgspec.Struct, frozen=True, kw_only=True):
     patch_id: str
-    """The same for the same changes, whoever computes it and when."""
+    """The digest of the changes; equal changes have equal digests."""
     base_commit_sha: str | None
     changes: tuple[PatchChange, ...]
     conflicts: tuple[Conflict, ...]
     kept: tuple[str, ...]
-    """Paths that someone changed in the repository and we did not since: they stay as they are there."""
+    """Paths that others changed in the repository and that the source has not changed since; they are not touched."""
     unchanged: int
     not_ours: int
-    """Files of the repository that we never put there, and the source does not have."""
+    """The number of files in the repository that we never delivered and that the source does not have."""
 
     @property
     def branch_name(self) -> str:
@@ -72,7 +72,7 @@ class Patchset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def patchset(source: SourceTree, manifest: RepoManifest, baseline: Baseline) -> Patchset:
-    """The changes from `manifest` to `source`, in the order of their paths' bytes."""
+    """Return the changes from `manifest` to `source`, sorted by the bytes of their paths."""
     ours = {file.path: FileState(file.sha256, file.mode) for file in source.files}
     sizes = {file.path: file.size for file in source.files}
     repo = states(manifest)
@@ -84,7 +84,7 @@ def patchset(source: SourceTree, manifest: RepoManifest, baseline: Baseline) -> 
     for path in sorted({*ours, *repo, *baseline.files}, key=str.encode):
         mine, there, owned = ours.get(path), repo.get(path), baseline.files.get(path)
         if path in left_out and mine is None:
-            # Left out is not deleted: whatever the repository has under that name stays.
+            # A left-out file is not deleted: the repository keeps its file at that path.
             not_ours += there is not None
         elif same(mine, there):
             unchanged += mine is not None
@@ -117,7 +117,7 @@ def patchset(source: SourceTree, manifest: RepoManifest, baseline: Baseline) -> 
 
 
 def patch_id(changes: Iterable[PatchChange]) -> str:
-    """Of what changes from what to what. Not of the base commit: the same change on a newer base is the same."""
+    """Hash the changes but not the base commit: the same change on a newer base has the same id."""
     return digest_of(
         [
             [each.path, each.operation, each.before_sha256, each.after_sha256, each.before_mode, each.after_mode]
@@ -144,7 +144,7 @@ def _sha(state: FileState | None) -> str | None:
 
 
 def _clashes(changes: list[PatchChange], repo: Mapping[str, FileState], baseline: Baseline) -> list[Conflict]:
-    """A path can't be a file and a directory. Where an added one would be both with what stays, that is a conflict."""
+    """Find added paths that would need a path of the repository to be both a file and a directory."""
     gone = {each.path for each in changes if each.operation == "delete"}
     stays = {path for path in repo if path not in gone}
     folders = {folder for path in stays for folder in above(path)}
@@ -157,7 +157,7 @@ def _clashes(changes: list[PatchChange], repo: Mapping[str, FileState], baseline
             blocking.append(next(path for path in sorted(stays) if path.startswith(each.path + "/")))
         for path in blocking:
             owned = baseline.files.get(path)
-            detail = f"{each.path} is to be added, and can't be beside it"
+            detail = f"{each.path} would be added but cannot coexist with it"
             found[path] = Conflict(
                 path, "repo_has_file", _sha(owned.settled) if owned else None, _sha(repo[path]), None, detail
             )
@@ -165,24 +165,24 @@ def _clashes(changes: list[PatchChange], repo: Mapping[str, FileState], baseline
 
 
 def _with_renames(changes: list[PatchChange]) -> list[PatchChange]:
-    """Deleted in one place and added in another with the same content: one renamed file, paired in path order."""
+    """Pair deleted and added files with the same content as renames, in path order."""
     gone: dict[str, list[str]] = {}
     for each in changes:
         if each.operation == "delete" and each.before_sha256 and each.before_sha256 != _EMPTY:
             gone.setdefault(each.before_sha256, []).append(each.path)
     moved: dict[str, str] = {}
-    told = []
+    paired = []
     for each in changes:
         candidates = gone.get(each.after_sha256 or "")
         if each.operation == "add" and candidates:
             old = candidates.pop(0)
             moved[old] = each.path
-            told.append(msgspec.structs.replace(each, renamed_from=old))
+            paired.append(msgspec.structs.replace(each, renamed_from=old))
         else:
-            told.append(each)
+            paired.append(each)
     return [
         msgspec.structs.replace(each, renamed_to=moved[each.path])
         if each.operation == "delete" and each.path in moved
         else each
-        for each in told
+        for each in paired
     ]

@@ -1,4 +1,4 @@
-"""The text of what was delivered, by digest, so that a plan can show lines where a backend tells digests alone."""
+"""Store the text of delivered files by digest, because the backend only returns digests and plans show lines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from proofbox.delivery.source.tree import SourceFile
 from proofbox.workspace.store import pack
 from proofbox.workspace.store.objects import ObjectStore
 
-LARGEST = 256 << 10
+MAX_BYTES = 256 << 10
 
 
 class Remembered:
-    """Kept beside the baseline. It may be lost at any time: a plan then shows digests."""
+    """The stored texts, next to the baseline. If they are lost, plans show digests."""
 
     def __init__(self, directory: Path) -> None:
         place = directory / "content"
@@ -29,7 +29,7 @@ class Remembered:
 
     def keep(self, files: Iterable[SourceFile]) -> None:
         for file in files:
-            if file.size <= LARGEST and bytes.fromhex(file.sha256) not in self._store:
+            if file.size <= MAX_BYTES and bytes.fromhex(file.sha256) not in self._store:
                 self._store.put(pack.BLOB, b"".join(file.pieces()))
         self._store.flush()
 

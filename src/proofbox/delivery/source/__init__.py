@@ -1,1 +1,1 @@
-"""What is delivered: a directory, an archive, or a snapshot of a workspace."""
+"""Sources of a delivery: a directory, an archive, or a snapshot of a workspace."""

@@ -1,7 +1,7 @@
-"""A zip archive as a source. It is read where it is and never unpacked onto a disk.
+"""Read a zip archive as a source, without unpacking it to disk.
 
-An archive is somebody's word about its own members, so every member is checked by what it says and again by what it
-is: names, kinds, sizes, how much it grows. One member that is not safe, or can't be read, makes the archive unsafe.
+An archive's metadata is not trusted, so every member's declared and actual name, type, size and compression ratio are
+checked. A single unsafe or unreadable member makes the whole archive unsafe.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _CHUNK = 3 << 16
 _UNIX = 3
 _ENCRYPTED = 0x1
 _RATIO_FROM = 1 << 20
-_DIRECTORY_ENTRY = 200  # bytes, for a name of some length
-_TAIL = (1 << 16) + 200  # the end of an archive, with the longest comment
-_HINT = "don't use this archive, or make it anew"
+_DIRECTORY_ENTRY = 200  # bytes, assuming a name of typical length
+_TAIL = (1 << 16) + 200  # the end record, with the longest possible comment
+_HINT = "do not use this archive, or create it again"
 
 
 @contextlib.contextmanager
 def archive_files(place: str, limits: SourceLimits) -> Iterator[Iterator[FoundFile]]:
     try:
         if _directory_size(place) > limits.files * _DIRECTORY_ENTRY:
-            raise refused(f"its list of members is too long for {limits.files} of them", place, _HINT)
+            raise refused(f"its list of members is too long for {limits.files} members", place, _HINT)
         archive = zipfile.ZipFile(place)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise refused(f"it is not a zip archive that can be read ({error})"[:200], place, "check --source") from error
+        raise refused(f"it is not a readable zip archive ({error})"[:200], place, "check --source") from error
     with archive:
         yield _members(archive, limits)
 
 
 def _directory_size(place: str) -> int:
-    """How long the list of members says it is. It is looked at before it is read: all of it is held in memory."""
+    """Return the declared size of the member list, which is checked before the whole list is read into memory."""
     with open(place, "rb") as stream:
         end = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, end - _TAIL))
@@ -59,9 +59,9 @@ def _members(archive: zipfile.ZipFile, limits: SourceLimits) -> Iterator[FoundFi
     if len(members) > limits.files:
         raise refused(f"the archive has more than {limits.files} members", "", _HINT)
     if sum(member.file_size for member in members) > limits.total_bytes:
-        raise refused(f"the archive grows beyond {limits.total_bytes} bytes", "", _HINT)
+        raise refused(f"the archive's unpacked size is larger than {limits.total_bytes} bytes", "", _HINT)
     for member in members:
-        # The name as it is in the archive: `filename` ends at a NUL, and so would hide what comes after.
+        # The name as stored: `filename` ends at a NUL byte and would hide the rest.
         path = member.orig_filename
         kind = stat.S_IFMT(member.external_attr >> 16) if member.create_system == _UNIX else 0
         if path.endswith("/") or kind == stat.S_IFDIR:
@@ -72,7 +72,7 @@ def _members(archive: zipfile.ZipFile, limits: SourceLimits) -> Iterator[FoundFi
         if kind == stat.S_IFLNK:
             target = b"".join(_read(archive, member)())
             if names.leads_out(path, target.decode("utf-8", "surrogateescape")):
-                raise refused("a link that leads out of the archive", path, _HINT)
+                raise refused("a link that points outside the archive", path, _HINT)
             yield FoundFile(path, "120000", lambda target=target: iter((target,)), member.file_size)  # type: ignore[misc]
         elif kind in (0, stat.S_IFREG):
             bits = member.external_attr >> 16 if member.create_system == _UNIX else 0
@@ -88,11 +88,11 @@ def _check_name(path: str) -> None:
 
 def _check_member(member: zipfile.ZipInfo, limits: SourceLimits) -> None:
     if member.flag_bits & _ENCRYPTED:
-        raise refused("it is encrypted, and can't be read", member.orig_filename, "make the archive without a password")
+        raise refused("it is encrypted", member.orig_filename, "create the archive without a password")
     if member.file_size > limits.file_bytes:
         raise refused(f"it is larger than {limits.file_bytes} bytes", member.orig_filename, _HINT)
     if member.file_size > _RATIO_FROM and member.file_size > limits.ratio * max(1, member.compress_size):
-        raise refused(f"it grows more than {limits.ratio}-fold", member.orig_filename, _HINT)
+        raise refused(f"its compression ratio is above {limits.ratio}", member.orig_filename, _HINT)
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Pieces:
@@ -102,8 +102,8 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Pieces:
                 while piece := stream.read(_CHUNK):
                     yield piece
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, OSError) as error:
-            # Not skipped: a tree without the file that could not be read is another tree.
-            reason = f"it can't be read ({str(error)[:100]})"
-            raise refused(reason, member.orig_filename, "make the archive anew") from error
+            # The file cannot be skipped: a tree without it is a different tree.
+            reason = f"it cannot be read ({str(error)[:100]})"
+            raise refused(reason, member.orig_filename, "create the archive again") from error
 
     return pieces

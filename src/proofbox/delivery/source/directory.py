@@ -1,4 +1,4 @@
-"""A directory as a source. Nothing is followed, and what is read is a regular file at the moment it is read."""
+"""Read a directory as a source, without following links. Each file is checked to be regular when it is opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK = 3 << 16
 
 
 def directory_files(root: str) -> Iterator[FoundFile]:
-    """Every file below `root`. Git's own directories are named once, and not looked into."""
+    """Yield every file below `root`. A `.git` directory is yielded as one entry and not entered."""
     pending = [""]
     while pending:
         below = pending.pop()
@@ -30,7 +30,7 @@ def directory_files(root: str) -> Iterator[FoundFile]:
                     pieces = _link if stat.S_ISLNK(info.st_mode) else _file
                     yield FoundFile(path, git_mode(info.st_mode), pieces(os.path.join(root, path)))
                 else:
-                    raise refused("it is neither a file, a directory nor a link", path, "remove it")
+                    raise refused("it is not a file, directory or link", path, "remove it")
 
 
 def _file(place: str) -> Pieces:
@@ -38,10 +38,10 @@ def _file(place: str) -> Pieces:
         try:
             fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise refused(f"it can't be read ({error.strerror})", place, "check its permissions") from error
+            raise refused(f"it cannot be read ({error.strerror})", place, "check its permissions") from error
         with open(fd, "rb", buffering=0) as stream:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise refused("it is not a regular file any more", place)
+                raise refused("it is no longer a regular file", place)
             while piece := stream.read(CHUNK):
                 yield piece
 

@@ -1,4 +1,4 @@
-"""Which names a repository can hold, which are better left out, and which make an archive unsafe."""
+"""Check path names: invalid in a repository, likely secrets, or unsafe in an archive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 MAX_PATH = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 _GIT = re.compile(r"\.git|git~[0-9]+", re.IGNORECASE)
-# What HFS+ leaves out when it compares names: ".g\u200cit" is ".git" there.
+# Characters that HFS+ ignores when it compares names: ".g\u200cit" is ".git" there.
 _IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(?:\..*)?", re.IGNORECASE)
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -22,14 +22,14 @@ _PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?
 
 
 def problem(path: str) -> str:
-    """Why no repository can hold this path, or nothing. A path that names `.git` is for `is_git`."""
+    """Return why a repository cannot contain this path, or an empty string. `is_git` checks for `.git`."""
     parts = path.split("/")
     if not path or len(path.encode("utf-8", "surrogateescape")) > MAX_PATH:
-        return "it is empty, or too long"
+        return "it is empty or too long"
     if any(part in ("", ".", "..") for part in parts):
-        return "it is absolute, leads out of the tree, or is not in its plain form"
+        return "it is absolute, points outside the tree, or is not normalized"
     if _CONTROL.search(path):
-        return "it holds a control character or a backslash"
+        return "it contains a control character or a backslash"
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -38,22 +38,22 @@ def problem(path: str) -> str:
 
 
 def archive_problem(path: str) -> str:
-    """What more is wrong with a path that someone else may unpack, on any system."""
+    """Return why this path is unsafe to unpack on some operating system, or an empty string."""
     for part in path.split("/"):
         if _DEVICE.fullmatch(part.rstrip(". ")):
-            return "it is the name of a device"
+            return "it is a device name"
         if part[-1:] in (".", " ") or ":" in part:
-            return "some systems take it for another name"
-    return "it names a drive" if _DRIVE.match(path) else ""
+            return "some systems treat it as another name"
+    return "it contains a drive letter" if _DRIVE.match(path) else ""
 
 
 def is_git(path: str) -> bool:
-    """Whether a part of it is git's own directory, by any of the names that some file system takes for it."""
+    """Return whether a part of the path is `.git`, under any name that some file system treats as `.git`."""
     return any(_GIT.fullmatch(_IGNORED_BY_HFS.sub("", part).rstrip(". ")) for part in path.split("/"))
 
 
 def looks_secret(path: str) -> bool:
-    """Whether the name is one that secrets are kept under: `.env` but no example of it, keys, key stores."""
+    """Return whether the file name suggests a secret: `.env` (but not an example), keys, key stores."""
     name = path.rpartition("/")[2]
     return bool(_SECRET.fullmatch(name)) and not _EXAMPLE.fullmatch(name)
 
@@ -63,10 +63,10 @@ def begins_private_key(head: bytes) -> bool:
 
 
 def leads_out(path: str, target: str) -> bool:
-    """Whether a symbolic link at `path` leads out of the tree, or nowhere a repository has; or could, by another link.
+    """Return whether a symbolic link at `path` points outside the tree or into `.git`, or could through other links.
 
-    A target may go up first and then down, and never up again: what is above a name is not known where the name may be
-    a link. So links that pass lead nowhere together that none of them leads alone, whatever is added to the tree.
+    A target may go up and then down, but not up again, because `name/..` is unpredictable if `name` is a link. So
+    combining accepted links never leaves the tree, whatever files are added to it.
     """
     if not target or target.startswith("/") or _CONTROL.search(target) or _DRIVE.match(target):
         return True

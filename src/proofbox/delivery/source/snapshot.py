@@ -1,6 +1,6 @@
-"""A workspace's snapshot as a source, or the final one of an attempt: read from the store, whatever the files are now.
+"""Read a snapshot of a workspace, or the final snapshot of an attempt, from the store.
 
-What is read from an attempt's bundle is said in one place, `attempt_files`.
+`attempt_files` describes which documents of an attempt's bundle are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FINAL_SNAPSHOT_SCHEMA = "proofbox.final_snapshot/1"
 
 @contextlib.contextmanager
 def workspace_files(place: str, name: str) -> Iterator[Iterator[FoundFile]]:
-    """The files of a snapshot, by its id, the beginning of one, its name, or HEAD."""
+    """Yield the files of a snapshot, given by id, id prefix, name, or HEAD."""
     real = registry.real_directory(place)
     with Workspace.open(real, track=False) as workspace:
         tree = workspace.resolve(name).id
@@ -40,35 +40,37 @@ def workspace_files(place: str, name: str) -> Iterator[Iterator[FoundFile]]:
 
 @contextlib.contextmanager
 def attempt_files(place: str) -> Iterator[Iterator[FoundFile]]:
-    """The files of an attempt's final snapshot. Of its bundle, verified in full, two documents are read:
+    """Yield the files of an attempt's final snapshot. Two documents of its verified bundle are read:
 
     final_snapshot.json  {"schema_version": "proofbox.final_snapshot/1", "store": …, "snapshot": …}: the id of the
                          workspace store on this machine that holds the tree, and the tree's id
-    tree_manifest.json   what every file must be, by mode, size and SHA-256; nothing else is delivered
+    tree_manifest.json   the mode, size and SHA-256 of every file; no other files are delivered
     """
     bundle = load_bundle(place)
     try:
         proven = evidence_tree.parse_tree_manifest(bundle.read_json(evidence_tree.PATH))
     except (ShapeError, CanonicalError) as error:
-        raise refused(f"its {evidence_tree.PATH} is none: {error}", place) from error
+        raise refused(f"its {evidence_tree.PATH} is malformed: {error}", place) from error
     document: Any = bundle.read_json(FINAL_SNAPSHOT, schema=FINAL_SNAPSHOT_SCHEMA)
     store, snapshot = document.get("store"), document.get("snapshot")
     if not (isinstance(store, str) and is_id(store, "store") and SHA256.fullmatch(str(snapshot))):
         raise refused(f"its {FINAL_SNAPSHOT} does not name a snapshot", place)
     expected = {os.fsdecode(entry.path): entry for entry in proven}
     with _stored(store, snapshot) as files:
-        yield _held_against(files, expected)
+        yield _compared(files, expected)
 
 
-def _held_against(files: Iterator[FoundFile], expected: dict[str, evidence_tree.TreeEntry]) -> Iterator[FoundFile]:
+def _compared(files: Iterator[FoundFile], expected: dict[str, evidence_tree.TreeEntry]) -> Iterator[FoundFile]:
     left = dict(expected)
     for file in files:
         entry = left.pop(file.path, None)
         if entry is None or entry.mode != file.mode:
-            raise refused(f"it is not in {evidence_tree.PATH} as it is in the snapshot", file.path, "verify the bundle")
+            raise refused(
+                f"its entry in {evidence_tree.PATH} differs from the snapshot", file.path, "verify the bundle"
+            )
         yield FoundFile(file.path, file.mode, file.pieces, entry.size, entry.sha256)
     if left:
-        raise refused(f"it is in {evidence_tree.PATH}, and not in the snapshot", next(iter(left)), "verify the bundle")
+        raise refused(f"it is in {evidence_tree.PATH} but not in the snapshot", next(iter(left)), "verify the bundle")
 
 
 @contextlib.contextmanager
@@ -76,13 +78,13 @@ def _stored(store_id: str, tree: str) -> Iterator[Iterator[FoundFile]]:
     directory = registry.store_path(store_id)
     if not directory.is_dir():
         raise SourceRefused(
-            "the store that holds the snapshot is not on this machine",
+            "the store with the snapshot is not on this machine",
             op="deliver source",
             fix_hints=["deliver from the machine where the attempt ran", "or from a directory with the same files"],
         )
     store = ObjectStore(directory)
     try:
-        # Until the block ends no collection may take what is still to be read.
+        # Prevents garbage collection until all files are read.
         with store.use():
             yield _files(store, bytes.fromhex(tree))
     finally:

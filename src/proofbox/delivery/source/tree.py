@@ -1,11 +1,11 @@
-"""What is to be delivered: a tree of files by path, mode, size and digest, whose bytes are read when they are sent.
+"""The tree to deliver: files with path, mode, size and digest, whose contents are read when they are sent.
 
     with open_source("out/app.zip") as tree:
         tree.files, tree.left_out
 
-A source is a directory, a zip archive, a snapshot of a workspace, or the final snapshot in an attempt's bundle. Bytes
-are never touched. What looks like a secret is left out and listed; a file that holds a secret this process knows stops
-everything; a name or an archive that is not safe is refused, never skipped.
+A source is a directory, a zip archive, a snapshot of a workspace, or the final snapshot of an attempt's bundle.
+Contents are never modified. Files that look like secrets are left out and listed. A file that contains a secret known
+to this process is an error, and so is an unsafe name or archive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SourceLimits(msgspec.Struct, frozen=True):
     file_bytes: int = 100 << 20
     total_bytes: int = 1 << 30
     ratio: int = 200
-    """Of a member's size to what it takes in an archive, for members beyond a megabyte."""
+    """Maximum compression ratio of archive members larger than a megabyte."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,7 +57,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file as a kind of source finds it. What is not known yet is found by reading it."""
+    """A file as reported by a source. Unknown members are determined by reading the file."""
 
     path: str
     mode: Mode
@@ -68,17 +68,17 @@ class FoundFile:
 
 @dataclass(frozen=True)
 class SourceTree:
-    """Files in the order of their paths' bytes."""
+    """A tree of files, sorted by the bytes of their paths."""
 
     kind: str
     files: tuple[SourceFile, ...]
     left_out: tuple[LeftOut, ...]
     withheld: tuple[TreeEntry, ...] = ()
-    """The entries of those in `left_out` that were left out for their content, not for their name."""
+    """The entries of files in `left_out` that were left out because of their content, not their name."""
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The `tree_manifest.json` of the files that are sent."""
+        """The `tree_manifest.json` of the files to send."""
         return tree_manifest(self.entries())
 
     @property
@@ -98,11 +98,11 @@ def open_source(
     redactor: Redactor | None = None,
     limits: SourceLimits = SourceLimits(),  # noqa: B008 (frozen)
 ) -> Iterator[SourceTree]:
-    """The tree at `path`. `snapshot` names one of a workspace; `root` is a directory inside, to be the tree's top.
+    """Open the tree at `path`. `snapshot` selects a snapshot of a workspace; `root` is the subdirectory to deliver.
 
-    The files can be read as long as the block lasts.
+    The files can be read until the `with` block ends.
     """
-    # Imported here: each kind of source brings its own, and one is used.
+    # Imported on demand: only one kind of source is used.
     place = os.fspath(path)
     with contextlib.ExitStack() as stack:
         if snapshot is not None:
@@ -122,7 +122,7 @@ def open_source(
 
             kind, found = "directory", directory_files(place)
         else:
-            raise refused("it is neither a directory, a zip archive nor a bundle", place, "check --source")
+            raise refused("it is not a directory, a zip archive or a bundle", place, "check --source")
         yield _screened(kind, found, root, redactor or Redactor(), limits)
 
 
@@ -148,7 +148,7 @@ def _screened(
             withheld.append(TreeEntry(os.fsencode(path), file.mode, file.size, file.sha256))
             continue
         if wrong := names.problem(path):
-            raise refused(f"no repository can hold it: {wrong}", path, "rename or remove it")
+            raise refused(f"a repository cannot contain it: {wrong}", path, "rename or remove it")
         files.append(file)
         if holds_secret:
             secrets.append(path)
@@ -157,7 +157,7 @@ def _screened(
             raise refused(f"the source has more than {limits.files} files or {limits.total_bytes} bytes", path)
     if secrets:
         raise DeliverySecretFound(
-            f"{secrets[0]} holds a secret that this process knows"
+            f"{secrets[0]} contains a secret that this process knows"
             + (f", and so do {len(secrets) - 1} more" if len(secrets) > 1 else ""),
             op="deliver source",
             details={"paths": secrets[:100]},
@@ -171,16 +171,16 @@ def _screened(
 
 
 def reason_by_name(path: str) -> str:
-    """Why a file with this path is left out of every delivery whatever its content, or nothing."""
+    """Return why a file with this path is left out of every delivery, or an empty string."""
     if names.is_git(path):
-        return "it is git's own"
+        return "it belongs to git"
     if names.looks_secret(path):
-        return "its name is one that secrets are kept under"
+        return "its name suggests a secret"
     return ""
 
 
 def _read(path: str, found: FoundFile, redactor: Redactor, limit: int) -> tuple[SourceFile, str, bool]:
-    """The file with its digest, why its content keeps it out of a delivery, and whether it holds a known secret."""
+    """Return the file with its digest, why its content is left out, and whether it contains a known secret."""
     digest, size = hashlib.sha256(), 0
     scan = SecretScan(redactor)
     reason, target = "", b""
@@ -188,29 +188,29 @@ def _read(path: str, found: FoundFile, redactor: Redactor, limit: int) -> tuple[
         if found.mode == "120000":
             target += piece
         elif not size and names.begins_private_key(piece[:200]):
-            reason = "it begins as a private key does"
+            reason = "it starts like a private key"
         digest.update(piece)
         size += len(piece)
         scan.feed(piece)
         if size > limit:
-            raise refused(f"it is larger than {limit} bytes", path, "large files don't belong in a repository")
+            raise refused(f"it is larger than {limit} bytes", path, "large files do not belong in a repository")
     if found.mode == "120000" and names.leads_out(path, target.decode("utf-8", "surrogateescape")):
-        reason = "the link leads out of the tree, or could by another one"
+        reason = "the link points outside the tree, or could through another link"
     if found.sha256 not in (None, digest.hexdigest()) or found.size not in (None, size):
-        raise refused("its bytes are not those that were recorded", path, "verify the evidence or the workspace")
+        raise refused("its content differs from the recorded one", path, "verify the evidence or the workspace")
     return SourceFile(path, found.mode, size, digest.hexdigest(), found.pieces), reason, scan.found
 
 
 def _refuse_clashes(files: list[SourceFile]) -> None:
     paths = {file.path for file in files}
     if len(paths) != len(files):
-        raise refused("a path is there twice", "", "make the archive anew")
+        raise refused("a path occurs twice", "", "create the archive again")
     for path in paths:
         above = path
         while "/" in above:
             above = above.rpartition("/")[0]
             if above in paths:
-                raise refused("it is a file and a directory at once", above, "make the archive anew")
+                raise refused("it is both a file and a directory", above, "create the archive again")
 
 
 def refused(reason: str, path: str, hint: str = "") -> SourceRefused:

@@ -1,4 +1,4 @@
-"""`attempt`: one agent's one try, as its evidence tells it."""
+"""`attempt`: show single attempts, from their evidence, and interrupt them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
 from proofbox.lab.run.ledger import Attempt, Ledger
 
-Run = Annotated[
-    Path, Parameter(name="--run", help="A run's directory, or an --out directory, whose last run is meant.")
-]
-Id = Annotated[str, Parameter(help="An attempt's id, or the beginning of one.")]
+Run = Annotated[Path, Parameter(name="--run", help="A run's directory, or an --out directory, for its last run.")]
+Id = Annotated[str, Parameter(help="An attempt's id, or a unique prefix of it.")]
 
 
 class AttemptsDocument(Document, frozen=True, kw_only=True):
@@ -32,7 +30,7 @@ class AttemptDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.attempt_show/1"
     attempt: AttemptFacts
     doubt: str | None
-    """Why its evidence does not hold, so that nothing here can be relied on; null: it holds, or is still written."""
+    """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
     documents: dict[str, Any]
     """The JSON artifacts of its bundle, by name."""
 
@@ -41,31 +39,31 @@ class ExplainDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.attempt_explain/1"
     attempt: AttemptFacts
     doubt: str | None
-    """Why its evidence does not hold, so that nothing here can be relied on; null: it holds, or is still written."""
+    """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
     lines: tuple[str, ...]
-    """The story, in the order it is told: what went wrong comes first. Lines of an agent's are behind a mark."""
+    """The explanation: failures first, then the events in order. Lines written by the agent are marked."""
 
 
 class InterruptDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.attempt_interrupt/1"
     attempt: AttemptFacts
     conducted: bool
-    """Whether a process conducts the run; else it takes effect when the run is resumed."""
+    """Whether a process conducts the run; if not, the interruption takes effect when the run is resumed."""
 
 
 _STOPPED = {
-    "planned": "it ends within seconds, and is never begun",
-    "claimed": "it is stopped within seconds, before its agent is begun",
-    "preparing": "it is stopped within seconds, before its agent is begun",
-    "running": "its agent is stopped within seconds, and what it left is verified",
+    "planned": "it ends within seconds and is never started",
+    "claimed": "it is stopped within seconds, before its agent starts",
+    "preparing": "it is stopped within seconds, before its agent starts",
+    "running": "its agent is stopped within seconds, and the files it left are verified",
     "stopping": "its agent has ended; it is not verified",
-    "verifying": "its verifier is stopped within seconds, so that it is not verified",
-    "committing": "it has come to its end already, and is being committed",
+    "verifying": "its verifier is stopped within seconds, so it is not verified",
+    "committing": "it has already ended and is being committed",
 }
 
 
 def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
-    """List the attempts of a run, in any state; of a committed run with the results that its evidence states.
+    """List the attempts of a run, whatever their state. For a committed run, the results come from its evidence.
 
     For example:
       proofbox attempt list out
@@ -84,7 +82,7 @@ def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
 
 
 def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
-    """Show what is recorded of one attempt.
+    """Show the record of one attempt.
 
     For example:
       proofbox attempt show answer.1 --run out
@@ -95,7 +93,7 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
     facts = AttemptFacts.of(attempt, place)
     documents = read_documents(place / attempt.path)
     why_not = doubt(attempt, place / attempt.path)
-    text = [] if why_not is None else [f"its evidence does not hold: {why_not}"]
+    text = [] if why_not is None else [f"its evidence is invalid: {why_not}"]
     text += [f"{name}: {getattr(facts, name)}" for name in AttemptFacts.__struct_fields__]
     text += ["documents: " + ", ".join(sorted(documents))]
     document = AttemptDocument(attempt=facts, doubt=why_not, documents=documents)
@@ -104,7 +102,7 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
 
 
 def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
-    """Say in plain words what happened in an attempt, the failing step first.
+    """Explain in plain words what happened in an attempt, the failing step first.
 
     For example:
       proofbox attempt explain answer.1 --run out
@@ -121,9 +119,9 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
 
 
 def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
-    """Stop one attempt, wherever it is: queued, in its setup, its agent's turn or its verification. Its siblings go on.
+    """Stop one attempt, whether queued, in setup, in its agent's turn or in verification. Other attempts continue.
 
-    Where nobody conducts the run, that takes effect when it is resumed.
+    If no process conducts the run, this takes effect when the run is resumed.
 
     For example:
       proofbox attempt interrupt answer.1 --run out
@@ -135,11 +133,10 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
     facts = AttemptFacts.of(attempt, place)
     conducted = is_conducted(place.parent, place.name)
     if attempt.state == "ended":
-        words = "it has ended already" + (", and is not tried again" if attempt.interrupt else "")
+        words = "it has already ended" + (" and is not retried" if attempt.interrupt else "")
     elif not conducted:
-        words = (
-            f"nobody conducts the run; it is stopped when that is resumed: proofbox suite resume {quote(str(place))}"
-        )
+        resume = f"proofbox suite resume {quote(str(place))}"
+        words = f"no process conducts the run; the attempt is stopped when the run is resumed: {resume}"
     else:
         words = _STOPPED[facts.state]
     document = InterruptDocument(attempt=facts, conducted=conducted)
@@ -149,7 +146,7 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 
 @contextmanager
 def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path]]:
-    """The ledger of the run that is meant, and the run's directory."""
+    """Open the ledger of a run, and yield it with the run's directory."""
     from proofbox.lab.run.conductor import find_run
     from proofbox.lab.run.plan import ledger_path
 
@@ -159,7 +156,7 @@ def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path
 
 
 def _attempt(run: Path, id: str) -> tuple[Attempt, Path, str | None]:
-    """The attempt that is meant, its run's directory, and the attempt that was made in its place."""
+    """Return the attempt, its run's directory, and the id of the attempt that replaced it."""
     with _ledger(run) as (ledger, place):
         attempt = ledger.attempt(id)
         children = (each.id for each in ledger.attempts() if each.parent == attempt.id)

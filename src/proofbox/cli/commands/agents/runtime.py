@@ -1,4 +1,4 @@
-"""`runtime list` and `runtime check`: the agents that can be driven here, and whether they keep their word."""
+"""`runtime list` and `runtime check`: the agent runtimes, whether each works here, and their conformance checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from proofbox.sandbox.conformance.check import CheckResult
 class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     title: str
-    """What it is, in a line; empty where its code can't be loaded."""
+    """A one-line description; empty if its code cannot be loaded."""
     available: bool
     compatible: bool
     version: str
@@ -40,9 +40,9 @@ class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
 class RuntimesDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.runtimes/1"
     runtimes: tuple[RuntimeFacts, ...]
-    """Every one that is installed, in the order of the alphabet."""
+    """All installed runtimes, in alphabetical order."""
     chain: str
-    """What would be tried here without a flag."""
+    """The strategies that are tried here without --strategies."""
     chain_origin: str
 
 
@@ -58,15 +58,14 @@ class RuntimeCheckDocument(Document, frozen=True, kw_only=True):
 
 
 def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
-    """List the agent runtimes: what each can do, and whether it could be used here.
+    """List the agent runtimes, their capabilities, and whether each works here.
 
     For example:
       proofbox runtime list
       proofbox runtime list --json
     """
     found = runtimes(project)
-    said = load(project.resolve())
-    chain = decide_chain(config=said.strategies)
+    chain = decide_chain(config=load(project.resolve()).strategies)
     document = RuntimesDocument(runtimes=found, chain=str(chain), chain_origin=chain.origin)
     show(document, lambda: _matrix(document), as_json=json)
     return 0
@@ -78,11 +77,11 @@ def check(
     *,
     provider: flags.Provider = None,
     only: Annotated[
-        tuple[str, ...], Parameter(name="--only", negative="", help="A check or a subject. May be repeated.")
+        tuple[str, ...], Parameter(name="--only", negative="", help="A check, or a group of checks. Repeatable.")
     ] = (),
     json: flags.Json = False,
 ) -> int:
-    """Check a runtime by driving it: the conformance suite that every runtime passes. Exit code 1 when one fails.
+    """Run the conformance suite on a runtime. Exit code 1 when a check fails.
 
     For example:
       proofbox runtime check scripted
@@ -91,11 +90,11 @@ def check(
     done: list[CheckResult] = []
     with passing_line(shown=watched(as_json=json)) as say:
 
-        def tell(result: CheckResult) -> None:
+        def on_result(result: CheckResult) -> None:
             done.append(result)
             say(f"{len(done)}/{len(CHECKS)} {result.check}")
 
-        report = run_conformance(strategy, provider=provider, only=only or None, on_result=tell)
+        report = run_conformance(strategy, provider=provider, only=only or None, on_result=on_result)
     failed = report.of("failed")
     what = f"{counted(len(failed), 'check')} of {strategy} failed"
     error = RuntimeChecksFailed(what, op="runtime check") if failed else None
@@ -114,17 +113,17 @@ def check(
 
 
 def runtimes(project: Path, registry: Registry | None = None) -> tuple[RuntimeFacts, ...]:
-    """Every runtime there is, and whether it could be used with the settings of this project."""
+    """Return every installed runtime, and whether it works with the project's settings."""
     registry = registry or installed()
     settings = RuntimeSettings(load(project.resolve()).runtimes)
 
-    async def look() -> tuple[RuntimeFacts, ...]:
-        return tuple([await _look(strategy, registry, settings) for strategy in registry.ids])
+    async def probe_all() -> tuple[RuntimeFacts, ...]:
+        return tuple([await _probe(strategy, registry, settings) for strategy in registry.ids])
 
-    return anyio.run(look)
+    return anyio.run(probe_all)
 
 
-async def _look(strategy: str, registry: Registry, settings: RuntimeSettings) -> RuntimeFacts:
+async def _probe(strategy: str, registry: Registry, settings: RuntimeSettings) -> RuntimeFacts:
     title, capabilities = "", RuntimeCapabilities(supports_thread_start=False)
     try:
         runtime = registry.runtime(strategy)

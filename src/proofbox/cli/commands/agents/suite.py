@@ -1,4 +1,4 @@
-"""`suite`: missions from a file, run with any strategy in any sandbox, with evidence that scores itself."""
+"""`suite`: run missions from a file with any strategy in any sandbox, and record evidence that can be scored."""
 
 from __future__ import annotations
 
@@ -43,28 +43,30 @@ if TYPE_CHECKING:
     from proofbox.lab.suite.reading import Suite
 
 SpecPath = Annotated[
-    Path, Parameter(help="The suite's TOML file (or JSON, by its suffix), or a directory of Harbor's tasks.")
+    Path, Parameter(help="The suite file (TOML, or JSON by its suffix), or a directory of Harbor tasks.")
 ]
 HostRoot = Annotated[
     bool,
     Parameter(
         name="--host-root",
         negative="",
-        help="Run Harbor's tasks in bubblewrap on this host's programs, not in their images. Not comparable.",
+        help="Run Harbor tasks in bubblewrap with this host's programs, not in their images. Not comparable.",
     ),
 ]
-RunPath = Annotated[Path, Parameter(help="A run's directory, or the --out directory, whose last run is meant.")]
+RunPath = Annotated[Path, Parameter(help="A run's directory, or an --out directory, for its last run.")]
 Trust = Annotated[
     bool,
     Parameter(
         name="--trust",
         negative="",
-        help="Consent to everything the suite asks for beyond your own settings: suite lint lists it.",
+        help="Consent to everything the suite asks for beyond your settings; `suite lint` lists it.",
     ),
 ]
 SHOWN_IDS = 3
-"""Of missions about which one thing is said."""
-Jsonl = Annotated[bool, Parameter(name="--jsonl", negative="", help="Events as they happen, one JSON object a line.")]
+"""Maximum number of mission ids listed in one line."""
+Jsonl = Annotated[
+    bool, Parameter(name="--jsonl", negative="", help="Print events as they happen, one JSON object per line.")
+]
 
 
 class LintDocument(Document, frozen=True, kw_only=True):
@@ -72,21 +74,21 @@ class LintDocument(Document, frozen=True, kw_only=True):
     suite: str | None
     missions: int
     sha256: str | None
-    """Of what the suite says, not of how it is spelled; null: it can't be run."""
+    """The digest of the suite's content, independent of its formatting; null: the suite is invalid."""
     problems: tuple[Problem, ...]
     notes: Mapping[str, tuple[str, ...]] = {}
-    """Of each mission that was written for another system what of it is left out or done differently here."""
+    """For each mission written for another system, what is left out or done differently here."""
     warnings: Mapping[str, tuple[str, ...]] = {}
-    """Of each mission what an agent could use to be verified without having done it."""
+    """For each mission, how an agent could pass verification without doing the work."""
     widenings: tuple[Widening, ...] = ()
-    """What the suite asks for beyond your own settings. `suite run` needs your consent to it."""
+    """What the suite asks for beyond your settings. `suite run` needs your consent to it."""
     error: ErrorBody | None = None
 
 
 class SchemaDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.suite_schema/1"
     json_schema: dict[str, Any]
-    """Of a suite's file, in draft 2020-12."""
+    """The JSON Schema of suite files, in draft 2020-12."""
 
 
 class AttemptFacts(msgspec.Struct, frozen=True):
@@ -128,15 +130,15 @@ class RunDocument(Document, frozen=True, kw_only=True):
     committed: bool
     bundle: str
     attempts: tuple[AttemptFacts, ...]
-    """Of a committed run as its bundles have them: one whose evidence does not hold has no result. Before that, as the
-    ledger has them."""
+    """From the bundles of a committed run, where an attempt with invalid evidence has no result; before that, from the
+    ledger."""
     totals: Totals
     findings: tuple[EvidenceFinding, ...] = ()
-    """Of a committed run: what does not hold of its evidence, and where its ledger says something else."""
+    """For a committed run, the problems in its evidence, and where the ledger contradicts it."""
     not_comparable: Mapping[str, tuple[str, ...]] = {}
-    """Missions whose results must not be set beside those of the system they were written for, and why."""
+    """Missions whose results are not comparable with those of the system they were written for, and why."""
     skipped: Mapping[str, str] = {}
-    """Strategies that were preferred to the one that ran, and why they could not be used."""
+    """Strategies that came before the one that ran, and why they could not be used."""
     error: ErrorBody | None = None
 
 
@@ -145,29 +147,29 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     run_id: str
     event: str
     """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
-    waiting: a limit, a pause before the next try, or a full disk keeps it from being started."""
+    waiting: a rate limit, the delay before a retry, or a full disk prevents it from starting."""
     attempt_id: str
     mission_id: str
     activity: str | UnsetType = UNSET
-    """Of `activity`: what the agent is doing."""
+    """For `activity`: the agent's current action."""
     tokens: int | UnsetType = UNSET
-    """Of `tokens`: spent so far."""
+    """For `tokens`: tokens used so far."""
     claimed: str | UnsetType = UNSET
-    """From here: of `ended`."""
+    """For `ended`, like the members below up to `strategy`: the agent's claim."""
     verified: str | UnsetType = UNSET
     infra: str | UnsetType | None = UNSET
     reason: str | UnsetType = UNSET
     strategy: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
-    """Of `lost`: why its worker could not end the attempt. Of `waiting`: for what, and until when."""
+    """For `lost`: why the worker could not end the attempt. For `waiting`: for what, and until when."""
     until: str | UnsetType = UNSET
-    """Of `waiting`: until when, where that is known."""
+    """For `waiting`: until when, if known."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
-    """Check a suite's file, or Harbor's tasks, and point at everything that is wrong with it. Exit 1 when anything is.
+    """Check a suite file or Harbor tasks and list every problem. Exit 1 on any problem.
 
-    Everything it asks for beyond your own settings is listed as well: `suite run` needs your consent to that.
+    Also list everything it asks for beyond your settings: `suite run` needs your consent to that.
 
     For example:
       proofbox suite lint suite.toml
@@ -205,7 +207,7 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
 
 
 def schema(*, json: flags.Json = False) -> int:
-    """Print the JSON Schema of a suite's file: for editors that complete and check TOML.
+    """Print the JSON Schema of suite files, for editors that complete and check TOML.
 
     For example:
       proofbox suite schema > suite.schema.json
@@ -223,20 +225,22 @@ def schema(*, json: flags.Json = False) -> int:
 def run(
     spec: SpecPath,
     *,
-    out: Annotated[Path, Parameter(name="--out", converter=flags.place, help="Where the evidence goes.")] = Path("out"),
+    out: Annotated[Path, Parameter(name="--out", converter=flags.place, help="The directory for the evidence.")] = Path(
+        "out"
+    ),
     strategies: flags.Strategies = None,
-    concurrency: Annotated[int, Parameter(name=["-n", "--concurrency"], help="Most attempts at once.")] = 4,
+    concurrency: Annotated[int, Parameter(name=["-n", "--concurrency"], help="Maximum concurrent attempts.")] = 4,
     isolation: Annotated[
         Literal["process", "shared"] | None,
-        Parameter(name="--isolation", help="One agent process an attempt, or one for all. Default: process."),
+        Parameter(name="--isolation", help="One agent process per attempt, or one shared by all. Default: process."),
     ] = None,
     provider: flags.Provider = None,
     host_root: HostRoot = False,
     replicates: Annotated[
-        int | None, Parameter(name="--replicates", help="Tries at each mission, whatever the suite says.")
+        int | None, Parameter(name="--replicates", help="Attempts per mission; overrides the suite.")
     ] = None,
     retries: Annotated[
-        int, Parameter(name="--retries", help="More tries where the machinery failed; a failed mission has none.")
+        int, Parameter(name="--retries", help="Retries after infrastructure failures; failed missions are not retried.")
     ] = 1,
     model: flags.Model = None,
     base_url: flags.BaseUrl = None,
@@ -245,13 +249,13 @@ def run(
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
-    """Run every mission of a suite, and commit what happened. Exit 1 unless each one was verified as done.
+    """Run every mission of a suite and commit the evidence. Exit 1 unless every mission was verified as done.
 
-    A suite that asks for more than your own settings give a box (no sandbox, the network, variables, an image, files
-    outside its directory) needs your consent: at a terminal you are asked, elsewhere --trust gives it. It is recorded
-    for that list, and asked for again only if the suite asks for anything new.
+    A suite that asks for more than your settings allow (no sandbox, the network, variables, an image, files outside its
+    directory) needs your consent: at a terminal you are asked, elsewhere --trust gives it. Your consent is recorded and
+    needed again only if the suite asks for something new.
 
-    Interrupted or killed, or left by whoever read its events (exit 141), it can be gone on with by `suite resume`.
+    A run that was interrupted or killed, or whose event reader exited (exit 141), can be resumed with `suite resume`.
 
     For example:
       proofbox suite run suite.toml --out out
@@ -269,11 +273,11 @@ def run(
 
     for name, value in (("-n", concurrency), ("--replicates", replicates)):
         if value is not None and value < 1:
-            raise UsageError(f"{name} is at least 1", op="suite")
+            raise UsageError(f"{name} must be at least 1", op="suite")
     suite = _read(spec, host_root=host_root, provider=provider, to_run=True)
     settings = load(Path().resolve())
-    said = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
-    said = {name: value for name, value in said.items() if value is not None}
+    given = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
+    given = {name: value for name, value in given.items() if value is not None}
     chain = decide_chain(flag=strategies, spec=suite.fields.strategies or None, config=settings.strategies)
     plan = Plan(
         run_id=IdSource().new_id("run"),
@@ -289,7 +293,7 @@ def run(
         replicates=replicates,
         retries=max(0, retries),
         runtimes=with_absolute_mounts(settings.runtimes, Path().resolve()),
-        flags=said,
+        flags=given,
     )
     plan.runtime_settings().check(chain, installed())
     strategy, skipped = anyio.run(_preflight, plan)
@@ -308,15 +312,17 @@ def resume(
     *,
     trust: Annotated[
         bool,
-        Parameter(name="--trust", negative="", help="Run a plan that was not made here by you, or was changed since."),
+        Parameter(
+            name="--trust", negative="", help="Run a plan that you did not make here, or that was changed since."
+        ),
     ] = False,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
-    """Go on with a run that was interrupted or killed: what is committed stays, what is missing is run.
+    """Resume a run that was interrupted or killed: keep committed attempts and run the missing ones.
 
-    The consent that was given when it was planned still counts. A plan that was made elsewhere, or changed since, is
-    refused.
+    The consent given when the run was planned still applies. A plan that was made elsewhere, or changed since, is
+    refused without --trust.
 
     For example:
       proofbox suite resume out
@@ -328,10 +334,10 @@ def resume(
 
 
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
-    """Show what came of a run, or how far it is. Exit 1 unless each mission was verified as done.
+    """Show the results of a run, or its progress. Exit 1 unless every mission was verified as done.
 
-    Of a run that is committed the results are read from its evidence, which is checked in full: an attempt whose
-    evidence does not hold has no result, and a ledger that says something else is a finding.
+    The results of a committed run are read from its evidence, which is checked completely: an attempt whose evidence is
+    invalid has no result, and a ledger that contradicts the evidence is a finding.
 
     For example:
       proofbox suite report out --json
@@ -343,20 +349,20 @@ def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
 
 
 def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> Suite:
-    """A suite's file, or a directory of Harbor's tasks."""
+    """Read a suite file, or a directory of Harbor tasks."""
     from proofbox.lab.suite import reading
     from proofbox.lab.suite.harbor import tasks
 
     if not spec.is_dir():
         if host_root:
-            raise UsageError("--host-root is for Harbor's tasks, and this is a suite's file", op="suite")
+            raise UsageError("--host-root applies only to Harbor tasks, and this is a suite file", op="suite")
         return reading.read_suite(spec, unpacking=not to_run)
-    wanted = "bubblewrap" if host_root else "docker"
-    if provider not in (None, wanted):
+    required = "bubblewrap" if host_root else "docker"
+    if provider not in (None, required):
         raise UsageError(
-            f"Harbor's tasks don't run in {provider} this way: they run in docker, or with --host-root in bubblewrap",
+            f"Harbor tasks cannot run in {provider} here: they need docker, or bubblewrap with --host-root",
             op="suite",
-            fix_hints=["leave --provider out", "run on this host's programs, not comparable: --host-root"],
+            fix_hints=["omit --provider", "run with this host's programs, not comparable: --host-root"],
         )
     return tasks.read_tasks(spec, host_root=host_root, to_run=to_run)
 
@@ -389,23 +395,23 @@ def _widenings(suite: Suite) -> tuple[Widening, ...]:
 
 
 def _consents(required: ConsentRequired) -> bool:
-    """Ask at a terminal, and record a yes for the list that was shown."""
+    """Ask for consent at a terminal, and record it for the list shown."""
     if sys.stdin is None or not sys.stdin.isatty():
         return False
-    asked = msgspec.convert(required.details["widenings"], tuple[Widening, ...])
+    widenings = msgspec.convert(required.details["widenings"], tuple[Widening, ...])
     path = required.details["path"]
-    lines = [f"{path} asks for more than your own settings give a box:", *(f"  {each}" for each in describe(asked))]
+    lines = [f"{path} asks for more than your settings allow:", *(f"  {each}" for each in describe(widenings))]
     print(printable("\n".join(lines)), file=sys.stderr)
-    print("Run it with that? It is remembered for this list. [y/N] ", end="", file=sys.stderr, flush=True)
+    print("Allow this and run? The answer is remembered for this list. [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return False
-    agree(Path(path), asked)
+    agree(Path(path), widenings)
     return True
 
 
 async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
-    """The first agent of the chain that could be used, and why those before it could not; and whether the provider is
-    known. Nothing is written or started before."""
+    """Return the first usable strategy of the chain, and why the earlier ones are unusable. Check the provider's name.
+    This runs before anything is written or started."""
     from proofbox.agents.registry import installed
     from proofbox.agents.strategies import first_usable
     from proofbox.lab.attempt.sharing import refuse_to_share
@@ -441,17 +447,17 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = F
         conductor = Conductor(out, run_id, on_event=hear)
         try:
             conductor.conduct(trust=trust)
-        except (KeyboardInterrupt, OSError) as error:  # the latter: whoever read the events has left, or they are lost
+        except (KeyboardInterrupt, OSError) as error:  # OSError: the events cannot be written
             progress.close()
-            go_on = f"go on with: proofbox suite resume {quote(str(out / run_id))}"
+            resume_hint = f"resume with: proofbox suite resume {quote(str(out / run_id))}"
             with contextlib.suppress(OSError):
-                print(f"interrupted; {go_on}", file=sys.stderr)
+                print(f"interrupted; {resume_hint}", file=sys.stderr)
             if json and isinstance(error, KeyboardInterrupt):
-                raise RunInterrupted(f"{run_id} was interrupted", op="suite", fix_hints=[go_on]) from None
+                raise RunInterrupted(f"{run_id} was interrupted", op="suite", fix_hints=[resume_hint]) from None
             if not isinstance(error, BrokenPipeError):
                 raise
             to_nowhere(1)
-            return READER_LEFT  # and not 0, as for a list that was read in part: the run is not done
+            return READER_LEFT  # unlike for a list (exit 0), the work is not done
         finally:
             conductor.close()
     return _show(out, run_id, json=json or jsonl)
@@ -476,7 +482,7 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
         error = SuiteNotPassed(
             what if judged else f"{what}: nothing verifies these missions",
             op="suite",
-            fix_hints=[hint] if judged else ["say when a mission is done: verify.commands, or expect", hint],
+            fix_hints=[hint] if judged else ["define when a mission is done: verify.commands, or expect", hint],
         )
     elif found.findings:
         error = EvidenceIncomplete(
@@ -523,7 +529,7 @@ def _text(document: RunDocument, attempts: Sequence[Attempt], *, state: str, sha
     ]
     lines += [printable(f"{id} was skipped: {why}") for id, why in document.skipped.items()]
     if shared:
-        lines.append("isolation: shared, so that attempts could reach each other; not promotable by the usual policies")
+        lines.append("isolation: shared, so attempts could reach each other; the built-in policies do not promote it")
     by_reason: dict[tuple[str, ...], list[str]] = {}
     for id, reasons in document.not_comparable.items():
         by_reason.setdefault(reasons, []).append(id)

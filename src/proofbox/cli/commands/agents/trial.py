@@ -1,4 +1,4 @@
-"""`runtime try` and `runtime fork`: one prompt to an agent in a box, and going on from a step of it."""
+"""`runtime try` and `runtime fork`: give an agent in a box one prompt, and continue from one of its steps."""
 
 from __future__ import annotations
 
@@ -38,44 +38,46 @@ PROMPT_LIMIT = 4 << 20
 
 @dataclass(frozen=True)
 class TrialFlags:
-    """What may be said of a trial, a new one or one that goes on from another's step."""
+    """Flags of a trial, whether new or forked from another trial."""
 
     prompt: Annotated[
         str | None,
-        Parameter(name="--prompt", allow_leading_hyphen=True, help="What the agent is asked; - reads stdin."),
+        Parameter(name="--prompt", allow_leading_hyphen=True, help="The prompt; - reads it from stdin."),
     ] = None
-    prompt_file: Annotated[Path | None, Parameter(name="--prompt-file", help="The same, from a file.")] = None
+    prompt_file: Annotated[Path | None, Parameter(name="--prompt-file", help="A file that contains the prompt.")] = None
     strategies: flags.Strategies = None
     provider: flags.Provider = None
     base_url: flags.BaseUrl = None
     model: flags.Model = None
     api_key_env: flags.ApiKeyEnv = None
-    script: Annotated[Path | None, Parameter(name="--script", help="What scripted plays: a TOML file.")] = None
-    command: Annotated[str | None, Parameter(name="--command", help="What process runs: a command line.")] = None
+    script: Annotated[
+        Path | None, Parameter(name="--script", help="The script for the scripted agent: a TOML file.")
+    ] = None
+    command: Annotated[str | None, Parameter(name="--command", help="The command line for the process agent.")] = None
     set_: Annotated[
         tuple[str, ...],
-        Parameter(
-            name="--set", negative="", help="NAME=VALUE, any setting of the runtime; VALUE is TOML. May be repeated."
-        ),
+        Parameter(name="--set", negative="", help="NAME=VALUE: a setting of the runtime; VALUE is TOML. Repeatable."),
     ] = ()
     timeout: Annotated[
-        float | None, Parameter(name="--timeout", help="Seconds for the turn, then everything is ended.")
+        float | None, Parameter(name="--timeout", help="Kill the agent and its children after this many seconds.")
     ] = None
     stall_timeout: Annotated[
-        float | None, Parameter(name="--stall-timeout", help="Seconds without a sign of life that end the turn.")
+        float | None, Parameter(name="--stall-timeout", help="End the turn after this many seconds without activity.")
     ] = None
-    out: Annotated[Path | None, Parameter(name="--out", help="A new directory for the record; a fork needs one.")] = (
-        None
-    )
+    out: Annotated[
+        Path | None, Parameter(name="--out", help="A new directory for the record, which a fork can start from.")
+    ] = None
     env: Annotated[
         tuple[str, ...],
-        Parameter(
-            name="--env", negative="", help="NAME or NAME=VALUE for the agent and its commands. May be repeated."
-        ),
+        Parameter(name="--env", negative="", help="NAME or NAME=VALUE for the agent and its commands. Repeatable."),
     ] = ()
     grant: Annotated[
         tuple[str, ...],
-        Parameter(name="--grant", negative="", help="A variable of yours that is else kept out of a box, by its name."),
+        Parameter(
+            name="--grant",
+            negative="",
+            help="A variable to pass by name that is withheld from boxes by default. Repeatable.",
+        ),
     ] = ()
     approval: Annotated[
         tuple[str, ...],
@@ -83,7 +85,7 @@ class TrialFlags:
             name="--approval",
             negative="",
             allow_leading_hyphen=True,
-            help="accept:PATTERN or decline:PATTERN for what the agent asks leave for; the first that fits.",
+            help="accept:PATTERN or decline:PATTERN for approval requests; the first match decides.",
         ),
     ] = ()
     no_sandbox: Annotated[
@@ -109,8 +111,8 @@ class TrialFlags:
         )
 
     def _settings(self) -> dict[str, Any]:
-        """What the runtimes are told: by flags of their own, or by --set."""
-        said: dict[str, Any] = {
+        """Collect the runtime settings from flags and from --set."""
+        settings: dict[str, Any] = {
             "base_url": self.base_url,
             "model": self.model,
             "api_key_env": self.api_key_env,
@@ -124,14 +126,14 @@ class TrialFlags:
                     f"--set takes NAME=VALUE, not {each[:60]!r}", op="runtime", fix_hints=["--set retries=2"]
                 )
             try:
-                said[name] = parse_toml(f"value = {value}")["value"]
+                settings[name] = parse_toml(f"value = {value}")["value"]
             except tomllib.TOMLDecodeError:
-                said[name] = value  # a bare word is a string, as on any command line
-        return {name: value for name, value in said.items() if value is not None}
+                settings[name] = value  # not TOML: a bare word is a string
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 NO_FLAGS = TrialFlags()
-Said = Annotated[TrialFlags, Parameter(name="*")]
+TrialArgs = Annotated[TrialFlags, Parameter(name="*")]
 
 
 class TrialDocument(Document, frozen=True, kw_only=True):
@@ -141,7 +143,7 @@ class TrialDocument(Document, frozen=True, kw_only=True):
     version: str
     chain: tuple[CandidateResult, ...]
     status: Status
-    """`completed`: the agent gave the word back, and what it left is sealed. `interrupted`: somebody stopped it."""
+    """`completed`: the agent finished its turn, and its files are sealed. `interrupted`: the trial was stopped."""
     error: TrialFailure | None
     final_message: str
     tool_calls: tuple[CallMade, ...]
@@ -159,7 +161,7 @@ class TrialDocument(Document, frozen=True, kw_only=True):
     duration_ms: float
     record: str | None
     fork: ForkedFrom | None
-    """Where it began in another trial; null: it is no fork."""
+    """The trial and step that it was forked from; null: not a fork."""
     runtime_reported: tuple[str, ...]
 
     @classmethod
@@ -170,62 +172,62 @@ class TrialDocument(Document, frozen=True, kw_only=True):
 
 def try_(
     *,
-    said: Said = NO_FLAGS,
+    trial: TrialArgs = NO_FLAGS,
     workspace: Annotated[
-        Path, Parameter(name="--workspace", help="The directory the agent works on; it gets a history.")
+        Path, Parameter(name="--workspace", help="The directory the agent works on; its history is recorded.")
     ] = Path(),
     require: Annotated[
         tuple[str, ...],
-        Parameter(name="--require", negative="", help="A capability that the strategy must have. May be repeated."),
+        Parameter(name="--require", negative="", help="A capability that the strategy must have. Repeatable."),
     ] = (),
-    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Give one prompt to an agent in a box over a workspace, and tell every step. Exit code 1 when its turn failed.
+    """Give one prompt to an agent in a box over a workspace, and record every step. Exit code 1 if the turn fails.
 
-    Without --strategies the workspace's config.toml, then PROOFBOX_STRATEGIES decide, and else the scripted agent.
+    Without --strategies, the workspace's config.toml, then PROOFBOX_STRATEGIES decide; the default is scripted.
 
     For example:
       proofbox runtime try --strategies codex_app_server --prompt "fix the failing test" --workspace project --out t1
       proofbox runtime try --strategies scripted --script play.toml --prompt go --json
       proofbox runtime try --strategies process --command 'my-agent --quiet' --prompt-file task.md
     """
-    return _tell(partial(run_trial, said.request(workspace, box, require)), json)
+    return _run_and_show(partial(run_trial, trial.request(workspace, box, require)), json)
 
 
 def fork(
-    record: Annotated[Path, Parameter(help="The --out of a trial.")],
+    record: Annotated[Path, Parameter(help="The --out directory of a trial.")],
     /,
     *,
-    step: Annotated[int, Parameter(name="--step", help="The step to go on from; 0 is the trial's beginning.")],
-    said: Said = NO_FLAGS,
+    step: Annotated[int, Parameter(name="--step", help="The step to continue from; 0 is the start of the trial.")],
+    trial: TrialArgs = NO_FLAGS,
     workspace: Annotated[
-        Path | None, Parameter(name="--workspace", help="The new workspace. Default: beside the record.")
+        Path | None, Parameter(name="--workspace", help="The new workspace. Default: next to the record.")
     ] = None,
-    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Go on from a step of a recorded trial: its files in a new workspace, and the agent's thread with them.
+    """Continue from a step of a recorded trial, with its files in a new workspace and the agent's thread.
 
-    Exact where the turn ended at that step; within a turn the thread is the one before it, and the record says so.
-    Strategy, settings and box are those of the trial, where no flag says otherwise.
+    The fork is exact if the turn ended at that step. Within a turn, it uses the thread from before the turn, and the
+    record says so. Strategy, settings and box are those of the trial unless a flag overrides them.
 
     For example:
       proofbox runtime fork t1 --step 3 --prompt "now try it without the cache" --out t2
     """
-    request = said.request(workspace or _beside(record, step), box)
-    return _tell(partial(fork_trial, record, step, request), json)
+    request = trial.request(workspace or _beside(record, step), box)
+    return _run_and_show(partial(fork_trial, record, step, request), json)
 
 
-def _tell(run: Callable[..., Coroutine[Any, Any, Trial]], json: bool) -> int:
+def _run_and_show(run: Callable[..., Coroutine[Any, Any, Trial]], json: bool) -> int:
     progress = _progress if watched(as_json=json) else None
     trial = anyio.run(partial(run, on_event=progress))
-    show(TrialDocument.of(trial), lambda: _story(trial), as_json=json)
+    show(TrialDocument.of(trial), lambda: _summary(trial), as_json=json)
     return 0 if trial.status == "completed" else 1
 
 
 async def _progress(event: Event) -> None:
-    """One line for each thing done, as it is done. What the agent wrote is hostile to a terminal."""
+    """Print one line per action as it happens, escaped: an agent's output could contain terminal control sequences."""
     match event:
         case ToolCall():
             end = event.status if event.exit_code is None else f"exit {event.exit_code}"
@@ -247,7 +249,7 @@ def _line(text: str) -> str:
     return preview(printable(" ".join(text.split())), LINE)[0]
 
 
-def _story(trial: Trial) -> str:
+def _summary(trial: Trial) -> str:
     lines = [trial.final_message.strip(), ""] if trial.final_message.strip() else []
     amount = f"{counted(len(trial.tool_calls), 'tool call')}, {counted(len(trial.steps), 'step')}"
     lines.append(f"{trial.strategy} {trial.status}: {amount}")
@@ -268,7 +270,7 @@ def _story(trial: Trial) -> str:
 def _prompt(text: str | None, file: Path | None) -> str:
     if (text is None) == (file is None):
         raise UsageError(
-            "a prompt is needed, by --prompt or by --prompt-file",
+            "give one prompt, with --prompt or --prompt-file",
             op="runtime",
             fix_hints=['--prompt "fix the failing test"', "--prompt-file task.md", "read it from stdin: --prompt -"],
         )
@@ -281,7 +283,7 @@ def _prompt(text: str | None, file: Path | None) -> str:
         else:
             found = str(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise NotFoundError(f"the prompt can't be read: {error}", op="runtime") from None
+        raise NotFoundError(f"cannot read the prompt: {error}", op="runtime") from None
     if len(found) > PROMPT_LIMIT:
         raise UsageError(f"the prompt is longer than {PROMPT_LIMIT >> 20} Mi characters", op="runtime")
     return found
@@ -292,13 +294,13 @@ def _words(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError as error:
         raise UsageError(
-            f"--command is no command line: {error}", op="runtime", fix_hints=["--command 'my-agent task.md'"]
+            f"--command is not a valid command line: {error}", op="runtime", fix_hints=["--command 'my-agent task.md'"]
         ) from None
 
 
-def _approvals(said: tuple[str, ...]) -> tuple[ApprovalRule, ...]:
+def _approvals(given: tuple[str, ...]) -> tuple[ApprovalRule, ...]:
     rules = []
-    for number, each in enumerate(said, 1):
+    for number, each in enumerate(given, 1):
         answer, colon, pattern = each.partition(":")
         if answer not in ("accept", "decline") or not colon or not pattern:
             raise UsageError(
@@ -312,7 +314,7 @@ def _approvals(said: tuple[str, ...]) -> tuple[ApprovalRule, ...]:
 
 def _seconds(value: float | None) -> float | None:
     if value is not None and not 0 < value < 10_000_000:
-        raise UsageError("a timeout is a positive number of seconds", op="runtime", fix_hints=["--timeout 600"])
+        raise UsageError("a timeout must be a positive number of seconds", op="runtime", fix_hints=["--timeout 600"])
     return value
 
 
@@ -322,4 +324,4 @@ def _beside(record: Path, step: int) -> Path:
         path = base.parent / f"{base.name}-step{step}{'' if number == 1 else f'-{number}'}"
         if not path.exists():
             return path
-    raise UsageError("no free name for the new workspace", op="runtime fork", fix_hints=["--workspace DIR"])
+    raise UsageError("found no free name for the new workspace", op="runtime fork", fix_hints=["--workspace DIR"])

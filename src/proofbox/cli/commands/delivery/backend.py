@@ -18,15 +18,18 @@ from proofbox.errors import UsageError
 
 SPEC_LIMIT = 1 << 20
 
-Data = Annotated[Path | None, Parameter(name="--data", help="Where repositories are kept. Default: the user's state.")]
+Data = Annotated[
+    Path | None,
+    Parameter(name="--data", help="The directory for repositories. Default: in the user's state directory."),
+]
 
 
 class BackendDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.backend/1"
     url: str
-    """Where it serves the API and its pages."""
+    """The URL of the API and the pages."""
     data: str
-    """The directory of its repositories and of what it remembers."""
+    """The directory of its repositories and its ledger."""
 
 
 class BackendSpecDocument(Document, frozen=True, kw_only=True):
@@ -37,14 +40,14 @@ class BackendSpecDocument(Document, frozen=True, kw_only=True):
 
 def serve_(
     *,
-    port: Annotated[int, Parameter(name="--port", help="0 takes any free one.")] = 3000,
-    host: Annotated[str, Parameter(name="--host", help="An address of this machine's own.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(name="--port", help="The port; 0 selects any free one.")] = 3000,
+    host: Annotated[str, Parameter(name="--host", help="The address to listen on, on this machine.")] = "127.0.0.1",
     data: Data = None,
     json: flags.Json = False,
 ) -> int:
-    """Serve the API and its pages until interrupted, on real bare git repositories.
+    """Serve the API and its pages from bare git repositories until interrupted.
 
-    The key is taken from INTERNAL_API_KEY, or from .env here. Pages: open the address it prints.
+    The key comes from INTERNAL_API_KEY, or from .env in the current directory. Open the printed URL to see the pages.
 
     For example:
       export INTERNAL_API_KEY=$(python3 -I -c 'import secrets; print(secrets.token_urlsafe(32))')
@@ -67,11 +70,11 @@ def serve_(
 def spec(
     file: Annotated[Path, Parameter(help="A JSON file: appId, appName, description, …")],
     *,
-    enterprise_id: Annotated[str, Parameter(name="--enterprise-id", help="Whose app it is.")],
+    enterprise_id: Annotated[str, Parameter(name="--enterprise-id", help="The enterprise that owns the app.")],
     data: Data = None,
     json: flags.Json = False,
 ) -> int:
-    """Keep an app's spec, while the backend is not running: it serves one directory alone.
+    """Store an app's spec while the backend is not running; only one process may use its directory.
 
     For example:
       proofbox backend spec shop.json --enterprise-id e-1
@@ -85,7 +88,7 @@ def spec(
     try:
         found = msgspec.json.decode(given, type=AppSpec)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise UsageError(f"{file} is not a spec: {error}", op="backend spec") from None
+        raise UsageError(f"{file} is not a valid spec: {error}", op="backend spec") from None
     repositories = Repositories(_place(data), "http://localhost")
     try:
         repositories.specs.put(enterprise_id, found)
@@ -94,7 +97,7 @@ def spec(
     finally:
         repositories.close()
     document = BackendSpecDocument(enterprise_id=enterprise_id, app_id=found.app_id)
-    show(document, lambda: printable(f"kept: {found.app_id} of {enterprise_id}"), as_json=json)
+    show(document, lambda: printable(f"stored: {found.app_id} of {enterprise_id}"), as_json=json)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`deliver`: from promoted evidence to a repository or a pull request."""
+"""`deliver`: turn promoted evidence into a repository or a pull request."""
 
 from __future__ import annotations
 
@@ -28,29 +28,33 @@ if TYPE_CHECKING:
     from proofbox.delivery.client.sync_client import BackendClient
     from proofbox.delivery.deliver import Delivered, Target
 
-AppId = Annotated[str, Parameter(name="--app-id", help="The app whose repository it is.")]
+AppId = Annotated[str, Parameter(name="--app-id", help="The app that the repository belongs to.")]
 EnterpriseId = Annotated[
-    str | None, Parameter(name="--enterprise-id", help="Whose app it is; its spec names the owner to act for.")
+    str | None,
+    Parameter(name="--enterprise-id", help="The enterprise that owns the app; its spec names the user to act for."),
 ]
 
 
 @dataclass(frozen=True)
 class BackendFlags:
-    """Where the backend is, and how long to wait for it."""
+    """The backend's URL, and how long to wait for it."""
 
     backend_url: Annotated[
-        str | None, Parameter(name="--backend-url", help="Default: MOZAIKS_BACKEND_URL, else http://localhost:3000.")
+        str | None,
+        Parameter(
+            name="--backend-url", help="The backend's URL. Default: MOZAIKS_BACKEND_URL, or http://localhost:3000."
+        ),
     ] = None
     allow_http: Annotated[
-        bool, Parameter(name="--allow-http", negative="", help="Let the key travel unencrypted to another machine.")
+        bool, Parameter(name="--allow-http", negative="", help="Allow sending the key unencrypted to another machine.")
     ] = False
-    timeout: Annotated[float, Parameter(name="--timeout", help="Seconds for an operation with all its attempts.")] = (
+    timeout: Annotated[float, Parameter(name="--timeout", help="Seconds for an operation, including its retries.")] = (
         300.0
     )
 
     def settings(self) -> BackendSettings:
         if not 0 < self.timeout <= 86_400:
-            raise UsageError("--timeout is a number of seconds, at most a day", op="deliver")
+            raise UsageError("--timeout must be a positive number of seconds, at most 86400", op="deliver")
         found = BackendSettings.from_environment(project=Path.cwd(), url=self.backend_url, allow_http=self.allow_http)
         return msgspec.structs.replace(found, timeouts=Timeouts(total=self.timeout))
 
@@ -63,28 +67,36 @@ class SourceFlags:
         Path, Parameter(name="--source", help="A directory, a zip archive, an attempt's bundle, or a workspace.")
     ]
     snapshot: Annotated[
-        str | None, Parameter(name="--snapshot", help="The source is this snapshot of the workspace there.")
+        str | None, Parameter(name="--snapshot", help="Deliver this snapshot of the workspace given as --source.")
     ] = None
-    root: Annotated[str | None, Parameter(name="--root", help="A directory inside the source: the tree's top.")] = None
-    repo_url: Annotated[str | None, Parameter(name="--repo-url", help="Default: the app's own repository.")] = None
+    root: Annotated[str | None, Parameter(name="--root", help="The directory inside the source to deliver.")] = None
+    repo_url: Annotated[
+        str | None, Parameter(name="--repo-url", help="The repository's URL. Default: the app's own repository.")
+    ] = None
     user_id: Annotated[
-        str | None, Parameter(name="--user-id", help="For whom. Default: the owner in the spec, else proofbox.")
+        str | None,
+        Parameter(name="--user-id", help="The user to act for. Default: the owner in the spec, or proofbox."),
     ] = None
 
 
 @dataclass(frozen=True)
 class ProofFlags:
-    """By what right it is sent."""
+    """The evidence that justifies the delivery."""
 
     packet: Annotated[Path | None, Parameter(name="--packet", help="The promotion packet.")] = None
-    bundle: Annotated[Path | None, Parameter(name="--bundle", help="Its bundle, if not where the packet says.")] = None
+    bundle: Annotated[
+        Path | None, Parameter(name="--bundle", help="The packet's bundle, if not where the packet says.")
+    ] = None
     key: flags.PublicKey = None
     allow_unpromoted: Annotated[
         bool,
-        Parameter(name="--allow-unpromoted", negative="", help="Send it without evidence that supports it."),
+        Parameter(name="--allow-unpromoted", negative="", help="Deliver without supporting evidence."),
     ] = False
     out: Annotated[
-        Path | None, Parameter(name="--out", help="Where the delivery's own bundle goes. Default: the user's state.")
+        Path | None,
+        Parameter(
+            name="--out", help="The directory for the delivery's bundle. Default: in the user's state directory."
+        ),
     ] = None
 
 
@@ -99,7 +111,7 @@ class SpecDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.app_spec/1"
     enterprise_id: str
     spec: AppSpec
-    """As the backend has it."""
+    """The spec, as stored in the backend."""
     mission: str | None
     """The file that the mission was written to."""
 
@@ -109,7 +121,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     app_id: str
     repo_url: str | None
     base_commit_sha: str | None
-    """Null where the app has no repository yet."""
+    """Null if the app has no repository yet."""
     patch_id: str
     branch_name: str
     changes: tuple[PatchChange, ...]
@@ -120,7 +132,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     not_ours: int
     tree_sha256: str
     error: ErrorBody | None
-    """Where `ok` is false: there are conflicts, and what to do about them."""
+    """The error, if there are conflicts."""
 
 
 class DeliveryDocument(Document, frozen=True, kw_only=True):
@@ -129,7 +141,7 @@ class DeliveryDocument(Document, frozen=True, kw_only=True):
     repo_url: str | None
     repo_full_name: str | None
     pr_url: str | None
-    """Null after `init`, and where there was nothing to change."""
+    """Null after `init`, and if there was nothing to change."""
     base_commit_sha: str | None
     branch_name: str | None
     patch_id: str
@@ -140,20 +152,21 @@ class DeliveryDocument(Document, frozen=True, kw_only=True):
     tree_sha256: str
     proof: Proof
     bundle: str | None
-    """What was sent and answered."""
+    """The bundle that records the requests and responses."""
 
 
 def spec(
     *,
-    enterprise_id: Annotated[str, Parameter(name="--enterprise-id", help="Whose app it is.")],
-    app_id: Annotated[str | None, Parameter(name="--app-id", help="Which, where there are several.")] = None,
+    enterprise_id: Annotated[str, Parameter(name="--enterprise-id", help="The enterprise that owns the app.")],
+    app_id: Annotated[str | None, Parameter(name="--app-id", help="The app, if the enterprise has several.")] = None,
     as_mission: Annotated[
-        Path | None, Parameter(name="--as-mission", help="Write a suite with one mission from it: a new TOML file.")
+        Path | None,
+        Parameter(name="--as-mission", help="Write a suite with one mission from the spec to this new TOML file."),
     ] = None,
     backend: Backend = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Show what an app is, or write a mission from it, so that a spec becomes an attempt and its result an export.
+    """Show an app's spec, or write a mission from it: the attempt's result can then be delivered.
 
     For example:
       proofbox deliver spec --enterprise-id e-1 --as-mission shop.toml
@@ -167,7 +180,7 @@ def spec(
             create_only(as_mission, mission_from_spec(found).encode())
         except FileExistsError:
             raise UsageError(
-                f"{as_mission} is already there", op="deliver spec", fix_hints=["name a new file"]
+                f"{as_mission} already exists", op="deliver spec", fix_hints=["choose another file name"]
             ) from None
     mission = str(as_mission) if as_mission else None
     document = SpecDocument(enterprise_id=enterprise_id, spec=found, mission=mission)
@@ -184,7 +197,7 @@ def plan(
     backend: Backend = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Show what would be sent, as a diff, and change nothing. Exit 1 where there are conflicts.
+    """Show what would be sent, as a diff, without changing anything. Exit 1 if there are conflicts.
 
     For example:
       proofbox deliver plan --app-id shop --source build
@@ -199,7 +212,7 @@ def plan(
         conflict = DeliveryConflict(
             f"{len(patch.conflicts)} files were changed on both sides",
             op="deliver plan",
-            fix_hints=["take their changes into the source, and prove that"],
+            fix_hints=["merge the repository's changes into the source, and produce new evidence"],
         )
         document = PlanDocument(
             ok=not patch.conflicts,
@@ -227,13 +240,15 @@ def init(
     app_id: AppId,
     enterprise_id: EnterpriseId = None,
     source: Source,
-    repo_name: Annotated[str | None, Parameter(name="--repo-name", help="Default: what the backend chooses.")] = None,
-    message: Annotated[str, Parameter(name="--message", help="Of the first commit.")] = "",
+    repo_name: Annotated[
+        str | None, Parameter(name="--repo-name", help="The repository's name. Default: chosen by the backend.")
+    ] = None,
+    message: Annotated[str, Parameter(name="--message", help="The message of the first commit.")] = "",
     proof: Evidence = NO_PROOF_FLAGS,
     backend: Backend = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Make an app's repository of a tree that evidence supports. Asked again, it makes no second one.
+    """Create an app's repository from a tree backed by evidence. Repeating the command creates no second repository.
 
     For example:
       proofbox deliver init --app-id shop --source build --packet out/run-01….promotion.json
@@ -253,14 +268,20 @@ def pr(
     app_id: AppId,
     enterprise_id: EnterpriseId = None,
     source: Source,
-    title: Annotated[str, Parameter(name="--title", help="Default: how many files change, and how.")] = "",
-    message: Annotated[str, Parameter(name="--message", help="The first words of the pull request's text.")] = "",
-    branch: Annotated[str | None, Parameter(name="--branch", help="Default: named by the patch.")] = None,
+    title: Annotated[
+        str, Parameter(name="--title", help="The pull request's title. Default: a count of the changes.")
+    ] = "",
+    message: Annotated[
+        str, Parameter(name="--message", help="Text at the start of the pull request's description.")
+    ] = "",
+    branch: Annotated[
+        str | None, Parameter(name="--branch", help="The branch's name. Default: derived from the patch.")
+    ] = None,
     proof: Evidence = NO_PROOF_FLAGS,
     backend: Backend = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Propose a tree that evidence supports as a pull request. Asked again, it makes no second one.
+    """Open a pull request from a tree backed by evidence. Repeating the command opens no second pull request.
 
     For example:
       proofbox deliver pr --app-id shop --source build --packet out/run-01….promotion.json --key release.pub
@@ -277,7 +298,7 @@ def pr(
 def _client(settings: BackendSettings) -> BackendClient:
     from proofbox.delivery.client.sync_client import BackendClient
 
-    # The client's own line says what failed; that it will be tried again needs no second one.
+    # The client logs each failure itself, so stamina's message about the retry is redundant.
     logging.getLogger("stamina").setLevel(logging.ERROR)
     return BackendClient(settings)
 
@@ -301,9 +322,9 @@ def _prepared(
         yield client, Target(settings.url, app_id, user or "proofbox", source.repo_url), tree
 
 
-def _supported(tree: SourceTree, flags_of: ProofFlags) -> Proof:
-    found = examine(flags_of.packet, flags_of.bundle, tree, key=flags_of.key)
-    require(found, allow_unpromoted=flags_of.allow_unpromoted)
+def _supported(tree: SourceTree, given: ProofFlags) -> Proof:
+    found = examine(given.packet, given.bundle, tree, key=given.key)
+    require(found, allow_unpromoted=given.allow_unpromoted)
     return found
 
 
@@ -333,7 +354,7 @@ def _text(document: DeliveryDocument) -> str:
         return f"nothing to change: {document.repo_url} has these files already"
     lines = [f"{document.pr_url or document.repo_url} ({counted(len(document.changes), 'file')})"]
     lines += [f"left out: {left.path} ({left.reason})" for left in document.left_out]
-    lines += [f"kept: {path} (changed in the repository, and not by us)" for path in document.kept]
+    lines += [f"kept: {path} (changed in the repository by others)" for path in document.kept]
     standing = document.proof.standing
     lines.append("NOT proven" if standing == "not proven" else f"{standing}: {document.proof.packet}")
     lines.append(f"recorded in {document.bundle}")

@@ -1,4 +1,4 @@
-"""`bundle`: look at bundles, check them, reindex them, and copy them to and from a store."""
+"""`bundle`: show, check and reindex bundles, and copy them to and from a store."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from proofbox.evidence.store import transfer
 from proofbox.evidence.store.contract import open_store
 from proofbox.evidence.verify.verifier import verify as verify_path
 
-BundlePath = Annotated[Path, Parameter(help="A run's directory, or an output directory, whose LATEST is followed.")]
+BundlePath = Annotated[Path, Parameter(help="A run's directory, or an output directory, for its LATEST run.")]
 
 
 class RunFacts(msgspec.Struct, frozen=True):
     run_id: str
     path: str
     state: str
-    """in_progress, complete or failed; `interrupted` is in_progress whose writer is gone; `unreadable`: no status
-    says."""
+    """in_progress, complete or failed; `interrupted`: in progress, but its writer is gone; `unreadable`: its status
+    cannot be read."""
     status: str | None
-    """Of the index: ok, partial, failed. None: not committed."""
+    """The index's status: ok, partial or failed; null: not committed."""
     started_at: str | None
     latest: bool
-    """LATEST of its output directory names it."""
+    """Whether LATEST in its output directory names it."""
     repairs: int
     dry: bool
 
@@ -46,34 +46,34 @@ class BundlesDocument(Document, frozen=True, kw_only=True):
 class ArtifactFacts(msgspec.Struct, frozen=True):
     path: str
     file_size: int
-    """In bytes, by the index."""
+    """The size in bytes that the index states."""
     sha256: str
     schema_version: str | None
-    """What the index says that it is; null: nothing."""
+    """The schema that the index states; null: none."""
 
 
 class BundleDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.bundle/1"
     bundle: RunFacts
     failure: dict[str, str] | None
-    """What ended the run: `stage`, `error`, `message`. Null unless it failed."""
+    """Why the run failed: `stage`, `error`, `message`; null unless it failed."""
     artifacts: tuple[ArtifactFacts, ...]
     missing: tuple[str, ...]
-    """Listed or expected, and not there."""
+    """Files that are listed or expected but do not exist."""
     digest_mismatches: tuple[str, ...]
-    """There, and not what the index says, in size or content."""
+    """Files whose size or content differs from the index."""
     unlisted: tuple[str, ...]
-    """There, and in no index."""
+    """Files that no index lists."""
     findings: tuple[FindingFacts, ...]
 
 
 class ReindexDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.reindex/1"
     mode: str
-    """`strict`: checked, and nothing changed. `repair`: the index was computed anew, if anything was wrong."""
+    """`strict`: checked only. `repair`: the index was recomputed if anything was wrong."""
     findings: tuple[FindingFacts, ...]
     changes: tuple[dict[str, Any], ...]
-    """Of a repair: path, and the index's entry before and after it."""
+    """For a repair: each path, with its index entry before and after."""
     repairs: int
     error: ErrorBody | None = None
 
@@ -81,7 +81,7 @@ class ReindexDocument(Document, frozen=True, kw_only=True):
 def list_(
     out: Annotated[Path, Parameter(help="An output directory.")] = Path("out"), *, json: flags.Json = False
 ) -> int:
-    """List the runs of an output directory, without checking them.
+    """List the runs in an output directory, without checking them.
 
     For example:
       proofbox bundle list out
@@ -93,7 +93,7 @@ def list_(
 
 
 def show_(path: BundlePath, *, json: flags.Json = False) -> int:
-    """Show one bundle in any state: what it lists, lacks, and holds beside. Promises nothing; see `verify`.
+    """Show one bundle, whatever its state: listed, missing and unlisted files. Use `verify` to check it.
 
     For example:
       proofbox bundle show out
@@ -119,7 +119,7 @@ def show_(path: BundlePath, *, json: flags.Json = False) -> int:
 
 
 def verify(path: BundlePath, *, key: flags.PublicKey = None, json: flags.Json = False) -> int:
-    """Check a bundle in full, as `proofbox verify` does. Exit 1 on any finding.
+    """Check a bundle completely, as `proofbox verify` does. Exit 1 on any finding.
 
     For example:
       proofbox bundle verify out
@@ -131,17 +131,18 @@ def reindex(
     path: BundlePath,
     *,
     strict: Annotated[
-        bool, Parameter(name="--strict", negative="", help="Check against the index; change nothing.")
+        bool, Parameter(name="--strict", negative="", help="Check against the index without changing anything.")
     ] = False,
     repair_: Annotated[
-        bool, Parameter(name="--repair", negative="", help="Compute the index anew; marks the bundle for good.")
+        bool,
+        Parameter(name="--repair", negative="", help="Recompute the index; permanently marks the bundle as repaired."),
     ] = False,
     json: flags.Json = False,
 ) -> int:
-    """Check a bundle against its index (--strict), or compute the index anew (--repair).
+    """Check a bundle against its index (--strict), or recompute the index (--repair).
 
-    A repair writes repair_log.json, marks the bundle as repaired for good, and invents nothing: what is missing stays
-    missing. A bundle in progress is refused.
+    A repair writes repair_log.json and permanently marks the bundle as repaired. It does not restore missing files. A
+    bundle in progress is refused.
 
     For example:
       proofbox bundle reindex out/run-01… --strict
@@ -149,9 +150,9 @@ def reindex(
     """
     if strict == repair_:
         raise UsageError(
-            "one of --strict and --repair is needed",
+            "give exactly one of --strict and --repair",
             op="bundle reindex",
-            fix_hints=["give --strict, which changes nothing, or --repair"],
+            fix_hints=["check only: --strict", "recompute the index: --repair"],
         )
     if repair_:
         index, changes = repair.reindex_repair(path)
@@ -174,7 +175,7 @@ class TransferDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.transfer/1"
     run_id: str
     store: str
-    """The store's address, as it was given."""
+    """The store's address, as given."""
     path: str
     """The bundle on this machine."""
 
@@ -183,7 +184,7 @@ StoreUrl = Annotated[str, Parameter(help="s3://bucket/prefix, or the path of a d
 
 
 def push(path: BundlePath, store: StoreUrl, *, json: flags.Json = False) -> int:
-    """Copy a committed bundle into a store, its index last. The store is tried first, and nothing is overwritten.
+    """Copy a committed bundle to a store, its index last. The store is tested first; nothing is overwritten.
 
     For example:
       proofbox bundle push out s3://evidence/nightly
@@ -196,12 +197,12 @@ def push(path: BundlePath, store: StoreUrl, *, json: flags.Json = False) -> int:
 
 def pull(
     store: StoreUrl,
-    out: Annotated[Path, Parameter(help="The output directory it goes into.")] = Path("out"),
+    out: Annotated[Path, Parameter(help="The output directory to copy into.")] = Path("out"),
     *,
-    run: Annotated[str | None, Parameter(name="--run", help="A run's id. Default: the store's LATEST.")] = None,
+    run: Annotated[str | None, Parameter(name="--run", help="The run's id. Default: the store's LATEST.")] = None,
     json: flags.Json = False,
 ) -> int:
-    """Copy a run out of a store, checked byte by byte. It appears complete or not at all.
+    """Copy a run from a store and check every byte. The run appears complete or not at all.
 
     For example:
       proofbox bundle pull s3://evidence/nightly out
@@ -242,7 +243,7 @@ def _details(document: BundleDocument) -> str:
 def _reindexed(document: ReindexDocument) -> str:
     if document.mode == "strict":
         lines = [f"finding: {each.code} {each.path}: {each.detail}" for each in document.findings]
-        return printable("\n".join(lines or ["the bundle is what its index says"]))
+        return printable("\n".join(lines or ["the bundle matches its index"]))
     kinds = {(True, True): "changed", (False, True): "added", (True, False): "gone"}
     lines = [f"{kinds[bool(each['before']), bool(each['after'])]}: {each['path']}" for each in document.changes]
     return printable("\n".join([*lines, f"repaired {document.repairs}×" if lines else "nothing to repair"]))

@@ -20,17 +20,17 @@ class KeyDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.key/1"
     path: str
     key_id: str
-    """The SHA-256 of the public key's 32 bytes: what signatures name it by."""
+    """The SHA-256 of the public key's 32 bytes, which signatures refer to."""
     public_key: str
-    """PEM. A private key is never shown."""
+    """The public key as PEM. Private keys are never shown."""
 
 
 def new(
-    path: Annotated[Path, Parameter(help="Where the private key goes; its public half goes to PATH.pub.")],
+    path: Annotated[Path, Parameter(help="The file for the private key; the public key is written to PATH.pub.")],
     *,
     json: flags.Json = False,
 ) -> int:
-    """Make an ed25519 key pair: PATH (mode 0600, for you alone) and PATH.pub (to give away).
+    """Create an ed25519 key pair: PATH (private, mode 0600) and PATH.pub (public).
 
     For example:
       proofbox key new release
@@ -38,13 +38,15 @@ def new(
     from proofbox.evidence.attest.keys import new_key
 
     key = new_key(path)
-    return _show(path, key, json, f"{path}: private, keep it\n{path}.pub: public, give it away\nkey id {key.key_id}")
+    return _show(
+        path, key, json, f"{path}: private key, keep it secret\n{path}.pub: public key, to share\nkey id {key.key_id}"
+    )
 
 
 def show_(
-    path: Annotated[Path, Parameter(help="A public key's file, or a private key's.")], *, json: flags.Json = False
+    path: Annotated[Path, Parameter(help="The file of a public or private key.")], *, json: flags.Json = False
 ) -> int:
-    """Show a key's id and its public half.
+    """Show a key's id and public key.
 
     For example:
       proofbox key show release.pub

@@ -1,4 +1,4 @@
-"""`promotion`: packets that say whether a bundle may be relied on."""
+"""`promotion`: packets that state whether a bundle may be relied on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PromotionDocument(Document, frozen=True, kw_only=True):
     promotable: bool
     reasons: tuple[str, ...]
     accepted: tuple[str, ...]
-    """Those among `reasons` that the caller accepted by name."""
+    """The reasons that the caller accepted by name."""
     signed_by: str | None
     packet: dict[str, Any]
 
@@ -32,26 +32,27 @@ def emit(
     policy: Annotated[
         str | None,
         Parameter(
-            name="--policy", help="decision-stage, attempt, run, or a JSON file. Default: by what the bundle is."
+            name="--policy",
+            help="decision-stage, attempt, run, or a JSON file. Default: depends on the kind of bundle.",
         ),
     ] = None,
     require_promotable: Annotated[
-        bool, Parameter(name="--require-promotable", negative="", help="Fail, and write nothing, unless promotable.")
+        bool, Parameter(name="--require-promotable", negative="", help="Fail and write nothing unless promotable.")
     ] = False,
     accept: Annotated[
         tuple[str, ...],
-        Parameter(name="--accept", negative="", help="A reason that is not to count, by name. May be repeated."),
+        Parameter(name="--accept", negative="", help="A reason to accept, by name. Repeatable."),
     ] = (),
-    sign: Annotated[Path | None, Parameter(name="--sign", help="The file of a private key.")] = None,
+    sign: Annotated[Path | None, Parameter(name="--sign", help="The private key file to sign with.")] = None,
     out: Annotated[
         Path | None,
-        Parameter(name=["--out", "--output"], help="The packet's file. Default: RUN.promotion.json beside the run."),
+        Parameter(name=["--out", "--output"], help="The packet's file. Default: RUN.promotion.json next to the run."),
     ] = None,
     json: flags.Json = False,
 ) -> int:
     """Check a bundle against a policy and write its promotion packet, promotable or not.
 
-    What `validate --strict` finds anything in is refused: nothing is signed that does not agree with itself.
+    A bundle in which `validate --strict` finds a problem is refused, so no inconsistent evidence is signed.
 
     For example:
       proofbox promotion emit out --require-promotable --sign release
@@ -77,11 +78,11 @@ def verify(
     *,
     key: flags.PublicKey = None,
     bundle: Annotated[
-        Path | None, Parameter(name="--bundle", help="Where its bundle is, if not where the packet says.")
+        Path | None, Parameter(name="--bundle", help="The bundle's directory, if not where the packet says.")
     ] = None,
     json: flags.Json = False,
 ) -> int:
-    """Check a packet: its signature, its bundle, its pins, and that its verdict follows. Exit 1 on any finding.
+    """Check a packet's signature, bundle, pins, and verdict. Exit 1 on any finding.
 
     For example:
       proofbox promotion verify out/run-01….promotion.json --key release.pub
@@ -98,6 +99,6 @@ def _text(document: PromotionDocument) -> str:
     for reason in document.reasons:
         observed = document.packet["promotability"]["gating_inputs"][reason]["observed"]
         lines.append(
-            f"  {'accepted' if reason in document.accepted else 'against it'}: {reason} (observed: {observed})"
+            f"  {'accepted' if reason in document.accepted else 'blocked by'}: {reason} (observed: {observed})"
         )
     return printable("\n".join(lines))

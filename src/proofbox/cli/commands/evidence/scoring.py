@@ -1,4 +1,4 @@
-"""`validate`, `report` and `gc`: whether evidence can be scored, what it scores, and what of it may go."""
+"""`validate`, `report` and `gc`: check evidence for scoring, show its metrics, and delete old runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Strict = Annotated[
     Parameter(
         name="--strict",
         negative="",
-        help="Attempts that the machinery failed must be whole, too, unless another was made in their place.",
+        help="Attempts with infrastructure failures must be complete as well, unless another attempt replaced them.",
     ),
 ]
 DAY = 86400.0
@@ -40,7 +40,7 @@ class ValidateDocument(Document, frozen=True, kw_only=True):
     attempts: int
     findings: tuple[EvidenceFinding, ...]
     notes: tuple[str, ...]
-    """Worth knowing, and no findings: newer runs that are not whole, attempts that others took the place of."""
+    """Remarks that are not findings: newer incomplete runs, and attempts that were replaced."""
     error: ErrorBody | None = None
 
 
@@ -48,26 +48,26 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.report/1"
     run_id: str
     reports: tuple[dict[str, Any], ...]
-    """The `proofbox.attempt_report/1` of each attempt that has one, and whose bundle did not fail."""
+    """The `proofbox.attempt_report/1` of each attempt that has one and whose bundle did not fail."""
     findings: tuple[EvidenceFinding, ...]
     notes: tuple[str, ...]
-    """Worth knowing, and no findings: newer runs that are not whole, attempts that others took the place of."""
+    """Remarks that are not findings: newer incomplete runs, and attempts that were replaced."""
     error: ErrorBody | None = None
 
 
 class RunGcDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.gc/1"
     dry_run: bool
-    """Nothing was taken away."""
+    """Whether this was a dry run, which deletes nothing."""
     freed: int
-    """Bytes; of a dry run, those that would be."""
+    """Bytes freed, or that a real run would free."""
     items: tuple[retention.RetentionItem, ...]
-    """All that was looked at, also what stays; runs oldest first."""
+    """Everything examined, including items that are kept; runs oldest first."""
     error: ErrorBody | None = None
 
 
 def validate(path: BundlePath = Path("out"), *, strict: Strict = False, json: flags.Json = False) -> int:
-    """Check that the evidence of attempts is whole and does not contradict itself. Exit 1 on any finding.
+    """Check that the evidence of attempts is complete and consistent. Exit 1 on any finding.
 
     For example:
       proofbox validate out --strict
@@ -89,9 +89,9 @@ def validate(path: BundlePath = Path("out"), *, strict: Strict = False, json: fl
 
 
 def report(path: BundlePath = Path("out"), *, strict: Strict = False, json: flags.Json = False) -> int:
-    """Show the figures of attempts: calls, failures, retries, durations, tokens. From verified evidence alone.
+    """Show the metrics of attempts (calls, failures, retries, durations, tokens), only from verified evidence.
 
-    With --strict, exit 1 where the evidence is not whole.
+    With --strict, exit 1 if the evidence is incomplete or inconsistent.
 
     For example:
       proofbox report out --strict --json
@@ -133,37 +133,37 @@ def report(path: BundlePath = Path("out"), *, strict: Strict = False, json: flag
 
 
 def gc(
-    out: Annotated[Path | None, Parameter(help="An --out directory. Default: out, if it is there.")] = None,
+    out: Annotated[Path | None, Parameter(help="An --out directory. Default: out, if it exists.")] = None,
     *,
-    older_than: Annotated[
-        float | None, Parameter(name="--older-than", help="Free runs older than so many days.")
-    ] = None,
+    older_than: Annotated[float | None, Parameter(name="--older-than", help="Delete runs older than N days.")] = None,
     max_size: Annotated[
-        int | None, Parameter(name="--max-size", help="Keep the newest runs up to so many MB in all.")
+        int | None, Parameter(name="--max-size", help="Keep the newest runs up to N MB in total.")
     ] = None,
-    pin: Annotated[str | None, Parameter(name="--pin", help="Keep this run whatever comes.")] = None,
-    unpin: Annotated[str | None, Parameter(name="--unpin", help="Let it go with the others again.")] = None,
+    pin: Annotated[str | None, Parameter(name="--pin", help="Never delete this run.")] = None,
+    unpin: Annotated[str | None, Parameter(name="--unpin", help="Allow deleting this run again.")] = None,
     include_promoted: Annotated[
-        bool, Parameter(name="--include-promoted", negative="", help="Promoted runs may go, too.")
+        bool, Parameter(name="--include-promoted", negative="", help="Also delete promoted runs.")
     ] = False,
     include_uncommitted: Annotated[
-        bool, Parameter(name="--include-uncommitted", negative="", help="Runs that were never committed may go, too.")
+        bool, Parameter(name="--include-uncommitted", negative="", help="Also delete runs that were never committed.")
     ] = False,
-    dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Only show what would be deleted.")] = False,
     json: flags.Json = False,
 ) -> int:
-    """Free what old runs take on the disk. Without a rule only what killed processes and ended sessions left is freed.
+    """Delete old runs. Without a rule, only delete leftovers of killed processes and ended sessions.
 
-    Exit 1 where something that was to go is still there.
+    Exit 1 if something could not be deleted.
 
     For example:
       proofbox gc out --older-than 30 --dry-run
       proofbox gc out --pin run-01…
     """
     if any(value is not None and not 0 <= value < 2**40 for value in (older_than, max_size)):
-        raise UsageError("an age or a size that makes no sense", op="gc", fix_hints=["give a number of days, or of MB"])
+        raise UsageError(
+            "--older-than or --max-size is out of range", op="gc", fix_hints=["give a number of days, or of MB"]
+        )
     if out is not None and not out.is_dir():
-        raise NotFoundError(f"{out} is no directory", op="gc", fix_hints=["name the --out directory of your runs"])
+        raise NotFoundError(f"{out} is not a directory", op="gc", fix_hints=["name the --out directory of your runs"])
     out = Path("out") if out is None else out
     for name, wanted in ((pin, True), (unpin, False)):
         if name is not None:
@@ -183,25 +183,25 @@ def gc(
 
     def text() -> str:
         rows = [
-            (item.kind, f"{item.bytes / 1e6:.1f} MB", "goes" if item.free else "stays", item.reason, item.path)
+            (item.kind, f"{item.bytes / 1e6:.1f} MB", "delete" if item.free else "keep", item.reason, item.path)
             for item in items
         ]
         table = columns([("KIND", "SIZE", "", "WHY", "PATH"), *rows]) + "\n" if rows else ""
-        left = "".join(f"still there: {printable(item.left)}\n" for item in items if item.left)
+        left = "".join(f"not deleted: {printable(item.left)}\n" for item in items if item.left)
         return f"{table}{left}{what} {freed / 1e6:.1f} MB"
 
     show(RunGcDocument(dry_run=dry_run, freed=freed, items=items, error=error), text, as_json=json)
     return 1 if error else 0
 
 
-def _notes(asked: Path, bundle: Bundle) -> tuple[str, ...]:
-    named, *newer = notes_on_latest(asked, bundle.path) or [""]
+def _notes(path: Path, bundle: Bundle) -> tuple[str, ...]:
+    named, *newer = notes_on_latest(path, bundle.path) or [""]
     return (*((named, *newer) if newer else ()), *notes_on(bundle))
 
 
 def _lines(first: str, findings: str, notes: Sequence[str]) -> str:
-    said = [printable(f"note: {note}").replace("\n", "\\n") for note in notes]
-    return "\n".join(filter(None, [first, findings, *said]))
+    lines = [printable(f"note: {note}").replace("\n", "\\n") for note in notes]
+    return "\n".join(filter(None, [first, findings, *lines]))
 
 
 def _pin(out: Path, run_id: str, wanted: bool) -> None:
@@ -218,7 +218,7 @@ def _not_freed(items: tuple[retention.RetentionItem, ...]) -> ErrorBody | None:
     left = [item.left for item in items if item.left]
     if not left:
         return None
-    error = NotFreed(f"{counted(len(left), 'thing')} could not be removed, the first: {left[0]}", op="gc")
+    error = NotFreed(f"{counted(len(left), 'item')} could not be deleted, the first: {left[0]}", op="gc")
     return ErrorBody.of(error)
 
 

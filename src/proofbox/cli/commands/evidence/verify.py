@@ -1,4 +1,4 @@
-"""`verify`: what an auditor runs. Exit 0 when everything holds, 1 when anything does not."""
+"""`verify`: check evidence as an auditor would. Exit 0 if everything holds, 1 on any finding."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from proofbox.evidence.verify.verifier import verify as verify_path
 
 class CheckedCounts(msgspec.Struct, frozen=True):
     files: int
-    """Held against the index that lists them."""
+    """Files compared with the index that lists them."""
     bytes: int
-    """Of those files, by their index."""
+    """The total size of those files, by their index."""
     bundles: int
-    """The one that was named, and those nested in it."""
+    """The given bundle and the bundles nested in it."""
     chains: int
-    """Logs whose hash chain was followed."""
+    """Logs whose hash chain was checked."""
 
 
 class FindingFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,7 +32,7 @@ class FindingFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     path: str
     detail: str
     path_b64: str | None = None
-    """The exact bytes, where the path is not UTF-8."""
+    """The exact bytes of a path that is not UTF-8."""
 
     @classmethod
     def of(cls, finding: BundleFinding) -> FindingFacts:
@@ -44,22 +44,22 @@ class VerificationDocument(Document, frozen=True, kw_only=True):
     path: str
     run_id: str | None
     status: str | None
-    """Of the index: ok, partial, failed. Without an index, the run's state; null: that can't be read either."""
+    """The index's status: ok, partial or failed. Without an index, the run's state; null: unreadable as well."""
     bundle: str | None
     packet: str | None
     promotable: bool | None
     policy: str | None
-    """What the packet's policy is called."""
+    """The name of the packet's policy."""
     own_policy: bool | None
-    """Whether it is someone's own, and none of those that come with proofbox; null: no packet has a policy."""
+    """Whether the policy is custom rather than built in; null: there is no packet with a policy."""
     signed_by: str | None
-    """The id of the key that was given and did sign; null: it did not, or none was given."""
+    """The id of the given key, if it signed the packet; null: it did not, or no key was given."""
     checked: CheckedCounts
-    """How much was looked at."""
+    """How much was checked."""
     findings: tuple[FindingFacts, ...]
     notes: tuple[str, ...]
     error: ErrorBody | None
-    """Where `ok` is false: what the answer "no" is called."""
+    """The error, if `ok` is false."""
 
 
 def verify(
@@ -70,7 +70,7 @@ def verify(
 ) -> int:
     """Check a bundle, its logs, nested bundles, packet and signature. Exit 1 on any finding.
 
-    Without a key this shows damage, not forgery: whoever can rewrite a whole bundle can make a consistent one.
+    Without a key this detects damage but not forgery: anyone who can rewrite a whole bundle can make it consistent.
 
     For example:
       proofbox verify out

@@ -1,4 +1,4 @@
-"""`exec`: one command in a box of its own."""
+"""`exec`: run one command in a new box."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
     stdout: str
     stderr: str
     stdout_b64: str | None
-    """The exact bytes, where they are not UTF-8; null where `stdout` says it all. The same for stderr."""
+    """The exact bytes of stdout, if they are not UTF-8; null otherwise."""
     stderr_b64: str | None
     timed_out: bool
     signal: int | None
@@ -80,7 +80,7 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
 
 @dataclass(frozen=True)
 class CommandFlags:
-    """What may be said of one command: the same flags in a box of its own and in a session."""
+    """Flags of one command, in a new box or in a session."""
 
     cwd: flags.Cwd = None
     env: flags.Env = ()
@@ -93,9 +93,9 @@ class CommandFlags:
     def words(self, argv: tuple[str, ...]) -> list[str]:
         if (self.shell is None) == (not argv):
             raise UsageError(
-                "a command is needed, either behind -- or by --shell"
+                "no command was given: put it after --, or use --shell"
                 if self.shell is None
-                else "both --shell and a command were given",
+                else "--shell and a command after -- cannot be combined",
                 op="exec",
                 fix_hints=["proofbox exec -- ls -l", "proofbox exec --shell 'ls -l | wc -l'"],
             )
@@ -103,7 +103,7 @@ class CommandFlags:
 
     @contextlib.contextmanager
     def options(self, *, as_json: bool) -> Iterator[ExecOptions]:
-        """From the command's start on, the signals that reach this process are for that command."""
+        """Yield the options of the call. Once the command has started, signals to this process are passed on to it."""
         from proofbox.sandbox.client.signals import passing_on
 
         with open_stdin(self.stdin) as source, contextlib.ExitStack() as stack:
@@ -119,22 +119,22 @@ class CommandFlags:
 
 
 NO_FLAGS = CommandFlags()
-Said = Annotated[CommandFlags, Parameter(name="*")]
+CommandArgs = Annotated[CommandFlags, Parameter(name="*")]
 
 
 def exec_(
     *argv: Annotated[str, Parameter(show=False)],
     provider: flags.Provider = None,
     project: flags.Project = Path(),
-    said: Said = NO_FLAGS,
-    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    command: CommandArgs = NO_FLAGS,
+    box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Run one command in a box of its own: proofbox exec [OPTIONS] -- COMMAND [ARG...]
+    """Run one command in a new box: proofbox exec [OPTIONS] -- COMMAND [ARG...]
 
-    The exit code is the command's own; 124 when it timed out, 126 or 127 when it can't be executed or is not there,
-    125 when proofbox failed. Without --json the output comes as it is made. Signals (Ctrl-C, TERM, HUP, QUIT, USR1,
-    USR2, WINCH) are passed on to the command; the third Ctrl-C or TERM ends it in any case.
+    The exit code is the command's; 124 if it timed out, 126 if it cannot be executed, 127 if it was not found, and 125
+    if proofbox failed. Without --json the output is streamed. Signals (Ctrl-C, TERM, HUP, QUIT, USR1, USR2, WINCH) are
+    passed on to the command; the third Ctrl-C or TERM kills it.
 
     For example:
       proofbox exec -- python3 -m pytest -q
@@ -143,8 +143,8 @@ def exec_(
     """
     from proofbox.sandbox.service import Sandboxes
 
-    words = said.words(argv)
-    with Sandboxes(project) as boxes, said.options(as_json=json) as options:
+    words = command.words(argv)
+    with Sandboxes(project) as boxes, command.options(as_json=json) as options:
         result = boxes.exec(words, provider=provider, **box.options(), **options)
     return finish(result, as_json=json)
 
@@ -154,7 +154,7 @@ def finish(result: ExecResult, *, as_json: bool) -> int:
         write_json(ExecDocument.of(result))
     else:
         if result.timed_out:
-            print("proofbox: the command timed out and was killed, with everything it had started", file=sys.stderr)
+            print("proofbox: the command timed out and was killed, with all its child processes", file=sys.stderr)
         if result.usage.oom_killed:
             print("proofbox: the box reached its memory limit, and the kernel killed a process", file=sys.stderr)
     return result.exit_code
@@ -169,33 +169,30 @@ def open_stdin(name: str | None) -> Iterator[BinaryIO | None]:
     elif name == "-":
         if sys.stdin is None:
             raise UsageError(
-                "--stdin - was asked for, and stdin is closed", op="exec", fix_hints=["give a file, or omit it"]
+                "--stdin - was given, but stdin is closed", op="exec", fix_hints=["use --stdin FILE", "omit --stdin"]
             )
-        with own_stdin() as own:  # not sys.stdin: a thread that waits in its buffer would abort Python's exit
+        with own_stdin() as own:  # a thread that blocks in sys.stdin's buffer would abort Python at exit
             yield own
     else:
         try:
-            source = open(name, "rb")  # noqa: SIM115 (closed below, while errors of the command itself pass through)
+            source = open(name, "rb")  # noqa: SIM115 (closed below; errors of the command must pass through)
         except (OSError, ValueError) as error:
             raise NotFoundError(
-                f"--stdin {name!r} can't be read: {error}", op="exec", fix_hints=["check the path"]
+                f"cannot read --stdin {name!r}: {error}", op="exec", fix_hints=["check the path"]
             ) from None
         with source:
             yield source
 
 
 def writer(raw: bool) -> OnOutput:
-    """Passes output on as it comes.
-
-    What a program in a box wrote is hostile to a terminal, so that one gets it escaped.
-    """
+    """Return a function that passes on output as it arrives, escaped for a terminal unless `raw`."""
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
     plain = {name: raw or stream is None or not stream.isatty() for name, stream in streams.items()}
     decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in plain}
 
     def write(output: Output) -> None:
         target = streams[output.stream]
-        if target is None:  # closed by the caller: nobody wants it
+        if target is None:  # closed by the caller
             return
         if plain[output.stream]:
             target.buffer.write(output.data)

@@ -1,7 +1,7 @@
-"""`run` and `mcp proxy`: what an agent in a box asks its supervisor for.
+"""`run` and `mcp proxy`: requests from an agent in a box to its supervisor.
 
-There `proofbox` is a small program of its own (`sandbox/agent/boxrun.c`), and these are met only by those who have
-proofbox itself in the box, or who try it outside.
+In a box, `proofbox` is normally a small helper program (`sandbox/agent/boxrun.c`). These commands are used only where
+proofbox itself is installed in the box, or called outside one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NoStdin = Annotated[bool, Parameter(name="-n", negative="", help="The command's 
 def run(
     *argv: Annotated[str, Parameter(show=False)],
     no_stdin: NoStdin = False,
-    json: flags.Json = False,  # noqa: ARG001 (it decides how an error is told)
+    json: flags.Json = False,  # noqa: ARG001 (decides the format of errors)
 ) -> int:
-    """In an attempt's box: have the supervisor run a command, and record it: proofbox run [-n] -- COMMAND [ARG...]
+    """In an attempt's box, have the supervisor run and record a command: proofbox run [-n] -- COMMAND [ARG...]
 
     The command runs in the same box, in a directory of the workspace, with the caller's environment, stdin, stdout and
-    stderr; signals pass through. What the record says of it is what the supervisor did and saw. The exit code is the
-    command's own; 125 when the supervisor can't be asked, 126 when the mission's policy declines it. More is in
+    stderr; signals are passed on. The record states what the supervisor did and observed. The exit code is the
+    command's; 125 if the supervisor cannot be reached, 126 if the mission's policy declines the command. See
     docs/funnel.md.
 
     For example:
@@ -38,10 +38,10 @@ def run(
 
 
 def proxy(*argv: Annotated[str, Parameter(show=False)], json: flags.Json = False) -> int:  # noqa: ARG001 (the same)
-    """In an attempt's box: start an MCP server through the supervisor: proofbox mcp proxy -- COMMAND [ARG...]
+    """In an attempt's box, start an MCP server through the supervisor: proofbox mcp proxy -- COMMAND [ARG...]
 
-    COMMAND speaks MCP on stdin and stdout, and so does this, in its place. Each call of a tool is recorded outside,
-    with its arguments and its result. For an agent's list of MCP servers. More is in docs/funnel.md.
+    Put this in an agent's list of MCP servers in place of COMMAND, a server that uses stdin and stdout. Each tool call
+    is recorded outside the box, with its arguments and result. See docs/funnel.md.
 
     For example:
       proofbox mcp proxy -- npx some-mcp-server
@@ -53,15 +53,15 @@ def proxy(*argv: Annotated[str, Parameter(show=False)], json: flags.Json = False
 def _ask(words: list[str], argv: tuple[str, ...]) -> int:
     if not argv:
         raise UsageError(
-            "a command is needed, behind --", op=words[0], fix_hints=[f"proofbox {' '.join(words)} -- COMMAND"]
+            "no command was given after --", op=words[0], fix_hints=[f"proofbox {' '.join(words)} -- COMMAND"]
         )
     if os.access(HELPER, os.X_OK):
-        os.execv(HELPER, [HELPER, *words, "--", *argv])  # noqa: S606 (nothing of ours is needed any more)
+        os.execv(HELPER, [HELPER, *words, "--", *argv])  # noqa: S606 (the helper replaces this process)
     raise FunnelUnavailable(
-        "there is no supervisor here: this is for an agent in the box of an attempt",
+        "there is no supervisor here: this command is for agents in the box of an attempt",
         op=words[0],
         fix_hints=[
-            "run a command in a box of its own: proofbox exec -- COMMAND",
+            "run a command in a new box: proofbox exec -- COMMAND",
             "run an agent whose commands can be recorded: proofbox suite run SPEC --strategies process",
         ],
     )

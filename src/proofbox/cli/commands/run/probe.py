@@ -1,4 +1,4 @@
-"""`probe`: which sandbox would be used here, by a real trial."""
+"""`probe`: show which sandbox would be used here, by starting one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ProbeDocument(Document, frozen=True, kw_only=True):
 
 
 def probe(*, provider: flags.Provider = None, json: flags.Json = False) -> int:
-    """Say which sandbox would be used here, by starting one.
+    """Show which sandbox would be used here, by starting one.
 
     For example:
       proofbox probe

@@ -1,4 +1,4 @@
-"""`session`: boxes that stay, used from any process by their id."""
+"""`session`: boxes that stay alive between commands and can be used from any process by id."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 from cyclopts import Parameter
 
 from proofbox.cli import flags
-from proofbox.cli.commands.run.exec import NO_FLAGS, Said, finish
+from proofbox.cli.commands.run.exec import NO_FLAGS, CommandArgs, finish
 from proofbox.cli.output import Document, columns, show
 from proofbox.errors import UsageError
 from proofbox.sandbox.contract import DEFAULT_TTL
 from proofbox.sandbox.sessions import SessionInfo
 
-SessionId = Annotated[str, Parameter(help="As `session start` or `session list` shows it.")]
+SessionId = Annotated[str, Parameter(help="The session's id, as `session start` or `session list` shows it.")]
 
 
 class SessionDocument(Document, frozen=True, kw_only=True):
@@ -26,28 +26,26 @@ class SessionDocument(Document, frozen=True, kw_only=True):
 class SessionsDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.sessions/1"
     sessions: tuple[SessionInfo, ...]
-    """All of this user that outlive their client, the ended ones until they are pruned."""
+    """All detached sessions of this user, including ended ones until they are pruned."""
 
 
 class PrunedDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.pruned/1"
     stopped: tuple[str, ...]
-    """Sessions that ran and were ended, where that was asked for."""
+    """Running sessions that `--all` stopped."""
     removed: tuple[str, ...]
-    """Sessions that are forgotten now."""
+    """Sessions that were removed."""
 
 
 def start(
     *,
     provider: flags.Provider = None,
     project: flags.Project = Path(),
-    ttl: Annotated[
-        float, Parameter(name="--ttl", help="Seconds without use after which it ends by itself.")
-    ] = DEFAULT_TTL,
-    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    ttl: Annotated[float, Parameter(name="--ttl", help="Idle seconds after which the session stops.")] = DEFAULT_TTL,
+    box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Start a box that stays until it is stopped or idle for --ttl seconds. Prints its id.
+    """Start a box that lives until it is stopped or idle for --ttl seconds. Prints its id.
 
     For example:
       id=$(proofbox session start)
@@ -57,7 +55,9 @@ def start(
     from proofbox.sandbox.service import Sandboxes
 
     if not 1 <= ttl <= 10**7:
-        raise UsageError(f"a ttl of {ttl} s makes no sense", op="session start", fix_hints=["give 1 second or more"])
+        raise UsageError(
+            f"--ttl {ttl} is not between 1 and 10000000 seconds", op="session start", fix_hints=["--ttl 3600"]
+        )
     with Sandboxes(project) as boxes:
         session = boxes.start_session(
             provider=provider,
@@ -73,7 +73,7 @@ def exec_(
     session_id: SessionId,
     /,
     *argv: Annotated[str, Parameter(show=False)],
-    said: Said = NO_FLAGS,
+    command: CommandArgs = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
     """Run a command in a session: proofbox session exec ID [OPTIONS] -- COMMAND [ARG...]
@@ -86,8 +86,8 @@ def exec_(
     """
     from proofbox.sandbox.service import Sandboxes
 
-    words = said.words(argv)
-    with Sandboxes() as boxes, said.options(as_json=json) as options:
+    words = command.words(argv)
+    with Sandboxes() as boxes, command.options(as_json=json) as options:
         result = boxes.exec_in_session(session_id, words, **options)
     return finish(result, as_json=json)
 
@@ -122,7 +122,7 @@ def show_(session_id: SessionId, /, *, json: flags.Json = False) -> int:
 
 
 def stop(session_id: SessionId, /, *, json: flags.Json = False) -> int:
-    """End a session and everything in it. Stopping one that has ended is no error.
+    """Stop a session and kill every process in it. Stopping an ended session is not an error.
 
     For example:
       proofbox session stop ses-01…
@@ -137,10 +137,10 @@ def stop(session_id: SessionId, /, *, json: flags.Json = False) -> int:
 
 def prune(
     *,
-    all: Annotated[bool, Parameter(name="--all", negative="", help="Stop the running ones first.")] = False,
+    all: Annotated[bool, Parameter(name="--all", negative="", help="Stop running sessions first.")] = False,
     json: flags.Json = False,
 ) -> int:
-    """Forget the sessions that have ended, and whatever they left behind.
+    """Remove ended sessions and everything they left behind.
 
     For example:
       proofbox session prune

@@ -16,13 +16,13 @@ def up(
     *argv: Annotated[str, Parameter(show=False)],
     provider: flags.Provider = None,
     project: flags.Project = Path(),
-    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """An interactive shell in a box, on your own terminal: proofbox up [OPTIONS] [-- COMMAND [ARG...]]
+    """Open an interactive shell in a box, on your own terminal: proofbox up [OPTIONS] [-- COMMAND [ARG...]]
 
-    The box ends with the shell. Ctrl-C, job control and resizing work inside; the exit code is the command's own. With
-    --json the result is a document of `exec`, after the session.
+    The box ends with the shell. Ctrl-C, job control and resizing work inside; the exit code is the command's. With
+    --json the result is printed at the end, as the document of `exec`.
 
     For example:
       proofbox up

@@ -1,4 +1,4 @@
-"""`completion`: a script that teaches a shell the commands and flags."""
+"""`completion`: a shell completion script for the commands and flags."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cyclopts import Parameter
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
 
-# As a file `_proofbox` on the fpath the script is the body of a function of that name, and has to do its work itself;
-# sourced, it says which function does.
+# As a file `_proofbox` on the fpath, the script is the body of a function of that name and must complete itself. When
+# sourced, it registers the completion function.
 _ZSH_ENTRY = """
 if [[ $funcstack[1] = _proofbox ]]; then
   _cyclopts_proofbox "$@"
@@ -32,7 +32,7 @@ def completion(
     *,
     json: flags.Json = False,
 ) -> int:
-    """Print a tab completion script.
+    """Print a shell completion script.
 
     For example:
       source <(proofbox completion bash)

@@ -1,4 +1,4 @@
-"""`contract`: everything a program may rely on, in one document. A committed snapshot of it guards against drift."""
+"""`contract`: everything a program may rely on, in one document. A test compares it with a committed snapshot."""
 
 from __future__ import annotations
 
@@ -21,59 +21,59 @@ from proofbox.sandbox.providers import ALIASES, AUTO, AUTO_ORDER, PROVIDERS
 
 class CodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
-    """What proofbox exits with; commands with `passes_exit_code` have codes of their own."""
+    """proofbox's exit code; commands with `passes_exit_code` use other codes."""
     retryable: bool
     meaning: str
-    """What has happened where this code is given."""
+    """What the code means."""
     hints: tuple[str, ...]
-    """What to do, where an error of the kind has no better advice of its own."""
+    """How to fix it, unless the error itself gives more specific hints."""
     parent: str | None
-    """The code of the kind that it is a case of."""
+    """The code of the more general error."""
 
 
 class ProviderFacts(msgspec.Struct, frozen=True):
     isolation: Isolation
     aliases: tuple[str, ...]
-    """Other names that are taken for it."""
+    """Other names for it."""
 
 
 class StrategyFacts(msgspec.Struct, frozen=True):
     title: str
-    """What it is, in a line."""
+    """A one-line description."""
     capabilities: RuntimeCapabilities
     settings: dict[str, Any]
-    """The JSON schema of what `[runtimes.ID]` may say."""
+    """The JSON Schema of the `[runtimes.ID]` settings."""
 
 
 class ContractDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.contract/1"
     version: str
     commands: dict[str, CommandFacts]
-    """By the words that call them, such as `bundle verify`."""
+    """The commands by name, such as `bundle verify`."""
     exit_codes: dict[int, str]
-    """What each exit code of proofbox means."""
+    """proofbox's exit codes and their meanings."""
     passing_exit_codes: dict[int, str]
-    """Of commands with `passes_exit_code`."""
+    """The exit codes of commands with `passes_exit_code`."""
     schemas: dict[str, Any]
-    """The JSON Schema of everything that is printed."""
+    """The JSON Schemas of all printed documents."""
     stored: dict[str, StoredFacts]
-    """Of everything that is written to a disk."""
+    """All documents that are written to disk."""
     codes: dict[str, CodeFacts]
-    """Every error that is raised on purpose, by its code."""
+    """All errors, by code."""
     providers: dict[str, ProviderFacts]
     """The sandbox providers, by name."""
     auto_order: tuple[str, ...]
-    """What `auto` tries, in this order; with an image, then those that run one."""
+    """The providers that `auto` tries, in order; with an image, then those that can run one."""
     strategies: dict[str, StrategyFacts]
     """The agent runtimes that are built in, by id."""
     default_chain: str
-    """The strategies that are tried where nobody says which."""
+    """The strategies that are tried by default."""
     capabilities: tuple[str, ...]
-    """What a strategy may be able to do."""
+    """The names of all capabilities of strategies."""
 
 
 def contract(*, json: flags.Json = False) -> int:
-    """List every command, schema, code and provider, for programs that drive proofbox.
+    """List every command, schema, error code and provider, for programs that use proofbox.
 
     For example:
       proofbox contract --json | python3 -I -m json.tool
@@ -86,7 +86,7 @@ def contract(*, json: flags.Json = False) -> int:
 def make_contract() -> ContractDocument:
     return ContractDocument(
         version=__version__,
-        commands=commands(),  # first: it loads the modules of all commands, and with them every document
+        commands=commands(),  # first: this loads the modules that define the documents
         exit_codes=EXIT_CODES,
         passing_exit_codes=PASSING_EXIT_CODES,
         schemas=schemas.printed(),
@@ -104,7 +104,7 @@ def make_contract() -> ContractDocument:
 
 
 def _strategy(id: str) -> StrategyFacts:
-    """Of the built-in ones: what else is installed is no part of the contract."""
+    """Describe a built-in strategy. Other installed strategies are not part of the contract."""
     runtime = installed().runtime(id)
     return StrategyFacts(runtime.title, runtime.capabilities, schemas.json_schema(runtime.settings))
 

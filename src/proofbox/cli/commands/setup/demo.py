@@ -1,4 +1,4 @@
-"""`demo`: the whole pipeline in a minute, without a key, an engine or a network."""
+"""`demo`: the whole pipeline in a minute, without a key, a container engine or a network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from proofbox.errors import DemoFailed, ProofboxError
 
 PATIENCE = 30.0
 BOLD, DIM, CYAN = "1", "2", "36"
-HIGHLIGHTS = {  # how a line begins, and its colour
+HIGHLIGHTS = {  # the start of a line, and its colour
     "holds:": "32",
     "DOES NOT HOLD:": "31",
     "lie.1: claimed success, and failed": "31",
@@ -43,7 +43,7 @@ HIGHLIGHTS = {  # how a line begins, and its colour
 class StepFacts(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.demo_step/1"
     what: str
-    """What the step is to show."""
+    """What the step shows."""
     command: str
     exit_code: int
 
@@ -58,23 +58,21 @@ class DemoDocument(Document, frozen=True, kw_only=True):
 def demo(
     *,
     codex: Annotated[
-        bool, Parameter(name="--codex", negative="", help="The same with the real Codex, and a model that is built in.")
+        bool, Parameter(name="--codex", negative="", help="Use the real Codex, with a built-in fake model.")
     ] = False,
-    keep: Annotated[
-        Path | None, Parameter(name="--keep", help="Leave everything in this directory, which must not exist.")
-    ] = None,
+    keep: Annotated[Path | None, Parameter(name="--keep", help="Keep all files in this new directory.")] = None,
     json: flags.Json = False,
 ) -> int:
-    """Show the whole: missions in a box, evidence, a lie caught, a byte flipped, a signature, a pull request.
+    """Show the whole pipeline: missions, evidence, a false claim, a flipped byte, a signature, a pull request.
 
-    Nothing is left behind, unless --keep says where.
+    All files are deleted at the end, unless --keep names a directory.
 
     For example:
       proofbox demo
       proofbox demo --keep demo-1
     """
     if keep is not None and keep.exists():
-        raise DemoFailed(f"{keep} is already there", op="demo", fix_hints=["name a directory that is not"])
+        raise DemoFailed(f"{keep} already exists", op="demo", fix_hints=["choose a new directory: --keep DIR"])
     if keep is not None:
         require_utf8(keep.absolute(), "the directory to keep", "demo")
     with contextlib.ExitStack() as stack:
@@ -100,7 +98,7 @@ def demo(
 
 
 class DemoStage:
-    """Runs each step as a person would type it, and shows it."""
+    """Runs each step as a command line, and shows the command and its output."""
 
     def __init__(self, place: Path, *, quiet: bool) -> None:
         self.place = place
@@ -113,7 +111,7 @@ class DemoStage:
             self.env[f"XDG_{name}_HOME"] = str(place / "home" / name.lower())
 
     def child(self, module: str, *words: str) -> ChildInterpreter:
-        """Build the start of a proofbox module in the demo's directory."""
+        """Return how to start a proofbox module in the demo's directory."""
         return module_child(module, *words, cwd=self.place, env=self.env)
 
     def say(self, text: str) -> None:
@@ -121,7 +119,7 @@ class DemoStage:
             print("\n" + self._coloured(text, BOLD), flush=True)
 
     def run(self, what: str, *words: str, expected: int = 0) -> None:
-        """One command of ours. Any other exit code than the expected one ends the demo."""
+        """Run one proofbox command. An unexpected exit code ends the demo."""
         if not self._quiet:
             print("$ " + self._coloured(folded(["proofbox", *words]), CYAN), flush=True)
         child = self.child("proofbox", *words)
@@ -147,13 +145,13 @@ class DemoStage:
         )
         if not ok:
             raise DemoFailed(
-                f"{what}: exit code {done.returncode}, and {expected} was expected",
+                f"{what}: exit code {done.returncode}, expected {expected}",
                 op="demo",
                 fix_hints=["see what works on this machine: proofbox doctor"],
             )
 
     def _wrapped(self, line: str) -> list[str]:
-        """At a terminal, a long line is broken between words, which the terminal itself does not do."""
+        """Wrap a long line between words if stdout is a terminal."""
         if not self._at_terminal or len(line) <= _width():
             return [line]
         return textwrap.wrap(line, _width(), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
@@ -163,7 +161,7 @@ class DemoStage:
 
 
 def folded(words: Sequence[str]) -> str:
-    """A command line that can be copied, in lines that fit; a flag stays with its value."""
+    """Format a command line that can be copied, wrapped to the terminal's width, with each flag next to its value."""
     pieces: list[str] = []
     for word in map(shlex.quote, words):
         if pieces and pieces[-1].startswith("-") and " " not in pieces[-1] and not word.startswith("-"):
@@ -185,7 +183,7 @@ def _width() -> int:
 
 def play(stage: DemoStage, stack: contextlib.ExitStack, *, codex: bool) -> None:
     place = stage.place
-    for name in ("suite.toml", "model.toml", "app", "hidden"):  # what each is for, they say themselves
+    for name in ("suite.toml", "model.toml", "app", "hidden"):
         with as_file(files("proofbox.cli") / "demo_files" / name) as source:
             copy = shutil.copytree if source.is_dir() else shutil.copyfile
             copy(source, place / name)
@@ -194,20 +192,20 @@ def play(stage: DemoStage, stack: contextlib.ExitStack, *, codex: bool) -> None:
         url = stack.enter_context(_serving(stage.child("proofbox.agents.fakemodel", "--rules", "model.toml")))
         agent = ["--strategies", "codex_app_server!", "--base-url", url, "--model", "fake-model"]
 
-    stage.say("1. Three missions for an agent in a box: one is done, one a lie, one endless.")
+    stage.say("1. An agent in a box gets three missions: one succeeds, one lies, one hangs.")
     stage.run("missions", "suite", "run", "suite.toml", "--out", "out", "-n", "3", *agent, expected=1)
     stage.run("the lie", "attempt", "explain", "lie.1", "--run", "out")
 
-    stage.say("2. What happened is evidence: anyone can check it, offline.")
+    stage.say("2. The run left evidence that anyone can check, offline.")
     stage.run("verify", "verify", "out")
     run = (place / "out" / "LATEST").read_text().strip()
     attempt = f"out/{run}/attempts/fix.1.e1"
     shutil.copytree(place / "out", place / "copy")
     _flip(place / "copy" / run / "attempts/lie.1.e1/outcome.json")
-    stage.say("   In a copy, one byte of it is flipped.")
+    stage.say("   In a copy, one byte is flipped.")
     stage.run("a flipped byte is found", "verify", "copy", expected=1)
 
-    stage.say("3. What was verified may be relied on: a packet that pins it, signed.")
+    stage.say("3. A verified attempt can be promoted: a signed packet pins it.")
     stage.run("key", "key", "new", "demo")
     packet = "fix.promotion.json"
     stage.run("promote", "promotion", "emit", attempt, "--require-promotable", "--sign", "demo", "--output", packet)
@@ -234,7 +232,7 @@ def _flip(path: Path) -> None:
 
 @contextlib.contextmanager
 def _serving(child: ChildInterpreter) -> Iterator[str]:
-    """A server of ours that says its address when it is ready."""
+    """Run a server that prints its URL when it is ready, and yield the URL."""
     server = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdout=subprocess.PIPE, text=True)
     try:
         yield (server.stdout.readline() if server.stdout else "").strip()
@@ -253,7 +251,11 @@ def _backend(stage: DemoStage, port: int) -> Iterator[None]:
             end = time.monotonic() + PATIENCE
             while not _answers(port):
                 if server.poll() is not None or time.monotonic() > end:
-                    raise DemoFailed("the backend did not come up", op="demo", fix_hints=["see --keep and backend.log"])
+                    raise DemoFailed(
+                        "the backend did not start",
+                        op="demo",
+                        fix_hints=["run with --keep DIR and read DIR/backend.log"],
+                    )
                 time.sleep(0.05)
             yield
         finally:
@@ -276,18 +278,16 @@ def _free_port() -> int:
 
 def _farewell(document: DemoDocument) -> str:
     if not document.ok:
-        return f"\nThe demo did not go as it should: {document.error and document.error.message}"
-    where = (
-        f"Everything is in {document.kept}." if document.kept else "Nothing is left behind; --keep DIR keeps it all."
-    )
+        return f"\nThe demo failed: {document.error and document.error.message}"
+    where = f"Everything is in {document.kept}." if document.kept else "All files were deleted; --keep DIR keeps them."
     return "\n".join(
         [
             "",
             where,
             "Next:",
-            "  proofbox doctor                      what the sandboxes on this machine hold",
+            "  proofbox doctor                      what the sandboxes on this machine enforce",
             "  proofbox exec -- COMMAND             one command in a box",
             "  proofbox suite run suite.toml        your own missions (docs/lab.md)",
-            "  proofbox runtime list                which agents could be used here",
+            "  proofbox runtime list                which agents can be used here",
         ]
     )

@@ -1,4 +1,4 @@
-"""`doctor`: what the sandboxes on this machine really do, by the conformance suite."""
+"""`doctor`: measure what the sandboxes on this machine enforce, with the conformance suite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from proofbox.sandbox.providers import PROVIDERS, provider_named
 from proofbox.sandbox.selection import diagnose, trial_project
 from proofbox.sandbox.service import Sandboxes
 
-# One of each kind of promise, for those in a hurry.
+# One check of each kind, for `--quick`.
 QUICK = (
     "commands.exit-codes",
     "killing.timeout-daemon",
@@ -44,47 +44,47 @@ LATENCY_SAMPLES = 20
 
 class ProviderReport(msgspec.Struct, frozen=True):
     works: Diagnostic
-    """Whether it works here, by a trial, and why not."""
+    """Whether it works here, as tested by starting it, or why not."""
     exec_ms: float | None
-    """The median time of `true` in a session."""
+    """The median time to run `true` in a session, in milliseconds."""
     report: Report | None
-    """What its checks came to; null: it does not work here."""
+    """The results of its checks; null: it does not work here."""
 
 
 class DoctorDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.doctor/1"
     host: str
     kernel: str
-    """The kernel's release, as `uname -r` says it."""
+    """The kernel release, as in `uname -r`."""
     version: str
     measured_at: str
     quick: bool
-    """Only a few checks were made; such a result is not kept for others to cite."""
+    """Whether only a few checks were run. Such a result is not stored."""
     providers: dict[str, ProviderReport]
-    """By name: all of them, or the one that was asked for."""
+    """The reports by provider name: all providers, or the requested one."""
     runtimes: tuple[RuntimeFacts, ...]
-    """The agent runtimes, and whether each could be used with the settings here."""
+    """The agent runtimes, and whether each works with the current settings."""
     closed: tuple[ClosedGate, ...]
-    """The models' credentials that a limit keeps every run from using now."""
+    """The model credentials that a rate limit currently blocks for all runs."""
     could_free: int
-    """Bytes that `proofbox gc` would free here: what killed runs and ended sessions left, and old versions' caches."""
+    """Bytes that `proofbox gc` would free: leftovers of killed runs and ended sessions, and caches of old versions."""
     error: ErrorBody | None = None
 
 
 def doctor(
     *,
     provider: flags.Provider = None,
-    quick: Annotated[bool, Parameter(name="--quick", negative="", help="A few checks of each kind only.")] = False,
+    quick: Annotated[bool, Parameter(name="--quick", negative="", help="Run only a few checks.")] = False,
     image: flags.Image = None,
     runtime: flags.Runtime = None,
     json: flags.Json = False,
 ) -> int:
-    """Check every sandbox on this machine by attacking it, and say what each one holds, and what to fix.
+    """Check every sandbox on this machine by attacking it, and show what each enforces and what to fix.
 
-    Of the agent runtimes it says which could be used; `runtime check` drives one.
+    Also list the agent runtimes that can be used here; `runtime check` tests one of them.
 
-    Exit code 1 when a provider that works fails a check, or the one that was asked for does not work. The result is
-    kept for others to cite.
+    Exit code 1 if a working provider fails a check, or the requested one does not work. The result is stored and
+    referenced by evidence.
 
     For example:
       proofbox doctor
@@ -130,11 +130,11 @@ def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> Prov
 
     with passing_line(shown=progress) as say:
 
-        def tell(result: CheckResult) -> None:
+        def on_result(result: CheckResult) -> None:
             done.append(result)
             say(f"{name}: {len(done)}/{total} {result.check}")
 
-        report = run_conformance(name, only=QUICK if quick else None, on_result=tell, settings=own)
+        report = run_conformance(name, only=QUICK if quick else None, on_result=on_result, settings=own)
     return ProviderReport(works, _latency(name, own), report)
 
 
@@ -181,7 +181,7 @@ def _rest(document: DoctorDocument) -> str:
 
 
 def _closed(gates: tuple[ClosedGate, ...]) -> str:
-    hint = "fix: wait, or if that is wrong: rm"
+    hint = "fix: wait, or if the limit no longer applies: rm"
     return "".join(printable(f"\n\n{gate}\n  {hint} {shlex.quote(gate.file)}") for gate in gates)
 
 

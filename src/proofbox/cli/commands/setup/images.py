@@ -1,4 +1,4 @@
-"""`images`: what can be run as a box's root file system, and getting it."""
+"""`images`: list and download the images that boxes can use as their root file system."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from proofbox.sandbox.images.catalogue import Image
 from proofbox.sandbox.paths import resolve_project
 
 Arch = Annotated[str | None, Parameter(name="--arch", help="x86_64 or aarch64. Default: this machine's.")]
-Catalogue = Annotated[Path | None, Parameter(name="--catalogue", help="Another catalogue than your own (images.toml).")]
+Catalogue = Annotated[
+    Path | None, Parameter(name="--catalogue", help="Another catalogue file instead of your own (images.toml).")
+]
 
 
 class ImageFacts(msgspec.Struct, frozen=True):
     name: str
-    """What `--image` and `images pull` take."""
+    """The name that `--image` and `images pull` accept."""
     arch: str
     url: str
-    """Where its archive is had from."""
+    """The URL of its archive."""
     sha256: str
     size: int | None
-    """The archive's, in bytes; null: the catalogue does not say."""
+    """The archive's size in bytes; null: unknown."""
     default: bool
-    """What `images pull` and `images default` mean where none is named."""
+    """Whether `images pull` and `images default` use it by default."""
     description: str
-    """For people; empty: the catalogue has none."""
+    """A description for people; may be empty."""
     pulled: bool
     """Whether its archive is on this machine."""
 
@@ -45,10 +47,10 @@ class ImageFacts(msgspec.Struct, frozen=True):
 class ImagesDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.image_list/1"
     catalogue: str
-    """The file that was read."""
+    """The catalogue file."""
     arch: str
     images: tuple[ImageFacts, ...]
-    """Those of that architecture."""
+    """The images for that architecture."""
 
 
 class ImageDocument(Document, frozen=True, kw_only=True):
@@ -61,15 +63,15 @@ class PulledDocument(Document, frozen=True, kw_only=True):
     image: ImageFacts
     path: str
     downloaded: bool
-    """False when it was there already, and is what its digest says."""
+    """False if it was already present with the right digest."""
     lock: str
-    """The project's lock file, which names the image by its digest now."""
+    """The project's lock file, which now pins the image by digest."""
 
 
 def list_(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = False) -> int:
-    """List the images of your catalogue, images.toml in proofbox's configuration directory.
+    """List the images in your catalogue, images.toml in proofbox's configuration directory.
 
-    There is no built-in list. An entry of the catalogue is:
+    There is no built-in catalogue. An entry looks like this:
 
       schema_version = "proofbox.images/1"
 
@@ -92,7 +94,7 @@ def list_(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = 
 
 
 def default(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = False) -> int:
-    """Say which image is the catalogue's default.
+    """Show the catalogue's default image.
 
     For example:
       proofbox images default
@@ -104,20 +106,22 @@ def default(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json 
 
 
 def pull(
-    name: Annotated[str | None, Parameter(help="As `images list` shows it. Default: the default image.")] = None,
+    name: Annotated[
+        str | None, Parameter(help="The image's name, as `images list` shows it. Default: the default image.")
+    ] = None,
     /,
     *,
     project: flags.Project = Path(),
     arch: Arch = None,
     catalogue: Catalogue = None,
     update: Annotated[
-        bool, Parameter(name="--update", negative="", help="Replace what the project's lock file says.")
+        bool, Parameter(name="--update", negative="", help="Replace the image in the project's lock file.")
     ] = False,
     json: flags.Json = False,
 ) -> int:
-    """Download an image, verify it by its digest, and lock the project to it (.proofbox/images.lock).
+    """Download an image, verify its digest, and lock the project to it (.proofbox/images.lock).
 
-    A download that was cut goes on where it ended. A file with another digest is not kept.
+    An interrupted download is resumed. A file with a wrong digest is deleted.
 
     For example:
       proofbox images pull
@@ -125,8 +129,10 @@ def pull(
     """
     from proofbox.sandbox.images.pull import LOCK_FILE, pull_image
 
-    with progress_bar(name or "default image", shown=watched(as_json=json)) as tell:
-        pulled = pull_image(name, project_root=project, arch=arch, catalogue=catalogue, update=update, on_progress=tell)
+    with progress_bar(name or "default image", shown=watched(as_json=json)) as update_bar:
+        pulled = pull_image(
+            name, project_root=project, arch=arch, catalogue=catalogue, update=update, on_progress=update_bar
+        )
     document = PulledDocument(
         image=ImageFacts.of(pulled.image),
         path=str(pulled.path),

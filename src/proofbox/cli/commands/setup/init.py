@@ -1,4 +1,4 @@
-"""`init`: write a project's settings, and agree to them."""
+"""`init`: write a project's settings and trust them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ class InitDocument(Document, frozen=True, kw_only=True):
     path: str
     settings: Settings
     trusted: bool
-    """Always true: this version of the file counts from now on."""
+    """Always true: this version of the file applies from now on."""
     written: bool
-    """False: a file that was there was agreed to as it is."""
+    """False if an existing file was trusted without changes."""
 
 
 def init(
     *,
     project: flags.Project = Path(),
     provider: flags.Provider = None,
-    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    box: flags.Box = flags.NO_BOX_FLAGS,
     env: Annotated[
-        tuple[str, ...], Parameter(name="--env", negative="", help="A variable of yours that every command gets.")
+        tuple[str, ...],
+        Parameter(name="--env", negative="", help="A variable of your environment that every command gets."),
     ] = (),
     provision: Annotated[
-        str | None, Parameter(name="--provision", help="A script of the project that prepares its boxes, once.")
+        str | None, Parameter(name="--provision", help="A script of the project that prepares its boxes, run once.")
     ] = None,
     trust: Annotated[
-        bool, Parameter(name="--trust", negative="", help="Agree to the file as it is; write nothing.")
+        bool, Parameter(name="--trust", negative="", help="Trust the existing file; write nothing.")
     ] = False,
-    force: Annotated[bool, Parameter(name="--force", negative="", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, Parameter(name="--force", negative="", help="Replace an existing file.")] = False,
     json: flags.Json = False,
 ) -> int:
-    """Write .proofbox/config.toml, the defaults for boxes over this project. Without flags, at a terminal, it asks.
+    """Write .proofbox/config.toml, the default settings for boxes over this project. Without flags, ask at a terminal.
 
-    A file that gives a box more than the defaults do (no sandbox, the network, mounts, variables, a provision
-    script) counts only once you have agreed to it: by writing it with this command, or by --trust after reading it.
+    A file that gives a box more than the defaults (no sandbox, the network, mounts, variables, a provision script)
+    applies only once you trust it: by writing it with this command, or with --trust after reading it.
 
     For example:
       proofbox init --access overlay --memory 2048
@@ -77,7 +78,7 @@ def init(
 
 
 def _ask() -> Settings:
-    """A few questions; an empty answer means the default."""
+    """Ask for the settings at a terminal; an empty answer means the default."""
 
     def answer(question: str) -> str | None:
         return input(f"{question}: ").strip() or None
@@ -89,19 +90,19 @@ def _ask() -> Settings:
         text = answer(question)
         return int(text) if text and text.isdecimal() else text
 
-    said = {
+    answers = {
         "provider": answer("Provider (auto, bubblewrap, docker, off) [auto]"),
         "image": answer("Image for docker [none]"),
         "access": answer("Access to the project (rw, ro, overlay) [rw]"),
         "cpus": answer("Cores [no limit]"),
         "memory": size("Memory limit in MB, or with a unit as in 2g [none]"),
-        "mounts": words("Mounts, HOST:GUEST[:ro|rw] with spaces between [none]"),
-        "env": words("Variables of yours that every command gets, by name [none]"),
+        "mounts": words("Mounts, HOST:GUEST[:ro|rw], separated by spaces [none]"),
+        "env": words("Names of your variables that every command gets [none]"),
         "provision": answer("A script of the project that prepares its boxes once [none]"),
     }
     try:
-        return msgspec.convert({name: value for name, value in said.items() if value}, Settings, strict=False)
+        return msgspec.convert({name: value for name, value in answers.items() if value}, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"an answer is none of those there are: {error}", op="init", fix_hints=["try again, or use flags"]
+            f"invalid answer: {error}", op="init", fix_hints=["run it again, or use flags: proofbox init --help"]
         ) from None

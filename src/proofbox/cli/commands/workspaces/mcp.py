@@ -1,4 +1,4 @@
-"""`mcp`: a workspace's tools for agents that speak the Model Context Protocol."""
+"""`mcp`: serve a workspace's tools over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def serve_(
     provider: flags.Provider = None,
     capabilities: CapabilitiesFlag = DEFAULT_CAPABILITIES,
     check: Check = None,
-    json: flags.Json = False,  # noqa: ARG001 (stdout is the protocol's; it decides how an error is told)
+    json: flags.Json = False,  # noqa: ARG001 (only decides the format of errors)
 ) -> int:
     """Serve a workspace's tools over MCP on stdin and stdout, until the client closes them.
 
-    stdout carries the protocol. With --json a failure to start is told as a document.
+    stdout carries the protocol. With --json, a failure to start is reported as a document.
 
     For example:
       proofbox mcp serve --workspace project --capabilities agent

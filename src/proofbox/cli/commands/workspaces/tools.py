@@ -1,4 +1,4 @@
-"""`workspace effects`, `workspace tools`, `workspace call`: what an agent can do in a workspace, and has done."""
+"""`workspace effects`, `workspace tools`, `workspace call`: the tools of a workspace, and the log of their effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ CapabilitiesFlag = Annotated[
     Parameter(name="--capabilities", help="A file, or a preset: minimal, sandbox, developer, agent, unrestricted."),
 ]
 Check = Annotated[
-    str | None, Parameter(name="--check", help="A command that must pass after each change; else it is rolled back.")
+    str | None,
+    Parameter(name="--check", help="A command that must pass after each change, or the change is rolled back."),
 ]
 
 
@@ -35,20 +36,20 @@ class EffectsDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.effects/1"
     workspace: str
     effects: tuple[Effect, ...]
-    """Oldest first, without those that `--since` and `--limit` leave out."""
+    """Oldest first, as selected by `--since` and `--limit`."""
 
 
 class ToolFacts(msgspec.Struct, frozen=True):
     name: str
-    """What a call names it by."""
+    """The name to call it by."""
     description: str
-    """What a model is told of it."""
+    """The description for the model."""
     parameters: dict[str, Any]
     """The JSON Schema of its arguments."""
     read_only: bool
-    """It changes nothing."""
+    """Whether it never changes anything."""
     available: bool
-    """The capabilities allow it for something."""
+    """Whether the capabilities allow at least one use of it."""
     reason: str = ""
     """Why it is not available."""
 
@@ -57,30 +58,30 @@ class ToolsDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_tools/1"
     workspace: str
     tools: tuple[ToolFacts, ...]
-    """All of them, those that are not available too."""
+    """All tools, including unavailable ones."""
     capabilities: Grants
     advisory: tuple[str, ...] = ("command", "clock", "random")
-    """What no box enforces: checked when a tool is called, and by nothing else."""
+    """Capabilities that no box enforces: they are only checked when a tool is called."""
 
 
 class CallDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.tool_result/1"
     tool: str
     result: dict[str, Any]
-    """What the tool returned, with members of its own."""
+    """The tool's result; its members depend on the tool."""
     text: str
-    """What a model is shown."""
+    """The text that a model sees."""
 
 
 def effects(
     directory: Directory = Path(),
     /,
     *,
-    since: Annotated[int, Parameter(name="--since", help="Leave out this many of the oldest.")] = 0,
-    limit: Annotated[int | None, Parameter(name="--limit", help="The latest so many.")] = None,
+    since: Annotated[int, Parameter(name="--since", help="Skip the N oldest effects.")] = 0,
+    limit: Annotated[int | None, Parameter(name="--limit", help="Show only the latest N effects.")] = None,
     json: flags.Json = False,
 ) -> int:
-    """List what was done in a workspace through its tools, and what was denied, oldest first.
+    """List the effects of tool calls in a workspace, including denied ones, oldest first.
 
     For example:
       proofbox workspace effects project
@@ -89,7 +90,7 @@ def effects(
     from proofbox.workspace.workspace import Workspace
 
     if limit is not None and not 1 <= limit <= sys.maxsize:
-        raise UsageError(f"a limit of {limit} makes no sense", op="workspace effects", fix_hints=["give 1 or more"])
+        raise UsageError(f"--limit {limit} is out of range", op="workspace effects", fix_hints=["--limit 20"])
     with Workspace.open(directory, track=False) as workspace:
         found = tuple(deque(workspace.effects.entries(max(0, since)), maxlen=limit))
         document = EffectsDocument(workspace=workspace.id, effects=found)
@@ -104,7 +105,7 @@ def tools(
     capabilities: CapabilitiesFlag = DEFAULT_CAPABILITIES,
     json: flags.Json = False,
 ) -> int:
-    """List the tools an agent has in a workspace, what each takes, and whether the capabilities allow it.
+    """List the tools an agent has in a workspace, their parameters, and whether the capabilities allow them.
 
     For example:
       proofbox workspace tools project --capabilities agent --json
@@ -132,7 +133,7 @@ def tools(
 
 def call(
     directory: Directory,
-    tool: Annotated[str, Parameter(help="Its name: `proofbox workspace tools` lists them.")],
+    tool: Annotated[str, Parameter(help="The tool's name; `proofbox workspace tools` lists them.")],
     /,
     *,
     args: Annotated[
@@ -143,7 +144,7 @@ def call(
     check: Check = None,
     json: flags.Json = False,
 ) -> int:
-    """Call one tool on a workspace, as an agent would: checked, recorded, with a snapshot after a change.
+    """Call one tool on a workspace as an agent would: checked, recorded, with a snapshot after a change.
 
     For example:
       proofbox workspace call project read_file --args '{"path": "README.md"}'
@@ -165,12 +166,12 @@ def _stdin() -> bytes:
     from proofbox.workspace.tools.registry import ARGUMENTS_LIMIT
 
     if sys.stdin is None:
-        raise UsageError("--args - was asked for, and stdin is closed", op="workspace call", fix_hints=["--args '{}'"])
+        raise UsageError("--args - was given, but stdin is closed", op="workspace call", fix_hints=["--args '{}'"])
     return sys.stdin.buffer.read(ARGUMENTS_LIMIT + 1)
 
 
 def _missing(capabilities: Capabilities, root: str) -> dict[str, str]:
-    """Tool → why it can never be used with these capabilities."""
+    """Return the tools that these capabilities never allow, each with the reason."""
     from proofbox.workspace.capabilities.compiling import compile_rules
 
     found: dict[str, str] = {}
@@ -182,7 +183,7 @@ def _missing(capabilities: Capabilities, root: str) -> dict[str, str]:
     }
     for kind, (rules, names) in needs.items():
         if not rules.allow:
-            found |= dict.fromkeys(names, f"no rule of {kind} allows anything")
+            found |= dict.fromkeys(names, f"no {kind} rule allows anything")
     if "run_command" not in found:
         try:
             compile_rules(capabilities, root)

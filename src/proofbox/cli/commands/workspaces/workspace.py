@@ -28,7 +28,7 @@ _COLOURS = {"file": "1", "hunk": "36", "added": "32", "removed": "31", "note": "
 _SHOWN = 20
 
 Directory = Annotated[Path, Parameter(help="The workspace's directory.")]
-SnapshotName = Annotated[str, Parameter(help="An id, its beginning, a name, or HEAD.")]
+SnapshotName = Annotated[str, Parameter(help="A snapshot's id, a prefix of it, a name, or HEAD.")]
 
 
 class WorkspaceDocument(Document, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class LogDocument(Document, frozen=True, kw_only=True):
 class StatusDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_status/1"
     status: Status
-    """The files, beside the latest snapshot."""
+    """The files compared with the latest snapshot."""
 
 
 class DiffDocument(Document, frozen=True, kw_only=True):
@@ -61,36 +61,36 @@ class DiffDocument(Document, frozen=True, kw_only=True):
 class RollbackDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.rollback/1"
     id: str
-    """The snapshot that the files are again."""
+    """The snapshot that was restored."""
     before: str
-    """The state that was left: rolling back to it goes forward again."""
+    """A snapshot of the state before the rollback; roll back to it to undo."""
     restored: tuple[Change, ...]
-    """What differs between the two."""
+    """The differences between the two."""
     irreversible_effects: tuple[str, ...]
-    """Commands since that snapshot that could reach beyond the workspace: what they did there is not undone."""
+    """Commands since that snapshot that could reach outside the workspace, where nothing is undone."""
     warning: str
-    """Says so where something is `left`; else empty."""
+    """A warning if anything is `left`; otherwise empty."""
     left: tuple[SkippedPath, ...]
-    """What is in no snapshot and stood in the way: it is still there."""
+    """Paths that are in no snapshot and were in the way; they were not changed."""
 
 
 class VerifyDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_verification/1"
     verification: HistoryVerification
-    """What reading all of the history again has shown."""
+    """The result of reading the whole history."""
     error: ErrorBody | None = None
 
 
 class WorkspaceGcDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_gc/1"
     collected: Collected
-    """What was dropped."""
+    """What was deleted."""
 
 
 class ForgetDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_forget/1"
     forgotten: Forgotten
-    """The workspace that was dropped."""
+    """The workspace whose history was deleted."""
 
 
 def init(
@@ -98,11 +98,11 @@ def init(
     /,
     *,
     ignore: Annotated[
-        tuple[str, ...], Parameter(name="--ignore", negative="", help="What is never part of it. May be repeated.")
+        tuple[str, ...], Parameter(name="--ignore", negative="", help="A path that is never recorded. Repeatable.")
     ] = (),
     json: flags.Json = False,
 ) -> int:
-    """Give a directory a history. The directory stays an ordinary one.
+    """Start recording a directory's history. The history is stored outside the directory.
 
     For example:
       proofbox workspace init project --ignore .venv
@@ -119,11 +119,11 @@ def snapshot(
     directory: Directory = Path(),
     /,
     *,
-    message: Annotated[str, Parameter(name=["--message", "-m"], help="What this state is.")] = "",
-    sealed: Annotated[bool, Parameter(name="--sealed", negative="", help="Read every file, and sync.")] = False,
+    message: Annotated[str, Parameter(name=["--message", "-m"], help="A description of this state.")] = "",
+    sealed: Annotated[bool, Parameter(name="--sealed", negative="", help="Read every file, and sync to disk.")] = False,
     json: flags.Json = False,
 ) -> int:
-    """Record the files as they are.
+    """Record the current state of the files.
 
     For example:
       proofbox workspace snapshot project -m "before the refactoring"
@@ -140,7 +140,7 @@ def log(
     directory: Directory = Path(),
     /,
     *,
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"], help="Only so many, the latest.")] = None,
+    limit: Annotated[int | None, Parameter(name=["--limit", "-n"], help="Show only the latest N entries.")] = None,
     json: flags.Json = False,
 ) -> int:
     """List the history, newest first.
@@ -151,7 +151,7 @@ def log(
     from proofbox.workspace.workspace import Workspace
 
     if limit is not None and limit < 1:
-        raise UsageError(f"a limit of {limit} shows nothing", op="workspace log", fix_hints=["give 1 or more"])
+        raise UsageError(f"--limit must be at least 1, not {limit}", op="workspace log", fix_hints=["--limit 20"])
     with Workspace.open(directory, track=False) as workspace:
         found = tuple(reversed(workspace.history()))[:limit]
     show(LogDocument(snapshots=found), lambda: _history(found), as_json=json)
@@ -159,7 +159,7 @@ def log(
 
 
 def status(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
-    """Say what has changed since the latest snapshot.
+    """Show what has changed since the latest snapshot.
 
     For example:
       proofbox workspace status project
@@ -175,13 +175,13 @@ def status(directory: Directory = Path(), /, *, json: flags.Json = False) -> int
 
 def diff(
     directory: Directory = Path(),
-    a: Annotated[str | None, Parameter(help="From: the latest snapshot unless named.")] = None,
-    b: Annotated[str | None, Parameter(help="To: the files as they are unless named.")] = None,
+    a: Annotated[str | None, Parameter(help="The old state. Default: the latest snapshot.")] = None,
+    b: Annotated[str | None, Parameter(help="The new state. Default: the current files.")] = None,
     /,
     *,
     json: flags.Json = False,
 ) -> int:
-    """Show what differs between two snapshots, or a snapshot and the files: with --json paths, else lines.
+    """Show the differences between two snapshots, or a snapshot and the files. With --json, list only the paths.
 
     For example:
       proofbox workspace diff project
@@ -194,7 +194,7 @@ def diff(
         raise WorkspacePathRefused(
             f"{directory} does not exist",
             op="workspace diff",
-            fix_hints=[f"if it is a snapshot, name the directory first: {given}"],
+            fix_hints=[f"if it is a snapshot, give the directory first: {given}"],
         )
     with _opened(directory, json=json) as workspace:
         if json:
@@ -209,7 +209,7 @@ def diff(
 
 
 def rollback(directory: Directory, snapshot_id: SnapshotName, /, *, json: flags.Json = False) -> int:
-    """Make the files what they were. What they are now is recorded first, so that it can be gone forward to again.
+    """Restore the files of a snapshot. The current files are recorded first, so a rollback can be undone.
 
     For example:
       proofbox workspace rollback project 3f2a
@@ -224,7 +224,7 @@ def rollback(directory: Directory, snapshot_id: SnapshotName, /, *, json: flags.
         warning=done.warning,
         left=done.left,
     )
-    lines = [f"{len(done.restored)} restored; back to where you were: {done.before[:12]}", done.warning]
+    lines = [f"{len(done.restored)} restored; to undo, roll back to {done.before[:12]}", done.warning]
     lines += _left("left", done.left)
     show(document, lambda: printable("\n".join(line for line in lines if line)), as_json=json)
     return 0
@@ -238,7 +238,7 @@ def fork(
     *,
     json: flags.Json = False,
 ) -> int:
-    """Make a new workspace with the files of a snapshot.
+    """Create a new workspace with the files of a snapshot.
 
     For example:
       proofbox workspace fork project HEAD experiment
@@ -255,7 +255,7 @@ def fork(
 
 
 def verify(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
-    """Hash the whole stored history again.
+    """Verify the stored history by hashing all of it.
 
     For example:
       proofbox workspace verify project
@@ -279,12 +279,10 @@ def gc(
     directory: Directory = Path(),
     /,
     *,
-    keep: Annotated[
-        int | None, Parameter(name="--keep", help="Keep this many of the latest entries, and named ones.")
-    ] = None,
+    keep: Annotated[int | None, Parameter(name="--keep", help="Keep the latest N entries, and named ones.")] = None,
     json: flags.Json = False,
 ) -> int:
-    """Drop what no snapshot needs; with --keep, old snapshots too.
+    """Delete stored data that no snapshot needs; with --keep, also old snapshots.
 
     For example:
       proofbox workspace gc project --keep 100
@@ -300,7 +298,7 @@ def gc(
 
 
 def adopt(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
-    """Give a history to the directory that is now in its place, after a restore from a backup or a deletion.
+    """Attach a history to the directory that has replaced its workspace, after a restore from a backup or a deletion.
 
     For example:
       proofbox workspace adopt project
@@ -310,12 +308,12 @@ def adopt(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
 
     with Workspace.adopt(directory, track=False) as workspace:
         document = WorkspaceDocument(workspace=workspace.id, path=str(workspace.path))
-    show(document, lambda: printable(f"{document.path} has its history again"), as_json=json)
+    show(document, lambda: printable(f"{document.path} is attached to its history again"), as_json=json)
     return 0
 
 
 def forget(directory: Directory, /, *, json: flags.Json = False) -> int:
-    """Drop the history and the effect log of a directory. Its files stay; it may also be gone already.
+    """Delete a directory's history and effect log, but not its files. The directory need not exist any more.
 
     For example:
       proofbox workspace forget project
@@ -323,7 +321,7 @@ def forget(directory: Directory, /, *, json: flags.Json = False) -> int:
     from proofbox.workspace.timeline.maintenance import forget as drop
 
     found = drop(directory)
-    text = f"{found.path} is not a workspace any more"
+    text = f"{found.path} is no longer a workspace"
     if found.shared:
         text += "; snapshots that its forks share are still stored"
     show(ForgetDocument(forgotten=found), lambda: printable(text), as_json=json)
@@ -332,7 +330,7 @@ def forget(directory: Directory, /, *, json: flags.Json = False) -> int:
 
 @contextmanager
 def _opened(directory: Path, *, json: bool) -> Iterator[Workspace]:
-    """For one look at all files, with a count of them for whoever waits at a terminal."""
+    """Open a workspace for a scan of all files, and show the number of files read at a terminal."""
     from proofbox.workspace.workspace import Workspace
 
     with (
@@ -368,5 +366,5 @@ def _changes(found: tuple[Change, ...]) -> str:
 
 
 def _line(text: str) -> str:
-    """A name or message can't pass for a line of ours."""
+    """Escape newlines, so that a file name or message cannot imitate a line of output."""
     return printable(text).replace("\n", "\\n")

@@ -1,4 +1,4 @@
-# What the agents never see: says how many of three cases are right.
+# Hidden from the agents: prints how many of three cases are right.
 right=0
 check() { [ "$(sh slug.sh "$1")" = "$2" ] && right=$((right + 1)); }
 check "Hello, World!" hello-world
