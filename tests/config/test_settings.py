@@ -111,7 +111,7 @@ def test_a_pipe_where_a_file_should_be_is_refused_and_not_waited_for(project: Pa
             check_lock(project, image)
         config.load(project)
 
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="regular file"):
         look()
 
 

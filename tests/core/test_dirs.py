@@ -65,7 +65,7 @@ def test_writable_by_others_is_refused_with_a_hint(tmp_path: Path, mode: int) ->
     path = tmp_path / "proofbox"
     path.mkdir()
     path.chmod(mode)
-    with pytest.raises(UsageError, match="written by others") as caught:
+    with pytest.raises(UsageError, match="writable by other users") as caught:
         state_dir({"XDG_STATE_HOME": str(tmp_path)})
     assert "chmod go-w" in caught.value.fix_hints[0]
     assert caught.value.details["path"] == str(path)

@@ -23,7 +23,7 @@ Write = Callable[[Path, bytes], None]
 # Runs one write and dies by SIGKILL just before its n-th system call that matters. Short writes make more instants.
 CHILD = """
 import fcntl, os, signal, sys
-from proofbox.core import atomic
+from proofbox.core.files import atomic
 function, path, data, deadline = sys.argv[1], sys.argv[2], sys.argv[3].encode(), int(sys.argv[4])
 calls = 0
 def mortal(call):

@@ -165,7 +165,7 @@ def test_somebody_who_keeps_writing_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "listdir", listdir)
         (left,) = remove_tree(top)
-        assert left == ("", "something keeps writing there", errno.ENOTEMPTY)
+        assert left == ("", "another process keeps writing there", errno.ENOTEMPTY)
         done = True
         assert remove_tree(top) == []
 
