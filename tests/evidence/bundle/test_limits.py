@@ -63,7 +63,7 @@ def test_documents_of_any_size_are_covered_and_not_read_whole(tmp_path: Path) ->
     assert said == {"found": [], "reasons": ["outcome_not_verified", "infra_failed", "tree_unknown"]}
     packet = json.loads(Path(f"{bundle.path}.promotion.json").read_bytes())
     observed = packet["promotability"]["gating_inputs"]["tree_unknown"]["observed"]
-    assert f"{MAX_JSON_BYTES + 1} bytes; at most" in observed
+    assert f"{MAX_JSON_BYTES + 1} bytes; the limit is" in observed
     with pytest.raises(BundleTooLarge):
         load_bundle(bundle.path).read_json("outcome.json")
 
@@ -169,7 +169,7 @@ def test_a_directory_deeper_than_any_path_is_a_finding(deep_path: Path) -> None:
     os.close(inside)
     result = verify(bundle.path)
     assert [(finding.code, finding.path.count("/")) for finding in result.findings] == [("unreadable", 5)]
-    with pytest.raises(BundlePathRefused, match="too long a path"), BundleWriter(deep_path / "out") as other:
+    with pytest.raises(BundlePathRefused, match="path is too long"), BundleWriter(deep_path / "out") as other:
         os.rename(bundle.path / ("d" * 200), other.path / "d")
 
 

@@ -163,7 +163,7 @@ def test_of_two_writers_one_commits_and_what_it_committed_stays(tmp_path: Path, 
     late = writer()
     late._status, late._state = living._status, "open"
     for again in (late.mark_partial, lambda _: late.__exit__(None, None, None)):
-        with pytest.raises(BundleExists, match="committed already"):
+        with pytest.raises(BundleExists, match="already committed"):
             again("")
     assert (tmp_path / "r" / "artifact_index.json").read_bytes() == before
     assert verify(tmp_path / "r").ok

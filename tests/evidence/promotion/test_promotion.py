@@ -370,7 +370,7 @@ def test_a_policy_of_ones_own_is_said_in_the_answer(tmp_path: Path, tree: Path) 
     assert emit_promotion(bundle.path, policy=str(tmp_path / "policy.json")).promotable
     result = verify(bundle.path)
     assert result.ok
-    assert "; promotable by a policy of its own: 'lenient';" in result.line()
+    assert "; promotable by a custom policy: 'lenient';" in result.line()
     assert (result.as_json()["policy"], result.as_json()["own_policy"]) == ("lenient", True)
 
 
@@ -396,7 +396,7 @@ def test_every_single_falsification_of_a_packet_is_found(tmp_path: Path, tree: P
             packet.write_text(json.dumps(document))
             result = verify(bundle.path)
             renamed = holder is policy and name == "name"
-            assert not result.ok or (renamed and "by a policy of its own" in result.line()), (name, lie)
+            assert not result.ok or (renamed and "by a custom policy" in result.line()), (name, lie)
             holder[name] = was
             tried += 1
         without = dict(holder) if isinstance(holder, dict) else list(holder)
@@ -460,7 +460,7 @@ def test_a_packet_is_never_replaced(tmp_path: Path) -> None:
     decision(tmp_path / "out")
     done = emit_promotion(tmp_path / "out")
     before = Path(done.path).read_bytes()
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="already exists"):
         emit_promotion(tmp_path / "out")
     assert Path(done.path).read_bytes() == before
 
@@ -597,10 +597,10 @@ def test_a_private_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     new_key(tmp_path / "key")
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     assert "PRIVATE" not in repr(load_private_key(tmp_path / "key"))
-    with pytest.raises(KeyInvalid, match="already there"):
+    with pytest.raises(KeyInvalid, match="already exists"):
         new_key(tmp_path / "key")
     (tmp_path / "key").chmod(0o640)
-    with pytest.raises(KeyInvalid, match="read by others"):
+    with pytest.raises(KeyInvalid, match="readable by other users"):
         load_private_key(tmp_path / "key")
     for wrong in ("key", "absent"):
         with pytest.raises(KeyInvalid):

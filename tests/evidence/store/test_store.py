@@ -330,7 +330,7 @@ def test_another_run_under_the_name_is_not_pulled(tmp_path: Path) -> None:
         runs.append(tmp_path / "store" / name)
     shutil.rmtree(runs[0])
     runs[1].rename(runs[0])
-    with pytest.raises(BundleCorrupt, match="is the run b"):
+    with pytest.raises(BundleCorrupt, match="is actually the run b"):
         pull_bundle(Local(tmp_path / "store"), tmp_path / "in", "a")
     assert [path.name for path in (tmp_path / "in").iterdir() if path.name[0] != "."] == []
 

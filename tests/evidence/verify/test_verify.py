@@ -58,10 +58,10 @@ def test_it_says_when_a_newer_run_failed(tmp_path: Path) -> None:
     result = verify(tmp_path)
     assert result.ok
     assert result.notes == [
-        f"{good.run_id} is what LATEST names",
-        f"a newer run, {failed.run_id}, is failed",
-        f"a newer run, {dry.run_id}, is dry",
-        f"a newer run, {unfinished.run_id}, is in_progress",
+        f"LATEST names {good.run_id}",
+        f"the newer run {failed.run_id} is failed",
+        f"the newer run {dry.run_id} is dry",
+        f"the newer run {unfinished.run_id} is in_progress",
     ]
     assert verify(good.path).notes == []
     assert codes(unfinished.path) == ["in_progress"]
