@@ -78,14 +78,14 @@ def test_matching(rule: str, host: str, port: int, allowed: bool) -> None:
         "1.2.3",
     ],
 )
-def test_what_is_no_rule_is_refused(text: str) -> None:
+def test_invalid_rules_are_refused(text: str) -> None:
     with pytest.raises(RequestInvalid) as raised:
         parse_rules([text])
     assert raised.value.fix_hints
 
 
 @given(st.text(max_size=60))
-def test_whatever_the_host_it_is_canonical_or_nothing(text: str) -> None:
+def test_any_host_is_canonicalised_or_refused(text: str) -> None:
     known = canonical_host(text)
     if known is not None:
         assert canonical_host(f"[{known}]" if ":" in known else known) == known
@@ -95,7 +95,7 @@ def test_whatever_the_host_it_is_canonical_or_nothing(text: str) -> None:
 
 
 @given(st.text(alphabet="abc.:[]0123456789@*", max_size=30))
-def test_whatever_the_authority_its_port_is_a_port(text: str) -> None:
+def test_any_authority_has_a_valid_port_or_none(text: str) -> None:
     parts = split_port(text)
     assert parts is None or parts[1] is None or 0 < parts[1] < 65536
 
@@ -171,7 +171,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
         proxy.close()
 
 
-def test_plain_http_reaches_what_is_listed_with_the_host_of_the_target(ask: Ask, server: Server) -> None:
+def test_plain_http_reaches_listed_host_with_the_target_host_header(ask: Ask, server: Server) -> None:
     said = f"GET http://127.0.0.1:{server.port}/x?y HTTP/1.1\r\nHost: evil\r\nProxy-Authorization: s\r\nA: b\r\n\r\n"
     answer = ask([f"127.0.0.1:{server.port}"], said.encode())
     assert answer.endswith(b"hello")
@@ -214,7 +214,7 @@ def test_connect_and_the_direct_endpoint(ask: Ask, server: Server) -> None:
         "GET  http://only.example/ HTTP/1.1",
     ],
 )
-def test_what_is_not_listed_or_not_clear_is_refused(ask: Ask, server: Server, line: str) -> None:
+def test_unlisted_or_ambiguous_targets_are_refused(ask: Ask, server: Server, line: str) -> None:
     answer = ask(
         ["only.example"], f"{line.replace('PORT', str(server.port))}\r\n\r\n".encode(), addresses=["127.0.0.1"]
     )
@@ -277,7 +277,7 @@ bodies = {
 
 @pytest.mark.parametrize(("header", "body"), bodies.values(), ids=bodies)
 @pytest.mark.parametrize("piece", [1, 7, 65536])
-def test_one_request_is_passed_on_and_nothing_after_it(
+def test_only_one_request_per_connection_is_forwarded(
     tmp_path: Path, recorder: Recorder, header: bytes, body: bytes, piece: int
 ) -> None:
     rule = f"127.0.0.1:{recorder.port}"
@@ -325,13 +325,13 @@ def test_one_request_is_passed_on_and_nothing_after_it(
         b"POST http://RULE/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbodies\r\n",
     ],
 )
-def test_a_request_that_can_be_read_in_two_ways_is_refused(ask: Ask, server: Server, said: bytes) -> None:
+def test_ambiguous_request_is_refused(ask: Ask, server: Server, said: bytes) -> None:
     rule = f"127.0.0.1:{server.port}"
     assert ask([rule], said.replace(b"RULE", rule.encode())).startswith(b"HTTP/1.1 400")
     assert server.heard == []
 
 
-def test_closed_it_has_told_the_end_of_every_connection(tmp_path: Path, server: Server) -> None:
+def test_close_reports_the_end_of_every_connection(tmp_path: Path, server: Server) -> None:
     told: list[str] = []
 
     def slow(event: Event) -> None:
@@ -348,9 +348,7 @@ def test_closed_it_has_told_the_end_of_every_connection(tmp_path: Path, server: 
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_one_that_can_not_be_accepted_now_is_not_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_failed_accept_does_not_stop_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     accept, failed = socket.socket.accept, threading.Event()
 
     def failing(listener: socket.socket) -> tuple[socket.socket, object]:
@@ -372,7 +370,7 @@ def test_one_that_can_not_be_accepted_now_is_not_the_last(
         proxy.close()
 
 
-def test_a_head_without_an_end_is_given_up(ask: Ask) -> None:
+def test_endless_request_head_is_refused(ask: Ask) -> None:
     answer = ask(["only.example"], b"GET http://only.example/ HTTP/1.1\r\n" + b"A: " + b"x" * 200_000)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431")
 

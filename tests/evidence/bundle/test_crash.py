@@ -21,7 +21,7 @@ def test_killed_at_any_point(tmp_path: Path, rounds: Callable[[int, int], int]) 
     assert min(said["seen"].values()) > 0, said
 
 
-def test_a_reader_in_the_middle_sees_no_third_state(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+def test_concurrent_reader_sees_in_progress_or_complete(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count = rounds(60, 2000)
     said = drive("read_while_writing", tmp_path, count)
     assert said["wrong"] == []

@@ -40,7 +40,9 @@ def test_a_loaded_bundle_is_read_where_it_was_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flipped", ["bundle", "nested"])
-def test_no_flip_mixes_two_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipped: str) -> None:
+def test_swapped_directories_never_mix_two_bundles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipped: str
+) -> None:
     one, other = made(tmp_path / "one", "one"), made(tmp_path / "other", "other")
     link = tmp_path / "link"
     really_open = os.open
@@ -77,7 +79,7 @@ def test_no_flip_mixes_two_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert total > 5
 
 
-def test_a_bundle_that_was_given_is_promoted_itself(tmp_path: Path) -> None:
+def test_promotion_uses_the_loaded_bundle(tmp_path: Path) -> None:
     one, other = made(tmp_path / "one", "one"), made(tmp_path / "other", "other")
     point(tmp_path / "link", one)
     bundle = load_bundle(tmp_path / "link")

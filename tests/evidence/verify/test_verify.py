@@ -48,7 +48,7 @@ def test_a_good_run_holds_and_says_how_much_was_checked(tmp_path: Path) -> None:
     assert result.line().startswith(f"holds: {run.run_id} (ok): 6 files")
 
 
-def test_it_says_when_a_newer_run_failed(tmp_path: Path) -> None:
+def test_notes_mention_newer_failed_runs(tmp_path: Path) -> None:
     good = write(tmp_path)
     with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path) as failed:
         raise ValueError("broken")
@@ -86,7 +86,7 @@ def test_a_log_of_another_run_is_found(tmp_path: Path) -> None:
     assert codes(tmp_path / "out") == ["chain_wrong_prev", "chain_wrong_head"]
 
 
-def test_nothing_to_check_is_an_error_and_no_answer(tmp_path: Path) -> None:
+def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BundleNotFound):
         verify(tmp_path / "absent")
     with pytest.raises(BundleNotFound):
