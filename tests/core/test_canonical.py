@@ -1,4 +1,4 @@
-"""Canonical JSON: the RFC's own vectors, and the promise that reading and writing agree."""
+"""Canonical JSON: the RFC's test vectors, and round trips between writing and parsing."""
 
 from __future__ import annotations
 

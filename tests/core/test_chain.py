@@ -1,4 +1,4 @@
-"""The hash chain: every change to a chain is found, and a writer goes on where a dead one stopped."""
+"""The hash chain: every change is detected, and a new writer continues where a dead one stopped."""
 
 from __future__ import annotations
 

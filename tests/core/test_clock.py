@@ -1,4 +1,4 @@
-"""Clocks that tests control, and the one form of a stored time."""
+"""Manual clocks, and the format of stored times."""
 
 from __future__ import annotations
 

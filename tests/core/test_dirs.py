@@ -1,4 +1,4 @@
-"""The user's directories: where XDG says, private, and refused when someone else could have been there."""
+"""The user's directories: XDG locations, private, and refused if other users can write to them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class BundleNotFound(BundleError):
 
     code = "BUNDLE_NOT_FOUND"
     exit_code = 2
-    hints = ("name a run's directory, or an output directory with a committed run",)
+    hints = ("give a run's directory, or an output directory with a committed run",)
 
 
 class BundleInProgress(BundleError):

@@ -1,4 +1,4 @@
-"""Archives that somebody else made: what is honest comes out as it was, and nothing comes out anywhere else."""
+"""Untrusted archives: valid ones are unpacked unchanged, and nothing is written outside the destination."""
 
 from __future__ import annotations
 
@@ -318,9 +318,9 @@ def test_unreadable_directory_is_an_error(ordinary_user: OrdinaryUser) -> None:
         closed.mkdir()
         (closed / "test.sh").write_text("exit 1\n")
         closed.chmod(0)
-        said = ordinary_user.run_code(program, scratch)
+        output = ordinary_user.run_code(program, scratch)
         closed.chmod(0o700)
-    assert said == f"refused {closed}\n"
+    assert output == f"refused {closed}\n"
 
 
 def test_file_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:

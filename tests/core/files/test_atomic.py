@@ -1,4 +1,4 @@
-"""Documents: old or new at every instant, one winner, no leftovers."""
+"""Atomic writes: always the old or the new document, one winner, no leftovers."""
 
 from __future__ import annotations
 

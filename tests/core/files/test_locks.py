@@ -1,4 +1,4 @@
-"""A lock is one lock, also where its file is removed."""
+"""A lock stays exclusive even if its file is removed."""
 
 from __future__ import annotations
 

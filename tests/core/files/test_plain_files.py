@@ -1,4 +1,4 @@
-"""Files that may be something else: what would block or never end is refused, what the caller handed over is read."""
+"""Untrusted paths: pipes and devices are refused, and descriptors passed by the caller are read."""
 
 from __future__ import annotations
 

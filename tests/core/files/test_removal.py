@@ -1,4 +1,4 @@
-"""A directory that somebody else filled can be removed, whatever they did to prevent it, and nothing else is."""
+"""A directory with untrusted content is removed completely, and nothing outside it is removed."""
 
 from __future__ import annotations
 
@@ -114,19 +114,19 @@ AS_SOMEONE = """if True:
     while place != base:
         place.chmod(0)
         place = place.parent
-    said = [remove_tree(base / "top"), os.listdir(base)]
+    output = [remove_tree(base / "top"), os.listdir(base)]
     (base / "kept").mkdir()
     base.chmod(0o500)
-    said += [remove_tree(base / "kept"), (base / "kept").exists()]
+    output += [remove_tree(base / "kept"), (base / "kept").exists()]
     base.chmod(0o700)
-    said += [remove_tree(base), base.exists()]
-    print(json.dumps(said))"""
+    output += [remove_tree(base), base.exists()]
+    print(json.dumps(output))"""
 
 
 @pytest.mark.needs("unprivileged-user")
 def test_unreadable_directories_are_removed_and_failures_reported(ordinary_user: OrdinaryUser) -> None:
-    said = json.loads(ordinary_user.run_code(AS_SOMEONE))
-    assert said == [[], [], [["", "Permission denied", errno.EACCES]], True, [], False]
+    output = json.loads(ordinary_user.run_code(AS_SOMEONE))
+    assert output == [[], [], [["", "Permission denied", errno.EACCES]], True, [], False]
 
 
 MOUNTED = """if True:

@@ -1,4 +1,4 @@
-"""Redaction: what is known goes in every spelling, what looks secret goes by pattern, and chunks make no difference."""
+"""Redaction: known secrets in every encoding, unknown ones by pattern, with any division into chunks."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ dotless = st.text("ABCXYZ /+%é", min_size=MIN_SECRET, max_size=60).filter(lambd
 
 @st.composite
 def cut_somewhere(draw: st.DrawFn) -> tuple[Redactor, str, int]:
-    """Dots with secrets in some spelling, one of them near the limit or near the edge of what is looked at."""
+    """Dots with encoded secrets, one of them near the limit or near the edge of the preview's window."""
     secret = draw(dotless)
     spelled = [form.decode() for form in sorted(spellings(secret.encode()))]
     limit = draw(st.integers(0, 300))
@@ -384,8 +384,8 @@ def test_partial_secret_in_truncated_text_is_redacted(secret: str, part: int, at
     shown = MARKS.sub("", left).replace(".", "")
     assert len(shown) < MIN_SECRET
     assert redactor.preview(text, 1000)[0] == left
-    around = text + gap(7) + "." * 300 if at_end else "." * 300 + gap(7) + text
-    assert redactor.redact(around, cut=True).replace(gap(7) + "." * 300, "").replace("." * 300 + gap(7), "") == left
+    whole = text + gap(7) + "." * 300 if at_end else "." * 300 + gap(7) + text
+    assert redactor.redact(whole, cut=True).replace(gap(7) + "." * 300, "").replace("." * 300 + gap(7), "") == left
 
 
 def test_beginning_of_a_secret_in_a_short_text_is_not_redacted() -> None:
@@ -394,7 +394,7 @@ def test_beginning_of_a_secret_in_a_short_text_is_not_redacted() -> None:
 
 
 def test_preview_of_long_text_reads_only_a_window() -> None:
-    """What is beyond the window is not even read: a secret in it would take its time."""
+    """Text beyond the window is not read: searching it for secrets would take time."""
     huge = "x" * (64 << 20)
     began = time.process_time()
     for _ in range(20):

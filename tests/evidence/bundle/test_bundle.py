@@ -1,4 +1,4 @@
-"""A bundle's life: written, committed, read; failed, refused, nested."""
+"""Bundles: writing, committing and reading; failures, refusals and nesting."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_files_of_other_programs_are_covered_too(tmp_path: Path) -> None:
 def test_file_changed_before_the_commit_is_detected(tmp_path: Path) -> None:
     with BundleWriter(tmp_path) as bundle:
         bundle.write_bytes("a", b"what was handed in")
-        (bundle.path / "a").write_bytes(b"what is there now!")
+        (bundle.path / "a").write_bytes(b"the new content!!!")
     with pytest.raises(BundleCorrupt):
         load_bundle(tmp_path)
 

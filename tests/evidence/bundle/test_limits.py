@@ -1,4 +1,4 @@
-"""What a bundle holds may be of any size: what is read whole of it is bounded, and what is over that is said."""
+"""Artifacts may have any size: reads into memory are bounded, and larger documents are reported."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_documents_of_any_size_are_covered_and_not_read_whole(tmp_path: Path) ->
     with BundleWriter(tmp_path / "out") as bundle:
         for path in ("outcome.json", "tree_manifest.json"):
             os.link(huge, bundle.path / path)
-    said = in_a_gigabyte(bundle.path)
-    assert said == {"found": [], "reasons": ["outcome_not_verified", "infra_failed", "tree_unknown"]}
+    output = in_a_gigabyte(bundle.path)
+    assert output == {"found": [], "reasons": ["outcome_not_verified", "infra_failed", "tree_unknown"]}
     packet = json.loads(Path(f"{bundle.path}.promotion.json").read_bytes())
     observed = packet["promotability"]["gating_inputs"]["tree_unknown"]["observed"]
     assert f"{MAX_JSON_BYTES + 1} bytes; the limit is" in observed

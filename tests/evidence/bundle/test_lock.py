@@ -1,4 +1,4 @@
-"""The lock of an output directory: one at a time, by whom is known, and the dead hold nothing."""
+"""The lock of an output directory: one holder at a time, which is recorded; dead processes hold no lock."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_32_processes_take_turns(tmp_path: Path, rounds: Callable[[int, int], in
 
 
 def test_32_runs_at_once_all_commit(tmp_path: Path) -> None:
-    said = drive("commit_at_once", tmp_path, 32)
-    assert said.pop("latest").startswith("run-")
-    assert said == {"failures": 0, "runs": 32, "left": [".runtime.lock"]}
+    output = drive("commit_at_once", tmp_path, 32)
+    assert output.pop("latest").startswith("run-")
+    assert output == {"failures": 0, "runs": 32, "left": [".runtime.lock"]}
 
 
 def test_dead_process_holds_no_lock_even_through_a_child(tmp_path: Path) -> None:
-    said = drive("die_with_lock", tmp_path)
-    assert all(said.values()), said
+    output = drive("die_with_lock", tmp_path)
+    assert all(output.values()), output
 
 
 def test_refused_process_learns_the_holder_and_changes_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reindexing: strict changes nothing; a repair is on the record for good, and makes nothing better than it was."""
+"""Reindexing: strict mode changes nothing; a repair is recorded permanently and never improves the status."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_repair_records_before_and_after(run: Path) -> None:
     assert {finding["code"] for finding in entry["findings"]} == {"digest_mismatch", "missing", "unlisted"}
     loaded = load_bundle(run)
     assert (loaded.index, loaded.repaired, loaded.index.repairs) == (index, True, 1)
-    assert loaded.index.missing == ("b", "never.json"), "what is missing stays missing, and what went is missing now"
+    assert loaded.index.missing == ("b", "never.json"), "missing artifacts stay missing, and removed ones are added"
     assert loaded.index.status == "partial"
     assert verify(run).notes == ["the bundle was repaired after its commit (1×)"]
 
@@ -73,7 +73,7 @@ STRANGE: dict[str, bytes] = {
     "no JSON": b"{",
     "not an object": b"[]",
     "without repairs": b'{"schema_version":"proofbox.repair_log/1"}',
-    "repairs that are none": b'{"repairs":[{"note":"x"}],"schema_version":"proofbox.repair_log/1"}',
+    "malformed repairs": b'{"repairs":[{"note":"x"}],"schema_version":"proofbox.repair_log/1"}',
     "nested": b"[" * 5000,
     "bytes": b"\xff\x1b[31m" * 2000,
     "empty": b"",
@@ -195,10 +195,10 @@ def test_the_command(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> No
     (run / "b").write_bytes(b"2")
     capfdbinary.readouterr()
     assert main(["bundle", "reindex", str(run), "--strict", "--json"]) == 1
-    said = json.loads(capfdbinary.readouterr().out)
-    assert (said["ok"], said["error"]["code"], said["findings"][0]["path"]) == (False, "BUNDLE_CORRUPT", "b")
+    output = json.loads(capfdbinary.readouterr().out)
+    assert (output["ok"], output["error"]["code"], output["findings"][0]["path"]) == (False, "BUNDLE_CORRUPT", "b")
     assert main(["bundle", "reindex", str(run), "--repair", "--json"]) == 0
-    said = json.loads(capfdbinary.readouterr().out)
-    assert (said["repairs"], [change["path"] for change in said["changes"]]) == (1, ["b"])
+    output = json.loads(capfdbinary.readouterr().out)
+    assert (output["repairs"], [change["path"] for change in output["changes"]]) == (1, ["b"])
     assert main(["bundle", "reindex", str(run), "--repair"]) == 0
     assert b"nothing to repair" in capfdbinary.readouterr().out

@@ -1,4 +1,4 @@
-"""A bundle whose writer died can be gone on with, and what was there stays as it was found."""
+"""A bundle whose writer died can be taken over, and its existing files stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attempts and runs put into their bundles: outcomes, trees, schedules, path witnesses."""
+"""Documents of attempts and runs: outcomes, trees, schedules, path witnesses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_outcome_keeps_three_things_apart() -> None:
     outcome = Outcome(Verdict("passed", "runtime_reported", "final message"), Verdict("failed", "verifier", "pytest"))
     document = outcome.as_json()
     assert parse_outcome(document) == outcome
-    assert document["infra"]["result"] == "unknown", "what nobody established is unknown, not good"
+    assert document["infra"]["result"] == "unknown", "a result that was not established is unknown"
 
 
 @pytest.mark.parametrize(

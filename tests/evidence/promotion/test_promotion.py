@@ -1,4 +1,4 @@
-"""Promotion: positive evidence or none, every failed rule named, pins and signatures that others can check."""
+"""Promotion: rules need positive evidence, failed rules are named, and others can check pins and signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores: one contract for all of them, a trial that finds liars, and bundles that arrive whole or not at all."""
+"""Stores: one contract, a trial that detects stores that break it, and bundles that arrive complete or not at all."""
 
 from __future__ import annotations
 

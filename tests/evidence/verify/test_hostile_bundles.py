@@ -1,4 +1,4 @@
-"""Documents from strangers: whatever they hold, a reader answers with its own refusal and never with a crash."""
+"""Untrusted documents: readers refuse invalid content with their own error and never crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is verified against its schedule: every attempt that finished is in it as it was, and no other one is."""
+"""A run is verified against its schedule: it contains exactly the finished attempts, unchanged."""
 
 from __future__ import annotations
 

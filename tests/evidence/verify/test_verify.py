@@ -1,4 +1,4 @@
-"""What an auditor runs: on bare Python, over bundles, packets and signatures, with every lie found."""
+"""The auditor's command: on plain Python, it verifies bundles, packets and signatures."""
 
 from __future__ import annotations
 

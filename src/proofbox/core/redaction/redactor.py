@@ -260,7 +260,7 @@ class Redactor:
 
     @property
     def longest_secret(self) -> int:
-        """The length of the longest encoding, by which chunks of a scanned stream must overlap; 0 without secrets."""
+        """The length of the longest encoding: the required overlap of chunks in a scan; 0 without secrets."""
         return len(self._raw.forms[0]) if self._raw.forms else 0
 
     def contains_secret(self, data: bytes) -> bool:

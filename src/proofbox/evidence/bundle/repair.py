@@ -80,7 +80,7 @@ _DOCUMENT = shape.record(
     },
     {
         "lost": shape.array(_LOST).meaning(
-            "Unreadable logs of earlier repairs, whose entries are lost. Absent if there are none."
+            "Unreadable logs of earlier repairs, whose entries are lost. Absent if no log was lost."
         ),
     },
 )
