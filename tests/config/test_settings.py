@@ -111,7 +111,7 @@ def test_pipe_instead_of_a_file_is_refused_without_blocking(project: Path, name:
             check_lock(project, image)
         config.load(project)
 
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="regular file"):
         read()
 
 

@@ -1,4 +1,4 @@
-"""Rules for hosts are matched exactly, and the proxy that applies them can't be talked into anything else."""
+"""Host rules match exactly, and the proxy that applies them can't be bypassed."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def test_matching(rule: str, host: str, port: int, allowed: bool) -> None:
         "1.2.3",
     ],
 )
-def test_what_is_no_rule_is_refused(text: str) -> None:
+def test_invalid_rules_are_refused(text: str) -> None:
     with pytest.raises(RequestInvalid) as raised:
         parse_rules([text])
     assert raised.value.fix_hints
 
 
 @given(st.text(max_size=60))
-def test_whatever_the_host_it_is_canonical_or_nothing(text: str) -> None:
+def test_any_host_is_canonicalised_or_refused(text: str) -> None:
     known = canonical_host(text)
     if known is not None:
         assert canonical_host(f"[{known}]" if ":" in known else known) == known
@@ -95,7 +95,7 @@ def test_whatever_the_host_it_is_canonical_or_nothing(text: str) -> None:
 
 
 @given(st.text(alphabet="abc.:[]0123456789@*", max_size=30))
-def test_whatever_the_authority_its_port_is_a_port(text: str) -> None:
+def test_any_authority_has_a_valid_port_or_none(text: str) -> None:
     parts = split_port(text)
     assert parts is None or parts[1] is None or 0 < parts[1] < 65536
 
@@ -116,7 +116,7 @@ class Server:
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -124,7 +124,7 @@ class Server:
             while True:
                 stream, _ = self._listener.accept()
                 with stream:
-                    self.heard.append(stream.recv(65536))
+                    self.received.append(stream.recv(65536))
                     stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     proxies: list[AllowlistProxy] = []
     events: list[Event] = []
 
-    def call(rules: Sequence[str], said: bytes, where: str = PROXY_SOCKET, addresses: Sequence[str] = ()) -> bytes:
+    def call(rules: Sequence[str], payload: bytes, where: str = PROXY_SOCKET, addresses: Sequence[str] = ()) -> bytes:
         directory = tmp_path / str(len(proxies))
         directory.mkdir()
         resolve = (lambda *_: list(addresses)) if addresses else None
@@ -157,7 +157,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             stream.settimeout(60)
             stream.connect(str(directory / where))
-            stream.sendall(said)
+            stream.sendall(payload)
             with contextlib.suppress(ConnectionError):
                 while data := stream.recv(65536):
                     answer += data
@@ -171,26 +171,26 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
         proxy.close()
 
 
-def test_plain_http_reaches_what_is_listed_with_the_host_of_the_target(ask: Ask, server: Server) -> None:
-    said = f"GET http://127.0.0.1:{server.port}/x?y HTTP/1.1\r\nHost: evil\r\nProxy-Authorization: s\r\nA: b\r\n\r\n"
-    answer = ask([f"127.0.0.1:{server.port}"], said.encode())
+def test_plain_http_reaches_listed_host_with_the_target_host_header(ask: Ask, server: Server) -> None:
+    payload = f"GET http://127.0.0.1:{server.port}/x?y HTTP/1.1\r\nHost: evil\r\nProxy-Authorization: s\r\nA: b\r\n\r\n"
+    answer = ask([f"127.0.0.1:{server.port}"], payload.encode())
     assert answer.endswith(b"hello")
-    [heard] = server.heard
-    assert heard.startswith(b"GET /x?y HTTP/1.1\r\n")
-    assert f"Host: 127.0.0.1:{server.port}".encode() in heard
-    assert b"evil" not in heard
-    assert b"Proxy-" not in heard
-    assert b"A: b" in heard
+    [received] = server.received
+    assert received.startswith(b"GET /x?y HTTP/1.1\r\n")
+    assert f"Host: 127.0.0.1:{server.port}".encode() in received
+    assert b"evil" not in received
+    assert b"Proxy-" not in received
+    assert b"A: b" in received
     phases = [event.phase for event in ask.events]  # type: ignore[attr-defined]
     assert phases[0] == "allowed"
 
 
 def test_connect_and_the_direct_endpoint(ask: Ask, server: Server) -> None:
     rules = [f"localhost:{server.port}"]
-    said = f"CONNECT localhost:{server.port} HTTP/1.1\r\n\r\nhi".encode()
-    assert ask(rules, said).startswith(b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK")
+    payload = f"CONNECT localhost:{server.port} HTTP/1.1\r\n\r\nhi".encode()
+    assert ask(rules, payload).startswith(b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK")
     assert ask(rules, b"direct", where=str(server.port)).endswith(b"hello")
-    assert server.heard[1] == b"direct"
+    assert server.received[1] == b"direct"
 
 
 @pytest.mark.parametrize(
@@ -214,12 +214,12 @@ def test_connect_and_the_direct_endpoint(ask: Ask, server: Server) -> None:
         "GET  http://only.example/ HTTP/1.1",
     ],
 )
-def test_what_is_not_listed_or_not_clear_is_refused(ask: Ask, server: Server, line: str) -> None:
+def test_unlisted_or_ambiguous_targets_are_refused(ask: Ask, server: Server, line: str) -> None:
     answer = ask(
         ["only.example"], f"{line.replace('PORT', str(server.port))}\r\n\r\n".encode(), addresses=["127.0.0.1"]
     )
     assert answer.startswith((b"HTTP/1.1 403", b"HTTP/1.1 400")), answer
-    assert server.heard == []
+    assert server.received == []
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ def test_what_is_not_listed_or_not_clear_is_refused(ask: Ask, server: Server, li
     ],
 )
 def test_a_listed_name_that_leads_to_a_private_address_is_refused(ask: Ask, server: Server, address: str) -> None:
-    said = f"CONNECT only.example:{server.port} HTTP/1.1\r\n\r\n".encode()
-    answer = ask([f"only.example:{server.port}"], said, addresses=[address])
+    payload = f"CONNECT only.example:{server.port} HTTP/1.1\r\n\r\n".encode()
+    answer = ask([f"only.example:{server.port}"], payload, addresses=[address])
     assert answer.startswith(b"HTTP/1.1 403")
     assert b"private address" in answer
-    assert server.heard == []
+    assert server.received == []
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,10 @@ class Recorder(Server):
         with contextlib.suppress(OSError):
             stream, _ = self._listener.accept()
             with stream:
-                heard = b""
+                received = b""
                 while data := stream.recv(65536):
-                    heard += data
-                self.heard.append(heard)
+                    received += data
+                self.received.append(received)
                 stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
 
 
@@ -277,7 +277,7 @@ bodies = {
 
 @pytest.mark.parametrize(("header", "body"), bodies.values(), ids=bodies)
 @pytest.mark.parametrize("piece", [1, 7, 65536])
-def test_one_request_is_passed_on_and_nothing_after_it(
+def test_only_one_request_per_connection_is_forwarded(
     tmp_path: Path, recorder: Recorder, header: bytes, body: bytes, piece: int
 ) -> None:
     rule = f"127.0.0.1:{recorder.port}"
@@ -287,9 +287,9 @@ def test_one_request_is_passed_on_and_nothing_after_it(
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(60)
             client.connect(str(tmp_path / PROXY_SOCKET))
-            said = head + body + SECOND
-            for at in range(0, len(said), piece):
-                client.sendall(said[at : at + piece])
+            payload = head + body + SECOND
+            for at in range(0, len(payload), piece):
+                client.sendall(payload[at : at + piece])
             client.shutdown(socket.SHUT_WR)
             answer = b""
             while data := client.recv(65536):
@@ -297,14 +297,14 @@ def test_one_request_is_passed_on_and_nothing_after_it(
     finally:
         proxy.close()
     assert answer.endswith(b"hello")
-    [heard] = recorder.heard
-    assert heard.startswith(b"POST /x HTTP/1.1\r\n")
-    assert heard.endswith(b"\r\n\r\n" + body)
-    assert b"second" not in heard
+    [received] = recorder.received
+    assert received.startswith(b"POST /x HTTP/1.1\r\n")
+    assert received.endswith(b"\r\n\r\n" + body)
+    assert b"second" not in received
 
 
 @pytest.mark.parametrize(
-    "said",
+    "payload",
     [
         b"GET http://RULE/ HTTP/1.1\nHost: x\r\n\r\n",
         b"GET http://RULE/ HTTP/1.1\r\nA: b\nHost: evil\r\n\r\n",
@@ -325,18 +325,18 @@ def test_one_request_is_passed_on_and_nothing_after_it(
         b"POST http://RULE/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbodies\r\n",
     ],
 )
-def test_a_request_that_can_be_read_in_two_ways_is_refused(ask: Ask, server: Server, said: bytes) -> None:
+def test_ambiguous_request_is_refused(ask: Ask, server: Server, payload: bytes) -> None:
     rule = f"127.0.0.1:{server.port}"
-    assert ask([rule], said.replace(b"RULE", rule.encode())).startswith(b"HTTP/1.1 400")
-    assert server.heard == []
+    assert ask([rule], payload.replace(b"RULE", rule.encode())).startswith(b"HTTP/1.1 400")
+    assert server.received == []
 
 
-def test_closed_it_has_told_the_end_of_every_connection(tmp_path: Path, server: Server) -> None:
-    told: list[str] = []
+def test_close_reports_the_end_of_every_connection(tmp_path: Path, server: Server) -> None:
+    phases: list[str] = []
 
     def slow(event: Event) -> None:
         threading.Event().wait(0.2)
-        told.append(event.phase)
+        phases.append(event.phase)
 
     proxy = AllowlistProxy(tmp_path, parse_rules([f"localhost:{server.port}"]), on_event=slow)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
@@ -344,13 +344,11 @@ def test_closed_it_has_told_the_end_of_every_connection(tmp_path: Path, server: 
         stream.sendall(b"direct")
         assert stream.recv(1) == b"H"
         proxy.close()
-    assert told == ["allowed", "finished"]
+    assert phases == ["allowed", "finished"]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_one_that_can_not_be_accepted_now_is_not_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_failed_accept_does_not_stop_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     accept, failed = socket.socket.accept, threading.Event()
 
     def failing(listener: socket.socket) -> tuple[socket.socket, object]:
@@ -372,7 +370,7 @@ def test_one_that_can_not_be_accepted_now_is_not_the_last(
         proxy.close()
 
 
-def test_a_head_without_an_end_is_given_up(ask: Ask) -> None:
+def test_endless_request_head_is_refused(ask: Ask) -> None:
     answer = ask(["only.example"], b"GET http://only.example/ HTTP/1.1\r\n" + b"A: " + b"x" * 200_000)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431")
 

@@ -1,4 +1,4 @@
-"""Canonical JSON: the RFC's own vectors, and the promise that reading and writing agree."""
+"""Canonical JSON: the RFC's test vectors, and round trips between writing and parsing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_sample_of_the_rfc() -> None:
 
 
 @given(values)
-def test_what_is_written_reads_back_equal_and_writes_the_same(value: Any) -> None:
+def test_canonical_bytes_round_trip(value: Any) -> None:
     written = canonical_bytes(value)
     read = parse_strict(written)
     assert read == value
@@ -115,7 +115,7 @@ class Text(str):
         [1, [math.nan]],
     ],
 )
-def test_what_has_no_canonical_form_is_refused(value: Any) -> None:
+def test_values_without_canonical_form_are_refused(value: Any) -> None:
     with pytest.raises(CanonicalError):
         canonical_bytes(value)
 
@@ -153,7 +153,7 @@ def test_a_cycle_is_refused() -> None:
         b"\x00" * 100,
     ],
 )
-def test_what_readers_disagree_on_is_refused(data: bytes) -> None:
+def test_ambiguous_json_is_refused(data: bytes) -> None:
     with pytest.raises(CanonicalError):
         parse_strict(data)
 
@@ -184,7 +184,7 @@ def test_brackets_in_strings_are_not_nesting() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_garbage_is_read_or_refused(data: bytes) -> None:
+def test_random_bytes_are_parsed_or_refused(data: bytes) -> None:
     try:
         value = parse_strict(data)
     except CanonicalError:

@@ -1,4 +1,4 @@
-"""The hash chain: every change to a chain is found, and a writer goes on where a dead one stopped."""
+"""The hash chain: every change is detected, and a new writer continues where a dead one stopped."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_findings_are_bounded() -> None:
     assert report.count == 1000
 
 
-def test_what_can_not_be_read_is_a_finding(tmp_path: Path) -> None:
+def test_unreadable_chain_is_a_finding(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "absent", tmp_path, tmp_path / "fifo"):
         assert codes(verify_chain(path, NAME)) == ["unreadable"]
@@ -169,7 +169,7 @@ def test_a_writer_continues_a_chain(tmp_path: Path, good: tuple[bytes, str]) -> 
 
 
 @given(st.data())
-def test_a_torn_line_is_cut_off_and_told(
+def test_torn_line_is_cut_off_and_reported(
     tmp_path_factory: pytest.TempPathFactory, good: tuple[bytes, str], data: st.DataObject
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "torn"
@@ -198,7 +198,7 @@ def test_a_torn_line_is_cut_off_and_told(
     ],
     ids=["spaces", "edit before last", "seq", "no entry", "two bad lines", "first line"],
 )
-def test_a_tail_that_no_crash_explains_is_refused_and_left_alone(
+def test_damage_that_no_crash_explains_is_refused_and_not_changed(
     tmp_path: Path, good: tuple[bytes, str], damage: Any, match: str
 ) -> None:
     path = tmp_path / "log"
@@ -223,7 +223,7 @@ def test_lines_longer_than_a_block_are_found_again(tmp_path: Path) -> None:
     assert verify_chain(path, NAME, expected_count=4).ok
 
 
-def test_payloads_the_chain_can_not_hold_are_refused(tmp_path: Path) -> None:
+def test_invalid_payloads_are_refused(tmp_path: Path) -> None:
     with ChainWriter(tmp_path / "log", NAME) as writer:
         refused: list[dict[Any, Any]] = [
             {"seq": 1},
@@ -299,7 +299,7 @@ def test_syncs_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), KeyboardInterrupt()])
-def test_half_a_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_partial_write_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     whole_write = os.write
 
     def half(fd: int, data: bytes) -> int:
@@ -316,7 +316,7 @@ def test_half_a_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert verify_chain(tmp_path / "log", NAME, writer.head, expected_count=2).ok
 
 
-def test_after_a_failed_sync_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_closes_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(fd: int) -> None:
         raise OSError(errno.EIO, "lost")
 

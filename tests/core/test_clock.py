@@ -1,4 +1,4 @@
-"""Clocks that tests control, and the one form of a stored time."""
+"""Manual clocks, and the format of stored times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_system_clock_is_utc_and_monotonic() -> None:
     assert clock.monotonic() <= clock.monotonic()
 
 
-def test_a_manual_clock_moves_only_when_told() -> None:
+def test_manual_clock_moves_only_when_advanced() -> None:
     clock = ManualClock(datetime(2026, 3, 1, 1, tzinfo=timezone(timedelta(hours=1))))
     assert clock.now() == clock.now() == datetime(2026, 3, 1, tzinfo=UTC)
     assert clock.now().utcoffset() == timedelta(0)
@@ -34,7 +34,7 @@ def test_a_manual_clock_moves_only_when_told() -> None:
 
 
 @given(moments)
-def test_a_time_survives_its_text(moment: datetime) -> None:
+def test_time_round_trips_through_text(moment: datetime) -> None:
     text = isoformat(moment)
     assert parse_isoformat(text) == moment
     assert len(text) == 27
@@ -65,6 +65,6 @@ def test_the_zone_is_converted_not_dropped() -> None:
         "",
     ],
 )
-def test_another_spelling_is_refused(text: str) -> None:
+def test_other_time_formats_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"form|month|second"):
         parse_isoformat(text)

@@ -1,4 +1,4 @@
-"""Digests agree with sha256sum, whatever way the bytes come."""
+"""Digests agree with sha256sum for every kind of source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's directories: where XDG says, private, and refused when someone else could have been there."""
+"""The user's directories: XDG locations, private, and refused if other users can write to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL = [
 
 
 @pytest.mark.parametrize(("where", "variable", "default"), ALL)
-def test_the_place_follows_xdg(tmp_path: Path, where: Where, variable: str, default: str) -> None:
+def test_location_follows_xdg(tmp_path: Path, where: Where, variable: str, default: str) -> None:
     home = {"HOME": str(tmp_path / "home")}
     with pytest.raises(UsageError, match="no home directory"):  # and it is not made
         where(home)
@@ -65,7 +65,7 @@ def test_writable_by_others_is_refused_with_a_hint(tmp_path: Path, mode: int) ->
     path = tmp_path / "proofbox"
     path.mkdir()
     path.chmod(mode)
-    with pytest.raises(UsageError, match="written by others") as caught:
+    with pytest.raises(UsageError, match="writable by other users") as caught:
         state_dir({"XDG_STATE_HOME": str(tmp_path)})
     assert "chmod go-w" in caught.value.fix_hints[0]
     assert caught.value.details["path"] == str(path)
@@ -96,7 +96,7 @@ def test_someone_elses_directory_is_refused(tmp_path: Path, monkeypatch: pytest.
         state_dir({"XDG_STATE_HOME": str(tmp_path)})
 
 
-def test_a_file_in_the_way_is_a_usage_error(tmp_path: Path) -> None:
+def test_file_at_the_directory_path_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "proofbox").write_text("")
     with pytest.raises(UsageError, match="can't be created") as caught:
         state_dir({"XDG_STATE_HOME": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""Ids: sorted as created, never the same twice, safe as names."""
+"""Ids: sorted by creation, unique, and safe as names."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_two_sources_in_one_millisecond_do_not_collide() -> None:
 
 
 def test_eighty_bits_are_drawn() -> None:
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def draw(size: int) -> bytes:
-        asked.append(size)
+        sizes.append(size)
         return os.urandom(size)
 
     IdSource(ManualClock(), draw).new_id("x")
-    assert asked == [10]
+    assert sizes == [10]
 
 
 def test_a_forked_child_does_not_repeat_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:

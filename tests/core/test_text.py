@@ -1,4 +1,4 @@
-"""Hostile text: nothing a terminal obeys gets through, nothing is cut in half, every path can be named."""
+"""Untrusted text: control sequences are escaped, characters are never split, every path can be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that tests run in processes of their own: they fork, die and race, which a test process must not.
+"""Programs that tests run in separate processes, because they fork, die and race.
 
 python drivers.py NAME DIRECTORY ARGUMENTS…    prints one JSON document
 """
@@ -255,7 +255,7 @@ def die_with_lock(directory: str) -> dict[str, Any]:
 
 
 def refuse_while_held(directory: str) -> dict[str, Any]:
-    """A loser is told who holds the lock, and leaves what the holder wrote alone."""
+    """A refused process learns the lock's holder and does not change the holder's files."""
     with RunLock(directory, purpose="holding"):
         written = (Path(directory) / ".runtime.lock").read_bytes()
         read_end, write_end = os.pipe()
@@ -268,8 +268,8 @@ def refuse_while_held(directory: str) -> dict[str, Any]:
             os._exit(0)
         os.close(write_end)
         os.waitpid(pid, 0)
-        with open(read_end, "rb") as said:
-            error = json.loads(said.read())
+        with open(read_end, "rb") as output:
+            error = json.loads(output.read())
         untouched = (Path(directory) / ".runtime.lock").read_bytes() == written
     return {"code": error["code"], "holder_is_me": error["holder"]["pid"] == os.getpid(), "untouched": untouched}
 

@@ -1,5 +1,5 @@
-"""What every room may use: canonical JSON, digests, the hash chain, atomic writes, locks, time, ids, text, redaction.
+"""Utilities for every package: canonical JSON, digests, the hash chain, atomic writes, locks, time, ids, redaction.
 
-Nothing here knows of sandboxes, agents or evidence, and nothing here imports from another room but the error tree.
-`canonical`, `digest`, `atomic` and `chain` use the standard library alone: an auditor runs them without the rest.
+Nothing here depends on sandboxes, agents or evidence; the only other package imported is `errors`. `canonical`,
+`digest`, `atomic` and `chain` use only the standard library, so an auditor can run them without the rest.
 """

@@ -1,9 +1,8 @@
-"""Which hosts a box may reach: rules, and an exact way of matching them.
+"""Rules for the hosts that a box may reach, with exact matching.
 
 A rule is `HOST`, `HOST:PORT`, `*.DOMAIN[:PORT]` or an address. Without a port it means 80 and 443. Names are compared
-as ASCII, lower case, without a trailing dot; a wildcard stands for one or more labels, never for the domain itself. A
-number is an address only in its canonical spelling: what a C library would also take for one (`0x7f.1`, `2130706433`)
-matches nothing.
+as ASCII, lower case, without a trailing dot; a wildcard stands for one or more labels, never for the domain itself.
+Addresses match only in canonical form: other forms that a C library accepts (`0x7f.1`, `2130706433`) match nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 
 class HostRule(msgspec.Struct, frozen=True):
     host: str
-    """Canonical: a name, or an address."""
+    """Host name or address, in canonical form."""
     port: int | None
     subdomains: bool = False
 
@@ -40,28 +39,28 @@ class HostRule(msgspec.Struct, frozen=True):
         return self.host == "localhost" or (is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
 
     def allows(self, host: str, port: int) -> bool:
-        """`host` must be canonical already."""
+        """Return whether the rule allows a connection. `host` must be in canonical form."""
         if port != self.port if self.port is not None else port not in WEB_PORTS:
             return False
         return host.endswith(f".{self.host}") if self.subdomains else host == self.host
 
 
 def parse_network(text: str | None) -> tuple[Network | None, tuple[str, ...]]:
-    """What is written as `none`, `full` or `allow:HOST[:PORT],…`: the word, and the rules."""
+    """Parse `none`, `full` or `allow:HOST[:PORT],…` into the mode and its rules."""
     if text in (None, "none", "full"):
         return cast("Network | None", text), ()
     word, colon, hosts = str(text).partition(":")
     if word == "allow" and colon:
         return "allow", tuple(str(rule) for rule in parse_rules(hosts.split(",")))
     raise RequestInvalid(
-        f"network {str(text)[:80]!r} is not known", op="start", fix_hints=["choose none, full or allow:HOST[:PORT],…"]
+        f"unknown network mode {str(text)[:80]!r}", op="start", fix_hints=["choose none, full or allow:HOST[:PORT],…"]
     )
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[HostRule, ...]:
     rules = tuple(dict.fromkeys(_parse(text.strip()) for text in texts if text.strip()))
     if not rules:
-        raise RequestInvalid("an allowlist without a host", op="start", fix_hints=["write allow:example.org, or none"])
+        raise RequestInvalid("the allowlist has no hosts", op="start", fix_hints=["use allow:example.org or none"])
     return rules
 
 
@@ -70,7 +69,7 @@ def find_rule(rules: Iterable[HostRule], host: str, port: int) -> HostRule | Non
 
 
 def canonical_host(text: str) -> str | None:
-    """The one spelling of a host that rules are compared with, or None for what is none."""
+    """Return the canonical form of a host, which rules are compared with; None if it is not a valid host."""
     host = text.lower()
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -81,7 +80,7 @@ def canonical_host(text: str) -> str | None:
     labels = host.split(".")
     if not host.isascii() or len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         return None
-    # A name whose last label is a number is an address to inet_aton; DNS has no such top level domain.
+    # inet_aton reads a name whose last label is a number as an address; DNS has no such top-level domain.
     return None if _NUMERIC.fullmatch(labels[-1]) else host
 
 
@@ -90,11 +89,11 @@ def is_address(text: str) -> bool:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return "%" not in text  # no zones: an address means one place
+    return "%" not in text  # zone ids are not supported
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the public internet's, and leads to no other by an embedded IPv4 address.
+    """Return whether an address is on the public internet and embeds no IPv4 address that is not.
 
     `is_global` alone is not enough: in some versions of Python it accepts NAT64, 6to4 and site-local addresses.
     """
@@ -111,7 +110,7 @@ def is_public(text: str) -> bool:
 
 
 def split_port(text: str) -> tuple[str, int | None] | None:
-    """`HOST`, `HOST:PORT`, `[V6]:PORT`; None for what is none of these."""
+    """Split `HOST`, `HOST:PORT` or `[V6]:PORT` into host and port; None if it is malformed."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
         return text, None
@@ -133,7 +132,7 @@ def _parse(text: str) -> HostRule:
         if known is not None and not (subdomains and is_address(known)):
             return HostRule(known, port, subdomains)
     raise RequestInvalid(
-        f"{text[:200]!r} is no host that could be allowed",
+        f"{text[:200]!r} is not a valid host rule",
         op="start",
-        fix_hints=["write HOST, HOST:PORT, *.DOMAIN or an address; several with commas between"],
+        fix_hints=["use HOST, HOST:PORT, *.DOMAIN or an address, separated by commas"],
     )

@@ -1,15 +1,15 @@
-"""Canonical JSON (RFC 8785, "JCS"): one value, one sequence of bytes, so that a digest of it means something.
+"""Canonical JSON (RFC 8785, "JCS"): each value has exactly one encoding, so its digest is well defined.
 
     canonical_bytes({"b": 1.0, "a": "é"})   ->  b'{"a":"\\xc3\\xa9","b":1}'
     parse_strict(b'{"a":1,"a":2}')          ->  CanonicalError
 
-Members are sorted by the UTF-16 code units of their names, nothing is padded, and numbers are written as ECMAScript
-writes them. What two JSON libraries may read differently is refused rather than normalised: duplicate names, NaN and
-infinities, lone surrogates, and integers that a double can't hold.
+Members are sorted by the UTF-16 code units of their names, there is no white space, and numbers are formatted as in
+ECMAScript. Input that JSON libraries interpret differently is refused rather than normalised: duplicate names, NaN and
+infinities, lone surrogates, and integers that a double can't represent.
 
-The two functions agree: whatever `canonical_bytes` writes, `parse_strict` reads, and writing that again gives the same
-bytes. Both bound the nesting and the number of values by the same constants, so a writer can't produce what a reader
-must refuse.
+The two functions are consistent: `parse_strict` reads everything that `canonical_bytes` writes, and encoding the result
+again gives the same bytes. Both use the same limits on nesting and on the number of values, so a writer can't produce a
+document that a reader must refuse.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any
 MAX_DEPTH = 128
 MAX_INTEGER = 2**53 - 1
 MAX_VALUES = 3_000_000
-"""Two bytes of JSON may be a hundred in memory. With so many values at most, all of them fit into half a gigabyte."""
-_SMALL = 32  # members; the order of larger objects is not kept, so that hostile ones can't fill the memory
+"""Two bytes of JSON can take a hundred bytes of memory. With this limit a document fits in half a gigabyte."""
+_SMALL = 32  # members; layouts of larger objects are not cached, so hostile ones can't fill the memory
 
 
 class CanonicalError(ValueError):
-    """The value has no canonical form, or the bytes are not JSON in the strict sense used here.
+    """The value has no canonical form, or the bytes are not strict JSON.
 
     A ValueError and not a proofbox error: only the caller knows whether the bytes were a user's input (usage) or a
     stored document (corruption).
@@ -38,14 +38,14 @@ class CanonicalError(ValueError):
 
 
 def canonical_bytes(value: Any) -> bytes:
-    """The RFC 8785 form of `value`: None, bool, int, float, str, list, tuple and dict with string keys, nested.
+    """Encode `value` by RFC 8785: None, bool, int, float, str, list, tuple and dict with string keys, nested.
 
-    Only these types exactly, not subclasses: an enum or a named tuple has a meaning that JSON would drop silently.
+    Subclasses of these types are refused: an enum or a named tuple has a meaning that JSON would silently drop.
     """
     try:
         data = _encode(value, MAX_DEPTH).encode()
     except UnicodeEncodeError as error:
-        raise CanonicalError("a string holds a lone surrogate, which UTF-8 can't represent") from error
+        raise CanonicalError("a string contains a lone surrogate, which UTF-8 can't represent") from error
     check_values(data)
     return data
 
@@ -69,7 +69,7 @@ def _encode(value: Any, depth: int) -> str:
             raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels")
         depth -= 1
         if 1 < len(value) <= _SMALL:
-            # Strings and integers are most of what documents and traces hold; a call for each would double the cost.
+            # Most values in documents and traces are strings and integers; a call for each would double the cost.
             values, layout = _layout(tuple(value))
             return layout % tuple(
                 [
@@ -93,9 +93,9 @@ def _encode(value: Any, depth: int) -> str:
 
 @lru_cache(maxsize=512)
 def _layout(names: tuple[Any, ...]) -> tuple[itemgetter[Any], str]:
-    """What takes the values of an object in canonical order, and the text they go into.
+    """Return a getter for an object's values in canonical order, and the format string for them.
 
-    Kept, because logs repeat a few sets of names.
+    Cached, because logs repeat a few sets of names.
     """
     ordered = _sorted_names(names)
     return itemgetter(*ordered), "{" + ",".join(
@@ -108,12 +108,12 @@ def _sorted_names(names: Iterable[Any]) -> list[str]:
         ascii_only = "".join(names).isascii()
     except TypeError:
         raise CanonicalError("a member name is not a string") from None
-    # Code points and UTF-16 code units sort alike but for names beyond the BMP; ASCII is the cheap test for "alike".
+    # Code points and UTF-16 code units sort alike except beyond the BMP; testing for ASCII is cheap.
     return sorted(names) if ascii_only else sorted(names, key=lambda name: name.encode("utf-16-be"))
 
 
 def _encode_float(value: float) -> str:
-    """As ECMAScript's Number::toString. `repr` finds the same shortest digits and lays them out differently."""
+    """Format as ECMAScript's Number::toString. `repr` finds the same shortest digits but formats them differently."""
     if not math.isfinite(value):
         raise CanonicalError("NaN and infinities have no JSON form")
     if value == 0:
@@ -132,7 +132,7 @@ def _encode_float(value: float) -> str:
 
 
 def parse_strict(data: bytes) -> Any:
-    """Read one JSON document, refusing everything about which readers disagree.
+    """Parse one JSON document, refusing everything that parsers interpret differently.
 
     Raises CanonicalError for invalid UTF-8, a byte order mark, duplicate names, NaN, infinities and numbers that
     overflow to one, integers a double would round, lone surrogates, nesting beyond MAX_DEPTH, and more values than
@@ -144,13 +144,13 @@ def parse_strict(data: bytes) -> Any:
         text = data.decode("utf-8")
         value = _DECODER.decode(text)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # only an escape can smuggle a lone surrogate in
+            json.dumps(value, ensure_ascii=False).encode()  # only an escape can contain a lone surrogate
     except CanonicalError:
         raise
     except UnicodeDecodeError as error:
         raise CanonicalError(f"not UTF-8 at byte {error.start}") from error
     except UnicodeEncodeError as error:
-        raise CanonicalError("a string holds a lone surrogate") from error
+        raise CanonicalError("a string contains a lone surrogate") from error
     except json.JSONDecodeError as error:
         raise CanonicalError(f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError:
@@ -161,10 +161,10 @@ def parse_strict(data: bytes) -> Any:
 
 
 def check_values(data: bytes) -> None:
-    """Raise CanonicalError for JSON of more than MAX_VALUES.
+    """Raise CanonicalError for JSON with more than MAX_VALUES values.
 
-    They are counted by what separates them, in strings too: an upper bound, at no cost. An object takes twice the
-    memory of a list.
+    The count is a cheap upper bound: it counts separators, including those inside strings. Braces count twice, since
+    an object takes twice the memory of a list.
     """
     if 2 * len(data) > MAX_VALUES and data.count(b",") + data.count(b"[") + 2 * data.count(b"{") > MAX_VALUES:
         raise CanonicalError(f"more than {MAX_VALUES} values: commas, brackets, and braces twice")
@@ -196,8 +196,8 @@ def _integer(literal: str) -> int | float:
         value = int(literal)
         if -MAX_INTEGER <= value <= MAX_INTEGER:
             return value
-    # ECMAScript writes large doubles without an exponent (1e20 is 100000000000000000000): those come back as the double
-    # they were. Any other integer of this size would be rounded silently.
+    # ECMAScript writes large doubles without an exponent (1e20 is 100000000000000000000), so these are parsed as
+    # doubles. Any other integer of this size would be rounded silently.
     double = float(literal)
     if math.isfinite(double) and _encode_float(double) == literal:
         return double

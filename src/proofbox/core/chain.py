@@ -1,6 +1,6 @@
-"""The hash chain: the one format of proofbox's append-only logs, in which an edit anywhere shows.
+"""The hash chain: the tamper-evident format of all append-only logs of proofbox.
 
-Format `proofbox.chain/1`, complete enough to implement elsewhere:
+Format `proofbox.chain/1`, specified completely so that others can implement it:
 
 - A chain is a file of lines, each ended by one LF (0x0A). A line is the RFC 8785 canonical JSON of one object, at most
   16 MiB (2**24 bytes) without its LF and at most 128 levels deep. Canonical JSON holds no raw LF.
@@ -13,9 +13,9 @@ Format `proofbox.chain/1`, complete enough to implement elsewhere:
   to every byte before it.
 - Bytes after the last LF are a torn line: an append that never finished. They are not part of the chain.
 
-A chain by itself shows edits, insertions, drops and swaps before its last line. That its end was cut off or rewritten
-shows only against a head (or count) recorded elsewhere, which is why heads are anchored in later documents. A chain is
-no signature: whoever may write the file and all its anchors can make another consistent chain.
+A chain by itself reveals edits, insertions, deletions and reordering before its last line. Truncating or rewriting its
+end is detected only by comparison with a head (or count) recorded elsewhere, so later documents record the head. A
+chain is not a signature: anyone who can write the file and all recorded heads can create another consistent chain.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_FINDINGS = 100
 declare(
     FORMAT,
     at="every line of BUNDLE/*.jsonl, of a trial's *.jsonl, and of a workspace's effects.jsonl",
-    meaning="The members by which a line of a log belongs to its hash chain. All others are the entry's own.",
+    meaning="The members that link a log line to its hash chain. All other members are the entry's payload.",
     shape={
         "type": "object",
         "properties": {
@@ -53,7 +53,7 @@ declare(
             "prev": {
                 "type": "string",
                 "pattern": "^[0-9a-f]{64}$",
-                "description": "The SHA-256 of the line before; of the first line, the chain's origin.",
+                "description": "The SHA-256 of the previous line; on the first line, the chain's origin.",
             },
         },
         "required": ["seq", "prev"],
@@ -66,7 +66,7 @@ _datasync = getattr(os, "fdatasync", os.fsync)
 
 
 def origin(name: str) -> str:
-    """The `prev` of the first line of the chain called `name`, and its head while it is empty."""
+    """Return the `prev` of the first line of the chain called `name`, which is also its head while it is empty."""
     return digest_of({"format": FORMAT, "name": name})
 
 
@@ -81,10 +81,10 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class ChainFinding:
-    """One thing wrong with a chain. `line` counts from 1; 0 means the chain as a whole.
+    """One problem with a chain. `line` counts from 1; 0 means the chain as a whole.
 
     Codes: `unreadable`, `line_too_long`, `malformed` (not a canonical entry), `wrong_seq`, `wrong_prev`, `torn_tail`,
-    `wrong_head`, `wrong_count`, and `more` when there are further findings than are listed.
+    `wrong_head`, `wrong_count`, and `more` if not all findings are listed.
     """
 
     line: int
@@ -94,7 +94,7 @@ class ChainFinding:
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
-    """What `verify_chain` found. `count` and `head` are of the complete lines that are there, good or bad."""
+    """The result of `verify_chain`. `count` and `head` cover all complete lines, valid or not."""
 
     ok: bool
     count: int
@@ -106,9 +106,9 @@ class ChainWriter:
     """Appends to one chain file; the only writer while it is open.
 
     When `append` returns, the entry survives the death of this process; when `flush` returns, or after every
-    `sync_every` appends, it survives a power cut. An existing file is continued after its first line and its end are
+    `sync_every` appends, it survives a power cut. Before an existing file is extended, its first line and its end are
     checked; a torn last line (unfinished, or not JSON) is cut off and reported in `repaired`, for the caller to log.
-    Anything else wrong with the end raises CorruptError, for that is no accident of a crash. Safe to share by threads.
+    Any other damage at the end raises CorruptError, since a crash can't cause it. Thread-safe.
     """
 
     def __init__(self, path: _Path, name: str, *, sync_every: int = 256) -> None:
@@ -119,13 +119,13 @@ class ChainWriter:
         self._sync_every = sync_every
         self._unsynced = 0
         self._named = False
-        """Whether the file's name, and a repair of its end, would survive a power cut: seen to with the first sync."""
+        """Whether the file's name and a repair of its end would survive a power cut; the first sync ensures it."""
         self._lock = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._fd = os.open(self.path, flags, 0o644)
         try:
             self._claim()
-            # Count, head and size change together in one assignment, so that no interrupt can see them disagree.
+            # Count, head and size change in one assignment, so an interrupt never sees them disagree.
             self._end = self._resume(name)
         except BaseException:
             self._abandon()
@@ -133,7 +133,7 @@ class ChainWriter:
 
     @property
     def count(self) -> int:
-        """How many entries the chain has."""
+        """The number of entries."""
         return self._end[0]
 
     @property
@@ -142,7 +142,7 @@ class ChainWriter:
         return self._end[1]
 
     def append(self, payload: Mapping[str, Any]) -> str:
-        """Add one entry and return the new head. Raises UsageError for what the chain can't hold, and adds nothing."""
+        """Add one entry and return the new head. Raises UsageError, and adds nothing, if the payload is invalid."""
         with self._lock:
             if self._fd < 0:
                 raise UsageError("the chain is closed", op="chain append")
@@ -182,7 +182,7 @@ class ChainWriter:
             self._sync()
 
     def close(self, *, sync: bool = True) -> None:
-        """Flush and let go of the file. Closing twice is harmless. Without `sync`, somebody else sees to that."""
+        """Flush and close the file. Closing twice is harmless. With `sync=False` the caller syncs the file itself."""
         with self._lock:
             try:
                 if sync:
@@ -217,7 +217,7 @@ class ChainWriter:
         return *end, size
 
     def _end_of(self, lines: list[bytes], name: str) -> tuple[int, str]:
-        """The count and head that the last lines give, or CorruptError when they are not the end of this chain."""
+        """Return count and head from the last lines. Raises CorruptError if they are not the end of this chain."""
         if not lines:
             return 0, origin(name)
         try:
@@ -243,7 +243,7 @@ class ChainWriter:
                 written += os.write(self._fd, data[written:])
             self._end = (count, head, size + len(data))
         except BaseException:
-            # A full disk or an interrupt may leave half a line. Cut it off, or give the file up: nothing may follow it.
+            # A full disk or an interrupt may leave half a line. Cut it off, or close the file: nothing may follow it.
             try:
                 os.ftruncate(self._fd, self._end[2])
             except OSError:
@@ -258,7 +258,7 @@ class ChainWriter:
                     sync_directory(os.path.dirname(self.path) or ".")
                     self._named = True
             except OSError:
-                # After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
+                # After a failed sync the kernel may have dropped the pages, so a later success would prove nothing.
                 self._abandon()
                 raise
             self._unsynced = 0
@@ -277,10 +277,10 @@ def verify_chain(
     expected_count: int | None = None,
     limit: int | None = None,
 ) -> ChainReport:
-    """Check a whole chain: a path, or an open binary file. With `limit`, nothing is read beyond that many bytes.
+    """Verify a whole chain from a path or an open binary file. With `limit`, at most that many bytes are read.
 
-    Never raises over what the chain holds, and holds one line in memory at a time. Checking goes on after a finding, so
-    that the report shows how far the damage reaches.
+    Never raises because of the chain's content, and keeps one line in memory at a time. Verification continues after a
+    finding, so that the report shows the extent of the damage.
     """
     findings: list[ChainFinding] = []
     count = unlisted = next_seq = 0
@@ -296,7 +296,7 @@ def verify_chain(
     try:
         for body, digest, complete in _lines(source, limit):
             if not complete:
-                found(count + 1, "torn_tail", "the last line has no end: an append that never finished")
+                found(count + 1, "torn_tail", "the last line has no trailing newline: an append that never finished")
                 break
             count += 1
             if body is None:
@@ -308,18 +308,18 @@ def verify_chain(
                     found(count, "malformed", f"not a canonical entry: {error}")
                 else:
                     if prev != head:
-                        found(count, "wrong_prev", "prev is not the digest of the line before")
+                        found(count, "wrong_prev", "prev is not the digest of the previous line")
                     if seq != next_seq:
-                        found(count, "wrong_seq", f"seq is {seq} where {next_seq} is due")
+                        found(count, "wrong_seq", f"seq is {seq}, expected {next_seq}")
                         next_seq = seq
             next_seq += 1
             head = digest
     except OSError as error:
         found(0, "unreadable", error.strerror or type(error).__name__)
     if expected_count is not None and count != expected_count:
-        found(0, "wrong_count", f"{count} lines where {expected_count} are due")
+        found(0, "wrong_count", f"the chain has {count} lines, expected {expected_count}")
     if expected_head is not None and head != expected_head:
-        found(0, "wrong_head", "the head is not the one expected: the end was cut off, rewritten or added to")
+        found(0, "wrong_head", "the head is not the expected one: lines were removed, rewritten or added at the end")
     if unlisted:
         findings.append(ChainFinding(0, "more", f"{unlisted} further findings"))
     return ChainReport(not findings, count, head, tuple(findings))
@@ -367,7 +367,7 @@ def _line(payload: Mapping[str, Any], seq: int, prev: str) -> bytes:
 
 
 def _entry(line: bytes) -> tuple[int, str]:
-    """The seq and prev of a line, or CanonicalError."""
+    """Return the seq and prev of a line. Raises CanonicalError."""
     value = parse_strict(line)
     if type(value) is not dict or type(value.get("seq")) is not int or type(value.get("prev")) is not str:
         raise CanonicalError("not an object with seq and prev")
@@ -384,7 +384,7 @@ def _is_json_object(line: bytes) -> bool:
 
 
 def _tail(fd: int, size: int, path: str) -> tuple[list[bytes], bytes]:
-    """The last lines (three whole ones at least, or all there are) and the bytes after the last LF."""
+    """Return the last lines (at least three complete ones, or all) and the bytes after the last LF."""
     want = _BLOCK
     while True:
         data = os.pread(fd, min(want, size), max(0, size - want))

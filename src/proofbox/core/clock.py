@@ -1,7 +1,7 @@
-"""Time as something a caller hands in, so that a test or a replay decides what time it is.
+"""Clocks that callers inject, so that tests and replays control the time.
 
-Two clocks, because they answer different questions: `now` says when something happened and may jump; `monotonic` says
-how long something took and never goes back. Deadlines are computed from `monotonic` only.
+Each clock has two readings: `now` says when something happened and may jump; `monotonic` measures durations and never
+goes back. Deadlines are computed from `monotonic` only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _FORMAT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0
 
 
 class Clock(Protocol):
-    """What a room asks for instead of importing `time`."""
+    """The clock interface that code uses instead of importing `time`."""
 
     def now(self) -> datetime:
-        """The wall clock, aware and in UTC."""
+        """Return the wall-clock time as an aware datetime in UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start; never decreases."""
+        """Return seconds since an arbitrary start; never decreases."""
         ...
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The system's clocks."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -37,7 +37,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move: for tests and deterministic runs."""
+    """A clock that moves only when it is advanced, for tests and deterministic runs."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = _as_utc(start)
@@ -50,7 +50,7 @@ class ManualClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass on both clocks. Time doesn't go back: a negative number is refused."""
+        """Advance both readings by `seconds`, which must not be negative."""
         if seconds < 0:
             raise ValueError("a clock can't be advanced by a negative number of seconds")
         self._now += timedelta(seconds=seconds)
@@ -58,12 +58,12 @@ class ManualClock:
 
 
 def isoformat(moment: datetime) -> str:
-    """`2026-01-01T00:00:00.000000Z`: UTC, always six digits, so that text order is time order."""
+    """Format as `2026-01-01T00:00:00.000000Z`: UTC with six digits, so that text order is time order."""
     return _as_utc(moment).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def parse_isoformat(text: str) -> datetime:
-    """The inverse of `isoformat`. Any other spelling of a time raises ValueError: stored times have one form."""
+    """Parse the output of `isoformat`. Any other format raises ValueError, since stored times have one form."""
     if not _FORMAT.fullmatch(text):
         raise ValueError(f"not a time of the form YYYY-MM-DDTHH:MM:SS.ffffffZ: {text[:40]!r}")
     return datetime.fromisoformat(text[:-1]).replace(tzinfo=UTC)
@@ -71,5 +71,5 @@ def parse_isoformat(text: str) -> datetime:
 
 def _as_utc(moment: datetime) -> datetime:
     if moment.tzinfo is None:
-        raise ValueError("a time without a zone is ambiguous")
+        raise ValueError("a datetime without a time zone is ambiguous")
     return moment.astimezone(UTC)

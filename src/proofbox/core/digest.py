@@ -1,6 +1,6 @@
-"""SHA-256, the one digest in stored documents, always as 64 lower-case hexadecimal digits.
+"""SHA-256, the only digest in stored documents, always as 64 lower-case hexadecimal digits.
 
-SHA-256 rather than something faster because every auditor has it: `sha256sum` agrees with what is recorded.
+SHA-256 is not the fastest, but every auditor has it: `sha256sum` gives the recorded digests.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _CHUNK = 1 << 18
 
 
 def sha256_hex(data: bytes | bytearray | memoryview) -> str:
-    """The digest of bytes held in memory."""
+    """Return the digest of bytes in memory."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(source: str | os.PathLike[str] | int, *, limit: int | None = None) -> tuple[str, int]:
-    """The digest and size of a regular file, read in chunks. `source` is a path or an open descriptor.
+    """Return the digest and size of a regular file, read in chunks. `source` is a path or an open descriptor.
 
-    With `limit`, no more than one byte beyond it is read: a larger size says that the file is larger.
+    With `limit`, at most one byte beyond it is read: a returned size above the limit means that the file is larger.
 
-    The size is the number of bytes that were hashed, so the pair is consistent even while the file grows. A descriptor
-    is read from its start and its position is left alone, so two threads may hash through one. Anything but a regular
-    file raises OSError (EINVAL): opening a FIFO that an agent left behind must not hang its reader.
+    The size is the number of bytes hashed, so the pair is consistent even while the file grows. A descriptor is read
+    from the start without changing its position, so two threads can share one. Anything but a regular file raises
+    OSError (EINVAL): a FIFO left behind by an agent must not block the reader.
     """
     if isinstance(source, int):
         return _hash_descriptor(source, limit)
@@ -48,8 +48,8 @@ def _hash_descriptor(fd: int, limit: int | None) -> tuple[str, int]:
         raise OSError(errno.EINVAL, "not a regular file")
     digest = hashlib.sha256()
     size = 0
-    # No more is asked for than is there: memory for a whole chunk, taken and given back for each small file, costs more
-    # than hashing it. The one byte beyond tells a file that has grown.
+    # Request no more than the file's size: allocating a whole chunk for each small file costs more than hashing it. The
+    # one extra byte detects a file that has grown.
     most = info.st_size if limit is None else min(info.st_size, limit)
     while chunk := os.pread(fd, min(_CHUNK, max(0, most - size) + 1), size):
         digest.update(chunk)
@@ -60,5 +60,5 @@ def _hash_descriptor(fd: int, limit: int | None) -> tuple[str, int]:
 
 
 def digest_of(value: Any) -> str:
-    """The digest of a JSON value: that of its canonical bytes, so that key order and spacing don't matter."""
+    """Return the digest of a JSON value's canonical bytes; key order and white space don't matter."""
     return sha256_hex(canonical_bytes(value))

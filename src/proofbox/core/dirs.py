@@ -1,8 +1,8 @@
-"""Where proofbox keeps a user's own things: state, cache and configuration, by the XDG base directory rules.
+"""The user's state, cache and configuration directories, by the XDG Base Directory Specification.
 
-State holds ledgers of rate limits and session sockets, so a directory that others may write to would let them forge
-either. Each directory is created 0700 and checked on every call; what doesn't pass is refused, never repaired, because
-whoever made it so may have put things inside.
+The state directory holds rate limit ledgers and session sockets; other users could forge them in a directory that they
+can write to. Each directory is created with mode 0700 and checked on every call. A directory that fails the check is
+refused, never repaired, because other users may already have put files into it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _NAME = "proofbox"
 
 
 def state_dir(env: Mapping[str, str] | None = None) -> Path:
-    """What must survive a restart and belongs to this machine: ledgers, sessions, measured capabilities."""
+    """Return the directory for machine-specific state that survives a restart: ledgers, sessions, capabilities."""
     return _own_directory(env, "XDG_STATE_HOME", ".local/state")
 
 
 def cache_dir(env: Mapping[str, str] | None = None) -> Path:
-    """What can be made again: images, downloads."""
+    """Return the directory for data that can be recreated: images, downloads."""
     return _own_directory(env, "XDG_CACHE_HOME", ".cache")
 
 
 def config_dir(env: Mapping[str, str] | None = None) -> Path:
-    """What the user wrote: defaults for every project."""
+    """Return the directory for the user's settings: defaults for every project."""
     return _own_directory(env, "XDG_CONFIG_HOME", ".config")
 
 
 def _own_directory(env: Mapping[str, str] | None, variable: str, default: str) -> Path:
     env = os.environ if env is None else env
     base = env.get(variable, "")
-    # The XDG rules say to ignore a relative value: it would mean another directory in each working directory.
+    # XDG says to ignore a relative value: it would name a different directory in each working directory.
     parent = Path(base) if os.path.isabs(base) else _home(env) / default
     path = parent / _NAME
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,7 +49,7 @@ def _own_directory(env: Mapping[str, str] | None, variable: str, default: str) -
             fd = os.open(path, flags)
     except OSError as error:
         if path.is_symlink():
-            raise _refusal(path, "is a symbolic link", f"remove {path}, or point {variable} elsewhere") from error
+            raise _refusal(path, "is a symbolic link", f"remove {path}, or set another {variable}") from error
         reason = f"can't be created or opened ({error.strerror})"
         raise _refusal(path, reason, f"set {variable} to a directory you can write to") from error
     try:
@@ -57,11 +57,11 @@ def _own_directory(env: Mapping[str, str] | None, variable: str, default: str) -
     finally:
         os.close(fd)
     if info.st_uid != os.geteuid():
-        reason = f"belongs to uid {info.st_uid}, and you are uid {os.geteuid()}"
-        raise _refusal(path, reason, f"set HOME or {variable} to a directory of your own")
+        reason = f"belongs to uid {info.st_uid}, but you are uid {os.geteuid()}"
+        raise _refusal(path, reason, f"set HOME or {variable} to a directory that you own")
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        reason = f"can be written by others (mode {stat.S_IMODE(info.st_mode):04o})"
-        raise _refusal(path, reason, f"look at what is in it, then: chmod go-w {path}")
+        reason = f"is writable by other users (mode {stat.S_IMODE(info.st_mode):04o})"
+        raise _refusal(path, reason, f"check its content, then: chmod go-w {path}")
     return path
 
 
@@ -72,9 +72,9 @@ def _home(env: Mapping[str, str]) -> Path:
             home = pwd.getpwuid(os.geteuid()).pw_dir
         except KeyError:
             home = ""
-    if not os.path.isdir(home):  # never made here: accounts without one name a place that must not exist
+    if not os.path.isdir(home):  # never created here: accounts without a home name a path that must not exist
         raise UsageError(
-            f"there is no home directory for this user ({home or 'none is known'})", op="dirs", fix_hints=["set HOME"]
+            f"this user has no home directory ({home or 'not configured'})", op="dirs", fix_hints=["set HOME"]
         )
     return Path(home)
 

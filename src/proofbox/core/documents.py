@@ -1,7 +1,7 @@
-"""Documents that are stored, by the name of their schema; each is declared beside the code that writes it.
+"""The registry of stored documents, by schema name; each is declared beside the code that writes it.
 
-`proofbox contract` lists them all, and SCHEMAS.md is made from that. Standard library alone: what an auditor loads
-declares its documents too.
+`proofbox contract` lists them all, and SCHEMAS.md is generated from that list. Only the standard library is imported,
+because the auditor's modules declare documents too.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ T = TypeVar("T", bound=type)
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
     schema: str
-    """What its `schema_version` says; the file's name, where it states none."""
+    """The document's `schema_version`, or the file name if it has no such member."""
     at: str
-    """Where it is found. CONFIG, STATE and CACHE are the user's directories, BUNDLE and RUN those of evidence."""
+    """The document's location. CONFIG, STATE and CACHE are user directories; BUNDLE and RUN hold evidence."""
     meaning: str
     shape: Any
-    """Its type, or the JSON Schema of it."""
+    """The document's type or JSON Schema."""
 
 
 STORED: dict[str, StoredDocument] = {}
 
 
 def declare(schema: str, *, at: str, meaning: str, shape: Any) -> None:
-    """Say what a stored document is. A name has one shape: a second one would leave readers to guess."""
+    """Declare a stored document. Raises ValueError if the schema name is already declared with another shape."""
     known = STORED.setdefault(schema, StoredDocument(schema, at, meaning, shape))
     if known.shape is not shape:
         raise ValueError(f"{schema} is declared twice")
 
 
 def stored(schema: str, *, at: str) -> Callable[[T], T]:
-    """Declare the class below as a stored document. Its docstring says what it is."""
+    """Declare the decorated class as a stored document. The meaning comes from its docstring."""
 
     def mark(kind: T) -> T:
         declare(schema, at=at, meaning=" ".join((kind.__doc__ or "").partition("\n\n")[0].split()), shape=kind)

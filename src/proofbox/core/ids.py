@@ -1,4 +1,4 @@
-"""Names for things that are created: `run-01kcy3m8r0q4c5v7w9xbdfhj2n`.
+"""Ids for created objects, such as `run-01kcy3m8r0q4c5v7w9xbdfhj2n`.
 
 An id is `prefix-` and 26 lower-case Crockford base32 digits: 10 for the millisecond of creation, 16 for 80 random bits.
 Sorting ids by text sorts them by time. They are safe as file names on every file system (lower case, no dots) and as
@@ -25,10 +25,10 @@ MAX_PREFIX = 63 - 1 - _LENGTH
 
 
 class IdSource:
-    """Makes ids that strictly increase in the order of creation within this source, and collide with no other source's.
+    """Creates ids that strictly increase within this source and do not collide with those of other sources.
 
-    Clock and randomness are injected. A clock that steps back doesn't break the order: the source then keeps counting
-    in the latest millisecond it has seen. After a fork the child draws anew, so that it never repeats its parent's ids.
+    Clock and randomness are injected. If the clock steps back, the source keeps counting in the latest millisecond it
+    has seen, so the order holds. After a fork the child draws new random bits, so it never repeats its parent's ids.
     """
 
     def __init__(self, clock: Clock | None = None, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
@@ -39,7 +39,7 @@ class IdSource:
         self._last = -1
 
     def new_id(self, prefix: str) -> str:
-        """A fresh id. The prefix is lower-case letters, digits and single inner hyphens, at most 36 characters."""
+        """Return a new id. A prefix is lower-case letters, digits and single inner hyphens, at most 36 characters."""
         _check_prefix(prefix)
         millisecond = max(0, int(self._clock.now().timestamp() * 1000))
         with self._lock:
@@ -53,13 +53,13 @@ class IdSource:
             self._pid = pid
             self._last = millisecond << _RANDOM_BITS | int.from_bytes(self._random_bytes(_RANDOM_BITS // 8), "big")
         else:
-            # Running out of random bits carries into the time, which stays in order.
+            # An overflow of the random bits carries into the time, which keeps the order.
             self._last += 1
         return self._last
 
 
 def is_id(text: str, prefix: str) -> bool:
-    """Whether `text` has the form that `new_id(prefix)` makes. Says nothing about whether the thing exists."""
+    """Return whether `text` has the form of an id from `new_id(prefix)`. The object need not exist."""
     _check_prefix(prefix)
     head = prefix + "-"
     return text.startswith(head) and _BODY.fullmatch(text, len(head)) is not None

@@ -46,23 +46,23 @@ def module_child(
     cwd: str | os.PathLike[str] = WORKING_DIRECTORY,
     env: Mapping[str, str] | None = None,
 ) -> ChildInterpreter:
-    """Build the start of `python -m MODULE ARGUMENTS`, isolated. `env` is by default the caller's own."""
+    """Build the command for an isolated `python -m MODULE ARGUMENTS`. `env` defaults to this process's environment."""
     code = _RUN_MODULE.format(path=safe_import_path())
     argv = [*_interpreter(), "-c", code, module, *arguments]
     return ChildInterpreter(argv, os.fspath(cwd), dict(os.environ if env is None else env))
 
 
 def script_child(script: str | os.PathLike[str], *arguments: str) -> ChildInterpreter:
-    """Build the start of a file that needs the standard library alone, with an empty environment."""
+    """Build the command for a script that needs only the standard library, with an empty environment."""
     return ChildInterpreter([*_interpreter(), "-S", os.fspath(script), *arguments], WORKING_DIRECTORY, {})
 
 
 def safe_import_path() -> list[str]:
-    """Return this process's import path for a child, without the current directory and the main script's.
+    """Return this process's import path for a child, without the current directory and the main script's directory.
 
-    A relative entry means another directory in every working directory, so it is dropped. The current directory and
-    the directory of the main script are dropped too, since Python adds them by itself; they are kept where PYTHONPATH
-    names them by an absolute path. The directory that proofbox itself was imported from is always in it.
+    A relative entry names a different directory in each working directory, so it is dropped. The current directory and
+    the main script's directory are dropped too, since Python adds them automatically, unless PYTHONPATH names them by
+    absolute path. The directory that proofbox was imported from is always included.
     """
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = {_PACKAGES, *(os.path.abspath(entry) for entry in named if os.path.isabs(entry))}
@@ -76,11 +76,11 @@ def safe_import_path() -> list[str]:
 def _interpreter() -> list[str]:
     if not os.path.isabs(sys.executable or ""):
         raise StartFailed(
-            "the path of the Python interpreter is not known, so that no child can be started",
+            "the path of the Python interpreter is unknown, so no child process can be started",
             op="start",
             fix_hints=["start Python by its absolute path"],
         )
-    # -I ignores the variables that ask for these two, which do not change what is imported.
+    # -I ignores the environment variables for these two options, which do not affect imports.
     bytecode = ["-B"] if sys.dont_write_bytecode else []
     utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []
     return [sys.executable, "-I", *bytecode, *utf8]
@@ -92,7 +92,7 @@ def _main_directory() -> str:
 
 
 def _identity(place: str) -> tuple[int, int] | None:
-    """A directory's own identity: it may be named in several ways. None where there is no such directory."""
+    """Return a directory's device and inode, since it may have several paths; None if it does not exist."""
     try:
         found = os.stat(place)
     except OSError:

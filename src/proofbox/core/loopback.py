@@ -1,4 +1,4 @@
-"""Whether an address is this machine's: what goes there travels over no network."""
+"""Recognise loopback addresses, whose traffic never leaves this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """By its name or address. Other names are not looked up: what they mean may change."""
+    """Return whether a host is loopback. Names other than `localhost` are not resolved: the result may change."""
     if host.rstrip(".").lower() == "localhost":
         return True
     try:

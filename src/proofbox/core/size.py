@@ -1,4 +1,4 @@
-"""Sizes of memory and disk space, written alike in flags, settings, SDK options and suites: 512, "512m", "2g"."""
+"""Memory and disk sizes, in one format for flags, settings, SDK options and suites: 512, "512m", "2g"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MEGABYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
 def megabytes(size: Size, name: str) -> int:
-    """Return the number of MB. `name` is what the caller calls it, for the error."""
+    """Return the number of MB. `name` is the option's name, for the error message."""
     if isinstance(size, int) and not isinstance(size, bool):
         return size
     if isinstance(size, str) and re.fullmatch(PATTERN, size):
@@ -22,5 +22,5 @@ def megabytes(size: Size, name: str) -> int:
     raise RequestInvalid(
         f"{name} {size!r} is not a size",
         op="start",
-        fix_hints=["give a whole number of MB, or text with a unit: 512, '512m', '2g'"],
+        fix_hints=["use a whole number of MB, or text with a unit: 512, '512m', '2g'"],
     )

@@ -1,7 +1,7 @@
-"""Making hostile text safe to show, to cut and to name.
+"""Make untrusted text and paths safe to display, truncate and store in JSON.
 
-Agents and their commands write bytes that terminals obey (escape sequences), that readers misread (bidirectional
-overrides, zero-width characters) and that JSON can't hold (invalid UTF-8). None of it is dropped: it is made visible.
+Agents and their commands write bytes that terminals execute (escape sequences), that readers misread (bidirectional
+overrides, zero-width characters) and that JSON can't represent (invalid UTF-8). These are made visible, not dropped.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from proofbox.errors import UsageError
 
 _SUSPECT = re.compile(r"[^\n\t -~]")
 
-# Invisible, and yet "printable" to Unicode: fillers, the grapheme joiner, variation selectors beyond the emoji ones.
+# Invisible, but "printable" in Unicode: fillers, the grapheme joiner, variation selectors other than for emoji.
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\U000e0100-\U000e01ef]")
 
 
 def printable(text: str) -> str:
-    r"""`text` with everything that isn't a visible character, a space, a newline or a tab written as an escape.
+    r"""Escape everything in `text` that isn't a visible character, a space, a newline or a tab.
 
     ESC becomes `\x1b`, a right-to-left override `\u202e`, a tag character `\U000e0041`; carriage return, C1 controls,
     zero-width and other format characters, line separators, private-use and unassigned code points likewise.
-    Backslashes are left alone: the result is for people to read, not to be parsed back.
+    Backslashes are not escaped: the result is for people to read, not for parsing.
     """
     return _SUSPECT.sub(_visible, text)
 
@@ -44,20 +44,20 @@ GAP = re.compile(r"\n\[proofbox: \d+ bytes left out\]\n")
 
 
 def gap(count: int) -> str:
-    """What stands where the middle of an output was left out."""
+    """Return the marker for the omitted middle of an output."""
     return f"\n[proofbox: {count} bytes left out]\n"
 
 
 def preview(data: bytes | str, limit: int) -> tuple[str, bool]:
-    """The beginning of `data` in at most `limit` bytes of UTF-8, and whether anything was left out.
+    """Return the beginning of `data` in at most `limit` bytes of UTF-8, and whether anything was omitted.
 
-    The limit is on the UTF-8 of the result, whatever came in, so a reader can check it. A character is kept whole or
-    left out. Bytes that are not UTF-8, and surrogates without their other half, become U+FFFD.
+    The limit applies to the UTF-8 of the result, so a reader can check it. Characters are never split. Bytes that are
+    not UTF-8, and unpaired surrogates, become U+FFFD.
     """
     if limit < 0:
-        raise ValueError("a preview can't have a negative limit")
+        raise ValueError("the limit of a preview can't be negative")
     if isinstance(data, str):
-        # Half a pair at the end becomes U+FFFD, whose three bytes are over the limit: it is left out below.
+        # Half a surrogate pair at the end becomes U+FFFD, whose three bytes exceed the limit: it is removed below.
         text = _valid(data[:limit])
     else:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -68,7 +68,7 @@ def preview(data: bytes | str, limit: int) -> tuple[str, bool]:
 
 
 def preview_end(data: bytes | str, limit: int) -> tuple[str, bool]:
-    """The same of its end."""
+    """Return the end of `data` in at most `limit` bytes of UTF-8, and whether anything was omitted."""
     part = data[max(0, len(data) - limit) :]
     if isinstance(part, bytes):
         for _ in range(3 if len(part) < len(data) else 0):
@@ -83,15 +83,15 @@ def _valid(text: str) -> str:
 
 
 def path_fields(path: bytes | str) -> dict[str, str]:
-    """The members by which a JSON document names a path: `path`, and `path_b64` where the path is not UTF-8.
+    """Return the JSON members for a path: `path`, and `path_b64` if the path is not UTF-8.
 
-    With `path_b64` present, `path` is an escaped rendering for people and `path_b64` the exact bytes. A str is taken as
-    Python gives file names, with undecodable bytes as surrogate escapes.
+    If `path_b64` is present, `path` is an escaped form for people and `path_b64` has the exact bytes. A str is
+    interpreted as Python represents file names, with undecodable bytes as surrogate escapes.
     """
     try:
         raw = path.encode("utf-8", "surrogateescape") if isinstance(path, str) else path
     except UnicodeEncodeError as error:
-        raise UsageError("the path holds a surrogate that stands for no byte", op="path") from error
+        raise UsageError("the path contains a surrogate that does not represent a byte", op="path") from error
     try:
         return {"path": raw.decode("utf-8")}
     except UnicodeDecodeError:
@@ -99,11 +99,11 @@ def path_fields(path: bytes | str) -> dict[str, str]:
 
 
 def require_utf8(path: str | os.PathLike[str], what: str, op: str) -> None:
-    """Refuse a path that no JSON document can name by itself, before anything is made there."""
+    """Raise UsageError for a path that is not UTF-8, before anything is created there."""
     fields = path_fields(os.fspath(path))
     if "path_b64" in fields:
         raise UsageError(
             f"the name of {what} is not UTF-8: {fields['path']}",
             op=op,
-            fix_hints=["name or move it so that every directory on the way to it has a name in UTF-8"],
+            fix_hints=["rename or move it so that its whole path is UTF-8"],
         )

@@ -1,8 +1,7 @@
-"""TOML as `tomllib` reads it, with one way to fail: `tomllib.TOMLDecodeError`.
+"""Parse untrusted TOML with `tomllib`. Every failure is a `tomllib.TOMLDecodeError`.
 
-Python itself refuses a number of some thousand digits and lists in lists some hundred deep, by errors that say nothing
-of the document; and its time for a dotted name grows with the square of its parts. A file that someone else wrote may
-hold any of these.
+For numbers of thousands of digits and lists nested hundreds of levels deep, `tomllib` raises other errors that do not
+mention the document, and its time for a dotted name grows with the square of the number of parts.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ _DOTTED = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*")
 
 
 class TomlRefused(tomllib.TOMLDecodeError):
-    """Valid as TOML, and more than is read here."""
+    """The document exceeds a limit of this parser, though it may be valid TOML."""
 
     def __init__(self, message: str, at: int | None = None) -> None:
-        ValueError.__init__(self, message)  # the parent's takes a place in the text, which is seldom known
+        ValueError.__init__(self, message)  # the parent's requires a position, which is rarely known
         self.at = at
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     for name in _DOTTED.finditer(text) if text.count(".") > MOST_PARTS else ():
         if name[0].count(".") >= MOST_PARTS and len(re.findall(_PART, name[0])) > MOST_PARTS:
-            raise TomlRefused(f"a name of more than {MOST_PARTS} parts", name.start())
+            raise TomlRefused(f"a dotted name has more than {MOST_PARTS} parts", name.start())
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -35,4 +34,4 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise TomlRefused("nested too deeply") from None
     except ValueError as error:
-        raise TomlRefused(f"a value that can't be read: {str(error).partition(';')[0]}") from None
+        raise TomlRefused(f"a value can't be read: {str(error).partition(';')[0]}") from None

@@ -1,4 +1,4 @@
-"""Every error proofbox raises on purpose, in one tree.
+"""All errors that proofbox raises deliberately, in one tree.
 
     ProofboxError
     ├── UsageError               PROOFBOX_USAGE              exit 2
@@ -135,22 +135,22 @@
             ├── BackendUnreachable DELIVERY_UNREACHABLE        exit 3, retryable
             └── BackendProtocol  DELIVERY_PROTOCOL           exit 4
 
-A class owns its code, its exit code, whether trying again may help, and `hints`: what to do; an instance that knows
-better says so. It says what happened (`message`), during what (`op`: a command, or what a room calls the work), what to
-do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside the prose alone. One module
-an area; the tree uses the standard library only, so that an auditor's tool can raise from it.
+A class defines its code, its exit code, whether a retry may help (`retryable`), and default `hints`. An instance says
+what failed (`message`), in which operation (`op`) and how to fix it (`fix_hints`, which replace the default hints), and
+carries the facts as JSON-ready data (`details`), never only in the prose. Each area has one module. The package imports
+only the standard library, so the auditor's tool can use it.
 
-How they are written, everywhere alike: a message is a clause that begins with a small letter (or with a name, a flag or
-a value) and has no full stop, since it stands behind `proofbox: `. A hint is one line in the same form that says what
-to do. A command stands by itself or behind a colon, as it is typed (`make one: proofbox init`); within a sentence it is
-in backticks.
+Writing style: a message is a clause without a final full stop that begins with a lower-case letter (or with a name, a
+flag or a value), because it is printed after `proofbox: `. A hint is one line in the same style that says what to do. A
+command is a hint by itself or follows a colon, exactly as it is typed (`create one: proofbox init`); within a sentence
+it is in backticks.
 
 Exit codes: 0 ok · 1 evaluated, and the answer is no · 2 usage · 3 known but not available here · 4 internal. `exec` and
-`session exec` pass the command's own code through and report every failure of proofbox itself as 125, but for 126 and
-127, which mean what a shell means by them.
+`session exec` return the command's own exit code and report every failure of proofbox itself as 125, except for 126 and
+127, which have their usual shell meaning.
 """
 
-# ruff: noqa: I001 (one import an area, in the tree's order)
+# ruff: noqa: I001 (one import per area, in the order of the tree)
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between a prompt and the end of an agent's turn."""
+"""Errors of agent runtimes, from the prompt to the end of the turn."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from proofbox.errors.base import ProofboxError
 
 
 class AgentError(ProofboxError):
-    """Anything that goes wrong between a prompt and the end of an agent's turn.
+    """An agent's turn failed.
 
-    `details` has `retry_after` (seconds) or `resets_at` (seconds since the epoch) where they are known.
+    `details` has `retry_after` (seconds) or `resets_at` (seconds since the epoch) if they are known.
     """
 
     code = "RUNTIME_FAILED"
     exit_code = 1
-    hints = ("look at the steps in the record, and at what the program said",)
+    hints = ("check the recorded steps and the agent program's output",)
 
 
 class StrategyUnsupported(AgentError):
@@ -21,35 +21,35 @@ class StrategyUnsupported(AgentError):
 
     code = "RUNTIME_STRATEGY_UNSUPPORTED"
     exit_code = 2
-    hints = ("list those there are: proofbox runtime list",)
+    hints = ("list the runtimes: proofbox runtime list",)
 
 
 class StrategyUnavailable(AgentError):
-    """Nothing in the chain could be used here. `details["chain"]` says of each why not."""
+    """No strategy in the chain is available on this machine. `details["chain"]` gives the reason for each."""
 
     code = "RUNTIME_STRATEGY_UNAVAILABLE"
     exit_code = 3
-    hints = ("see what each needs: proofbox runtime list",)
+    hints = ("see what each runtime requires: proofbox runtime list",)
 
 
 class CapabilityUnsupported(AgentError):
-    """The runtime is there, and can't do what was asked."""
+    """The runtime does not support the requested capability."""
 
     code = "RUNTIME_CAPABILITY_UNSUPPORTED"
     exit_code = 3
-    hints = ("choose a runtime that can: proofbox runtime list",)
+    hints = ("choose a runtime that supports it: proofbox runtime list",)
 
 
 class RuntimeIncompatible(AgentError):
-    """The agent's program was found, and its version or protocol is not one we can drive."""
+    """The agent program is installed, but its version or protocol is not supported."""
 
     code = "RUNTIME_COMPATIBILITY"
     exit_code = 3
-    hints = ("install a version that is known: proofbox runtime list",)
+    hints = ("install a supported version: proofbox runtime list",)
 
 
 class RuntimeStartFailed(AgentError):
-    """The agent's program did not come up."""
+    """The agent program did not start."""
 
     code = "RUNTIME_STARTUP"
     exit_code = 3
@@ -57,33 +57,33 @@ class RuntimeStartFailed(AgentError):
 
 
 class TransportBroken(AgentError):
-    """The stream to the agent's program broke."""
+    """The connection to the agent program broke."""
 
     code = "RUNTIME_TRANSPORT"
     retryable = True
-    hints = ("try again in another session",)
+    hints = ("try again in a new session",)
 
 
 class RuntimeProtocolError(AgentError):
-    """The agent's program said something that its protocol does not allow, or refused a request."""
+    """The agent program violated its protocol or refused a request."""
 
     code = "RUNTIME_PROTOCOL"
     hints = ("check the runtime: proofbox runtime check STRATEGY",)
 
 
 class RuntimeTimedOut(AgentError):
-    """A request or a turn was over its deadline."""
+    """A request or a turn timed out."""
 
     code = "RUNTIME_TIMEOUT"
-    hints = ("give it more time: --timeout SECONDS",)
+    hints = ("raise the timeout: --timeout SECONDS",)
 
 
 class RuntimeStalled(AgentError):
-    """A turn gave no sign of life for longer than it was allowed to."""
+    """A turn produced no events for longer than the stall timeout."""
 
     code = "RUNTIME_STALL"
     retryable = True
-    hints = ("give it more time: --stall-timeout SECONDS",)
+    hints = ("raise the stall timeout: --stall-timeout SECONDS",)
 
 
 class StreamDisconnected(AgentError):
@@ -95,37 +95,37 @@ class StreamDisconnected(AgentError):
 
 
 class ListenerFailed(AgentError):
-    """Whoever was to record the events failed to, so the record of the turn is not whole."""
+    """The event listener failed, so the record of the turn is incomplete."""
 
     code = "RUNTIME_LISTENER_FAILURE"
-    hints = ("mend the listener: what it missed is not in the record",)
+    hints = ("fix the event listener; the events that it missed are not in the record",)
 
 
 class EnvPolicyRefused(AgentError):
-    """A variable was asked for that must not enter a box."""
+    """The request includes an environment variable that must not enter a box."""
 
     code = "RUNTIME_ENV_POLICY"
     exit_code = 2
-    hints = ("leave the variable out, or grant it by its name: --grant NAME",)
+    hints = ("remove the variable, or grant it by name: --grant NAME",)
 
 
 class AuthFailed(AgentError):
-    """The model's endpoint refused the credential, or there was none."""
+    """The model endpoint rejected the credential, or the credential is missing."""
 
     code = "RUNTIME_AUTH"
-    hints = ("check the key in the variable that api_key_env names",)
+    hints = ("check the key in the environment variable that api_key_env names",)
 
 
 class RateLimited(AgentError):
-    """Too many requests for now."""
+    """The model endpoint's rate limit was reached."""
 
     code = "RUNTIME_RATE_LIMIT"
     retryable = True
-    hints = ("wait as long as the details say, then try again",)
+    hints = ("wait for the time given in the details, then try again",)
 
 
 class UsageLimited(AgentError):
-    """What was paid for is used up, until the window's reset."""
+    """The account's usage limit was reached; it resets at the end of its window."""
 
     code = "RUNTIME_USAGE_LIMIT"
     retryable = True
@@ -133,7 +133,7 @@ class UsageLimited(AgentError):
 
 
 class Overloaded(AgentError):
-    """The model's endpoint, or the runtime itself, has too much to do."""
+    """The model endpoint or the runtime is overloaded."""
 
     code = "RUNTIME_OVERLOADED"
     retryable = True
@@ -141,44 +141,44 @@ class Overloaded(AgentError):
 
 
 class ContextExceeded(AgentError):
-    """The conversation does not fit into the model any more."""
+    """The conversation no longer fits in the model's context window."""
 
     code = "RUNTIME_CONTEXT_EXCEEDED"
-    hints = ("begin a new thread, or give a shorter task",)
+    hints = ("start a new thread, or use a shorter prompt",)
 
 
 class ModelFailed(AgentError):
-    """The model's endpoint answered with an error of another kind. `details["status"]` is its HTTP status."""
+    """The model endpoint returned some other error. `details["status"]` is its HTTP status."""
 
     code = "RUNTIME_MODEL_ERROR"
-    hints = ("check --model and --base-url, and what the endpoint says",)
+    hints = ("check --model and --base-url, and the endpoint's error message",)
 
 
 class RuntimeCrashed(AgentError):
-    """The agent's program ended under a turn."""
+    """The agent program exited during a turn."""
 
     code = "RUNTIME_CRASH"
     retryable = True
-    hints = ("look at what the program said last, then try again in another session",)
+    hints = ("check the end of the program's output, then try again in a new session",)
 
 
 class TurnInterrupted(AgentError):
-    """The turn was stopped before its end, by us or by the agent's own program."""
+    """The turn was interrupted, by proofbox or by the agent program itself."""
 
     code = "RUNTIME_INTERRUPTED"
-    hints = ("start another turn",)
+    hints = ("start a new turn",)
 
 
 class FunnelUnavailable(AgentError):
-    """What only an agent in a box can ask its supervisor for was asked for elsewhere."""
+    """The supervisor's funnel was called from outside an agent's box."""
 
     code = "RUNTIME_FUNNEL_UNAVAILABLE"
     exit_code = 3
-    hints = ("call it in the box of a process agent: see docs/funnel.md",)
+    hints = ("call it from inside a process agent's box: see docs/funnel.md",)
 
 
 class RuntimeChecksFailed(AgentError):
-    """A runtime does not do what its capabilities say: checks of the conformance suite failed."""
+    """The runtime failed conformance checks: it does not provide all the capabilities it declares."""
 
     code = "RUNTIME_CHECKS_FAILED"
-    hints = ("see what each check found: proofbox runtime check STRATEGY --json",)
+    hints = ("see the result of each check: proofbox runtime check STRATEGY --json",)

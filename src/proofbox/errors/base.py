@@ -1,4 +1,4 @@
-"""The root of the tree, and what any room may raise. The standard library alone."""
+"""The root of the error tree and the errors that any package may raise. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ProofboxError(Exception):
     exit_code: ClassVar[int] = 4
     retryable: bool = False
     hints: ClassVar[tuple[str, ...]] = ()
-    """What to do, where the instance has no better advice."""
+    """Default advice, used when an instance is raised without `fix_hints`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ProofboxError(Exception):
             self.retryable = retryable
 
     def as_dict(self) -> dict[str, Any]:
-        """The `error` member of a `proofbox.error/1` document."""
+        """Return the `error` member of a `proofbox.error/1` document."""
         return {
             "code": self.code,
             "message": self.message,
@@ -45,55 +45,55 @@ class ProofboxError(Exception):
 
 
 class UsageError(ProofboxError):
-    """The caller asked for something that means nothing: a wrong flag, a bad value."""
+    """The request is invalid: an unknown flag or a bad value."""
 
     code = "PROOFBOX_USAGE"
     exit_code = 2
-    hints = ("see how it is called: proofbox COMMAND --help",)
+    hints = ("see the usage: proofbox COMMAND --help",)
 
 
 class NotFoundError(ProofboxError):
-    """A file or directory the caller named is not there, or can't be read."""
+    """A file or directory named by the caller does not exist or can't be read."""
 
     code = "PROOFBOX_NOT_FOUND"
     exit_code = 2
-    hints = ("check the path, and that you may read it",)
+    hints = ("check the path and its permissions",)
 
 
 class InternalError(ProofboxError):
-    """A defect in proofbox. The message names it; the fix is a bug report."""
+    """A bug in proofbox."""
 
     code = "PROOFBOX_INTERNAL"
-    hints = ("report it as a defect, with the output of PROOFBOX_DEBUG=1 proofbox …",)
+    hints = ("report this bug, with the output of PROOFBOX_DEBUG=1 proofbox …",)
 
 
 class DemoFailed(ProofboxError):
-    """A step of the demo did not end as it should."""
+    """A step of the demo failed."""
 
     code = "PROOFBOX_DEMO_FAILED"
     exit_code = 1
-    hints = ("see whether the sandbox works here: proofbox doctor",)
+    hints = ("check that the sandbox works on this machine: proofbox doctor",)
 
 
 class CorruptError(ProofboxError):
-    """Stored bytes are not what their digest, chain or schema says."""
+    """Stored bytes do not match their digest, hash chain or schema."""
 
     code = "PROOFBOX_CORRUPT"
     exit_code = 1
-    hints = ("restore it from a copy, or do again what made it",)
+    hints = ("restore it from a copy, or create it again",)
 
 
 class IoFailed(ProofboxError):
-    """The machine would not read or write: a full disk, a closed stream, a place without permission."""
+    """Reading or writing failed: a full disk, a closed stream, missing permissions."""
 
     code = "PROOFBOX_IO"
     exit_code = 3
     retryable = True
-    hints = ("check that the place exists, is writable and has room",)
+    hints = ("check that the path exists and is writable, and that the disk is not full",)
 
 
 def error_classes(root: type[ProofboxError] = ProofboxError) -> Iterator[type[ProofboxError]]:
-    """Every class of the tree, parents first, in the order of definition."""
+    """Yield every class of the tree, parents first, in order of definition."""
     yield root
     for child in root.__subclasses__():
         yield from error_classes(child)

@@ -1,4 +1,4 @@
-"""Between a tree of files and a repository or pull request that holds it."""
+"""Errors of delivering a tree of files to a repository or pull request."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from proofbox.errors.base import ProofboxError
 
 
 class DeliveryError(ProofboxError):
-    """Anything that goes wrong between a tree of files and a repository or pull request that holds it."""
+    """A delivery to a repository or pull request failed."""
 
     code = "DELIVERY_FAILED"
-    hints = ("see what would be sent: proofbox deliver plan",)
+    hints = ("preview the delivery: proofbox deliver plan",)
 
 
 class SettingsInvalid(DeliveryError):
-    """The backend's address or key is missing, a placeholder, or not fit for use. Nothing was sent."""
+    """The backend's address or key is missing, a placeholder, or malformed. Nothing was sent."""
 
     code = "DELIVERY_SETTINGS_INVALID"
     exit_code = 2
@@ -21,7 +21,7 @@ class SettingsInvalid(DeliveryError):
 
 
 class SourceRefused(DeliveryError):
-    """The source can't be delivered: absent, an archive that is not safe, a name that no repository can hold."""
+    """The source can't be delivered: it is missing, an unsafe archive, or has a name that git can't store."""
 
     code = "DELIVERY_SOURCE_REFUSED"
     exit_code = 2
@@ -29,53 +29,53 @@ class SourceRefused(DeliveryError):
 
 
 class DeliverySecretFound(DeliveryError):
-    """A file holds a secret that this process knows. Nothing was sent."""
+    """A file contains a secret known to this process. Nothing was sent."""
 
     code = "DELIVERY_SECRET_FOUND"
     exit_code = 1
-    hints = ("remove it from the files, and rotate it if they were shared",)
+    hints = ("remove the secret from the files, and rotate it if they were shared",)
 
 
 class DeliveryConflict(DeliveryError):
-    """The repository has changes of its own where the source differs. `details["conflicts"]` names each."""
+    """The repository changed files that the source changes too. `details["conflicts"]` lists them."""
 
     code = "DELIVERY_CONFLICT"
     exit_code = 1
-    hints = ("take their changes into the source, and prove that; see them: proofbox deliver plan",)
+    hints = ("merge the repository's changes into the source and verify it again; list them: proofbox deliver plan",)
 
 
 class DeliveryNotProven(DeliveryError):
-    """The evidence does not support this delivery: not promotable, not signed, or of another tree."""
+    """The evidence does not support this delivery: not promotable, not signed, or for a different tree."""
 
     code = "DELIVERY_NOT_PROVEN"
     exit_code = 1
-    hints = ("deliver what was proven: --packet FILE --bundle PATH",)
+    hints = ("deliver a tree that has evidence: --packet FILE --bundle PATH",)
 
 
 class RepositoryFailed(DeliveryError):
-    """The reference backend's git did not do what it was asked to."""
+    """A git command of the reference backend failed."""
 
     code = "DELIVERY_REPOSITORY_FAILED"
-    hints = ("see whether git works here",)
+    hints = ("check that git works: git --version",)
 
 
 class BackendError(DeliveryError):
-    """The backend did not do what it was asked to. `details` has `status`, `attempts` and what it `said`."""
+    """A backend request failed. `details` has `status`, `attempts` and `said`, the backend's message."""
 
     code = "DELIVERY_BACKEND"
-    hints = ("look into the backend's log",)
+    hints = ("check the backend's log",)
 
 
 class BackendUnauthorized(BackendError):
-    """401: the backend does not know the key."""
+    """401: the backend rejected the key."""
 
     code = "DELIVERY_UNAUTHORIZED"
     exit_code = 3
-    hints = ("check the key: the backend does not know it",)
+    hints = ("check the key",)
 
 
 class BackendForbidden(BackendError):
-    """403: the key is known, and this user may not do that."""
+    """403: the key is valid, but this user is not permitted to do that."""
 
     code = "DELIVERY_FORBIDDEN"
     exit_code = 3
@@ -83,44 +83,44 @@ class BackendForbidden(BackendError):
 
 
 class BackendNotFound(BackendError):
-    """404: the backend does not know an id of the request; `details["ids"]` has them."""
+    """404: the backend does not know an id in the request; `details["ids"]` lists the ids sent."""
 
     code = "DELIVERY_NOT_FOUND"
     exit_code = 2
-    hints = ("check the ids of the request",)
+    hints = ("check the ids in the request",)
 
 
 class BackendConflict(BackendError):
-    """409: something else is there already, or the repository has moved."""
+    """409: the resource already exists, or the repository has changed."""
 
     code = "DELIVERY_BACKEND_CONFLICT"
     exit_code = 1
-    hints = ("see what is there: proofbox deliver plan",)
+    hints = ("compare with the repository: proofbox deliver plan",)
 
 
 class BackendTooLarge(BackendError):
-    """413: the request is larger than the backend takes."""
+    """413: the request is larger than the backend accepts."""
 
     code = "DELIVERY_TOO_LARGE"
     exit_code = 1
-    hints = ("deliver less, or raise the backend's limit",)
+    hints = ("deliver fewer or smaller files, or raise the backend's limit",)
 
 
 class BackendRejected(BackendError):
-    """400 or 422: the backend understood the request and finds it wrong."""
+    """400 or 422: the backend rejected the request as invalid."""
 
     code = "DELIVERY_REJECTED"
     exit_code = 1
-    hints = ("change the request as the backend says",)
+    hints = ("correct the request as the backend's message says",)
 
 
 class BackendRateLimited(BackendError):
-    """429: too many requests; `details["retry_after"]` says for how long, where the backend does."""
+    """429: too many requests; `details["retry_after"]` is the wait in seconds, if the backend gave one."""
 
     code = "DELIVERY_RATE_LIMITED"
     exit_code = 3
     retryable = True
-    hints = ("wait as long as the backend says, then try again",)
+    hints = ("wait for the time that the backend gave, then try again",)
 
 
 class BackendFailed(BackendError):
@@ -129,20 +129,20 @@ class BackendFailed(BackendError):
     code = "DELIVERY_BACKEND_FAILED"
     exit_code = 3
     retryable = True
-    hints = ("look into the backend's log, then try again",)
+    hints = ("check the backend's log, then try again",)
 
 
 class BackendUnreachable(BackendError):
-    """No connection, a connection that broke, or no answer in time."""
+    """The connection failed, broke, or timed out."""
 
     code = "DELIVERY_UNREACHABLE"
     exit_code = 3
     retryable = True
-    hints = ("check that the backend runs, and how long it takes",)
+    hints = ("check that the backend is running and responds in time",)
 
 
 class BackendProtocol(BackendError):
-    """What answered is not the backend's API: a redirect, an answer that is too large or not what was agreed."""
+    """The response did not come from the backend's API: a redirect, too large, or malformed."""
 
     code = "DELIVERY_PROTOCOL"
-    hints = ("check the backend's address: what answers there is something else",)
+    hints = ("check the backend's address: another service answers there",)

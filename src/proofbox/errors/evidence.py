@@ -1,4 +1,4 @@
-"""Bundles, the stores they are copied to, and the packets that say whether one may be relied on."""
+"""Errors of bundles, bundle stores and promotion packets."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from proofbox.errors.base import ProofboxError
 
 
 class BundleError(ProofboxError):
-    """Anything that goes wrong with a bundle of evidence."""
+    """An operation on a bundle failed."""
 
     code = "BUNDLE_FAILED"
-    hints = ("see what is there: proofbox bundle show PATH",)
+    hints = ("inspect the bundle: proofbox bundle show PATH",)
 
 
 class BundleNotFound(BundleError):
-    """There is no bundle at that place, or no run that has been committed."""
+    """The path has no bundle or no committed run."""
 
     code = "BUNDLE_NOT_FOUND"
     exit_code = 2
-    hints = ("name a run's directory, or an output directory with a committed run",)
+    hints = ("give a run's directory, or an output directory with a committed run",)
 
 
 class BundleInProgress(BundleError):
-    """The bundle was never committed: its run is still writing, or died."""
+    """The bundle is not committed: its run is still writing, or died."""
 
     code = "BUNDLE_IN_PROGRESS"
     exit_code = 1
-    hints = ("wait for its run, or run it again",)
+    hints = ("wait for its run to finish, or run it again",)
 
 
 class BundleCorrupt(BundleError):
-    """The bundle is not what its index says. `details["findings"]` names each difference."""
+    """The bundle does not match its index. `details["findings"]` lists the differences."""
 
     code = "BUNDLE_CORRUPT"
     exit_code = 1
@@ -37,39 +37,39 @@ class BundleCorrupt(BundleError):
 
 
 class BundleSchemaUnknown(BundleError):
-    """A document of the bundle has a schema version that this reader does not know."""
+    """A document in the bundle has an unsupported schema version."""
 
     code = "BUNDLE_SCHEMA_UNKNOWN"
     exit_code = 1
-    hints = ("read it with the version of proofbox that wrote it, or a newer one",)
+    hints = ("read it with the version of proofbox that wrote it, or a newer version",)
 
 
 class BundleArtifactAbsent(BundleError):
-    """The bundle is good, and has no artifact of that name."""
+    """The bundle has no artifact of that name."""
 
     code = "BUNDLE_ARTIFACT_ABSENT"
     exit_code = 2
-    hints = ("list what it has: proofbox bundle show PATH",)
+    hints = ("list its artifacts: proofbox bundle show PATH",)
 
 
 class BundlePathRefused(BundleError):
-    """A name that can't be an artifact's: absolute, escaping, reserved, or not fit for every file system."""
+    """The artifact name is invalid: absolute, escaping, reserved, or not portable between file systems."""
 
     code = "BUNDLE_PATH_REFUSED"
     exit_code = 2
-    hints = ("give a relative path with forward slashes, such as logs/events.jsonl",)
+    hints = ("use a relative path with forward slashes, such as logs/events.jsonl",)
 
 
 class BundleTooLarge(BundleError):
-    """A document of the bundle has more bytes than are read of its kind, or would have."""
+    """A document of the bundle exceeds the size limit for its kind."""
 
     code = "BUNDLE_TOO_LARGE"
     exit_code = 1
-    hints = ("look at who wrote it: no document of its kind needs that much",)
+    hints = ("check the program that wrote it: documents of this kind are much smaller",)
 
 
 class BundleExists(BundleError):
-    """A run or an artifact of that name is already there. Evidence is never overwritten."""
+    """A run or an artifact of that name already exists. Evidence is never overwritten."""
 
     code = "BUNDLE_EXISTS"
     exit_code = 2
@@ -77,24 +77,24 @@ class BundleExists(BundleError):
 
 
 class BundleLocked(BundleError):
-    """Another process holds the lock of the output directory. `details["holder"]` says which."""
+    """Another process holds the lock of the output directory. `details["holder"]` identifies it."""
 
     code = "BUNDLE_LOCKED"
     exit_code = 3
     retryable = True
-    hints = ("wait for the holder, or use an output directory of its own",)
+    hints = ("wait for that process, or use another output directory",)
 
 
 class BundleSecretFound(BundleError):
-    """An artifact holds a secret that this process knows, so the bundle was not committed."""
+    """An artifact contains a secret known to this process, so the bundle was not committed."""
 
     code = "BUNDLE_SECRET_FOUND"
     exit_code = 1
-    hints = ("keep the secret out of what is written, and run it again",)
+    hints = ("keep the secret out of the artifacts, and run it again",)
 
 
 class BundleRepairRefused(BundleError):
-    """Repairing would have to invent or follow something: the bundle was left as it is."""
+    """The repair would need to invent data or follow a link, so the bundle was left unchanged."""
 
     code = "BUNDLE_REPAIR_REFUSED"
     exit_code = 1
@@ -102,34 +102,34 @@ class BundleRepairRefused(BundleError):
 
 
 class StoreError(BundleError):
-    """The store of bundles did not answer as it should."""
+    """The bundle store failed or returned an unexpected response."""
 
     code = "BUNDLE_STORE_FAILED"
     exit_code = 3
     retryable = True
-    hints = ("check that the store can be reached, and your credentials for it",)
+    hints = ("check the connection to the store and its credentials",)
 
 
 class StoreConflict(StoreError):
-    """Something else is already at that key, or has changed since it was read."""
+    """The key already holds another object, or the object changed after it was read."""
 
     code = "BUNDLE_STORE_CONFLICT"
     exit_code = 1
     retryable = False
-    hints = ("look at what is there: another has written it",)
+    hints = ("inspect the existing object: another process wrote it",)
 
 
 class StoreTooLarge(StoreError):
-    """An object of the store has more bytes than it may have, so it is not read."""
+    """An object in the store exceeds the size limit and was not read."""
 
     code = "BUNDLE_STORE_TOO_LARGE"
     exit_code = 1
     retryable = False
-    hints = ("look at who wrote to the store",)
+    hints = ("check the program that wrote to the store",)
 
 
 class StoreUntrusted(StoreError):
-    """The store does not honour create-only or compare-and-swap, so nothing is written to it."""
+    """The store does not support create-only writes or compare-and-swap, so nothing is written to it."""
 
     code = "BUNDLE_STORE_UNTRUSTED"
     exit_code = 3
@@ -138,7 +138,7 @@ class StoreUntrusted(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The kind of store is known, and what it needs is not installed here."""
+    """The package that this kind of store requires is not installed."""
 
     code = "BUNDLE_STORE_UNAVAILABLE"
     exit_code = 3
@@ -147,39 +147,39 @@ class StoreUnavailable(StoreError):
 
 
 class PromotionError(ProofboxError):
-    """Anything that goes wrong between a bundle and a packet others rely on."""
+    """An operation on a promotion packet failed."""
 
     code = "PROMOTION_FAILED"
     hints = ("check the packet and its bundle: proofbox promotion verify PACKET",)
 
 
 class PromotionRefused(PromotionError):
-    """The bundle may not be relied on. `details["reasons"]` names every rule that did not hold."""
+    """The bundle can't be promoted. `details["reasons"]` lists the policy rules that failed."""
 
     code = "PROMOTION_NOT_PROMOTABLE"
     exit_code = 1
-    hints = ("see which rules did not hold: proofbox promotion emit PATH --json",)
+    hints = ("see which rules failed: proofbox promotion emit PATH --json",)
 
 
 class PacketInvalid(PromotionError):
-    """The file is no promotion packet, or one of a version this reader does not know."""
+    """The file is not a promotion packet, or its version is unsupported."""
 
     code = "PROMOTION_PACKET_INVALID"
     exit_code = 1
-    hints = ("make it anew: proofbox promotion emit PATH",)
+    hints = ("create a new packet: proofbox promotion emit PATH",)
 
 
 class PolicyInvalid(PromotionError):
-    """No policy has that name, or the policy's own data make no sense."""
+    """No policy has that name, or the policy file is invalid."""
 
     code = "PROMOTION_POLICY_INVALID"
     exit_code = 2
-    hints = ("see the policies: proofbox promotion emit --help",)
+    hints = ("list the policies: proofbox promotion emit --help",)
 
 
 class KeyInvalid(PromotionError):
-    """The key can't be used: absent, of another kind, or a private key that others may read."""
+    """The key can't be used: missing, of the wrong type, or a private key that other users can read."""
 
     code = "PROMOTION_KEY_INVALID"
     exit_code = 2
-    hints = ("make a new pair: proofbox key new",)
+    hints = ("create a key pair: proofbox key new",)

@@ -1,4 +1,4 @@
-"""Suites, runs and attempts, other than what an attempt records itself."""
+"""Errors of suites, runs and attempts, except failures that an attempt records as its own result."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from proofbox.errors.base import ProofboxError
 
 
 class LabError(ProofboxError):
-    """Anything that goes wrong with attempts and the runs they belong to, other than what an attempt records itself."""
+    """An operation on a suite, run or attempt failed."""
 
     code = "ATTEMPT_FAILED"
     hints = ("see what happened: proofbox attempt explain ATTEMPT",)
 
 
 class SuiteInvalid(LabError):
-    """The suite's file can't be run. `details["problems"]` has each thing that is wrong, with its place."""
+    """The suite file is invalid. `details["problems"]` lists each problem with its location."""
 
     code = "SUITE_INVALID"
     exit_code = 1
-    hints = ("mend what is named, then check it: proofbox suite lint FILE",)
+    hints = ("fix the listed problems, then check the file: proofbox suite lint FILE",)
 
 
 class ImageAbsent(LabError):
-    """A task runs in an image that the engine has not. The hints say what to pull or build."""
+    """The container engine does not have a task's image. The hints name the image to pull or build."""
 
     code = "SUITE_IMAGE_ABSENT"
     exit_code = 3
@@ -29,7 +29,7 @@ class ImageAbsent(LabError):
 
 
 class SuiteNotPassed(LabError):
-    """The run is whole, and not every mission in it was verified as done."""
+    """The run is complete, but some missions were not verified as done."""
 
     code = "SUITE_NOT_PASSED"
     exit_code = 1
@@ -37,7 +37,7 @@ class SuiteNotPassed(LabError):
 
 
 class EvidenceIncomplete(LabError):
-    """The evidence of an attempt is not whole, or contradicts itself. `details["findings"]` names each way."""
+    """An attempt's evidence is incomplete or inconsistent. `details["findings"]` lists the problems."""
 
     code = "ATTEMPT_EVIDENCE_INCOMPLETE"
     exit_code = 1
@@ -45,54 +45,54 @@ class EvidenceIncomplete(LabError):
 
 
 class AttemptUnknown(LabError):
-    """No attempt has that id, or several begin with it."""
+    """No attempt has that id, or the prefix is ambiguous."""
 
     code = "ATTEMPT_UNKNOWN"
     exit_code = 2
-    hints = ("list them: proofbox attempt list",)
+    hints = ("list the attempts: proofbox attempt list",)
 
 
 class RunUnknown(LabError):
-    """There is no run at that place."""
+    """The path has no run."""
 
     code = "RUN_UNKNOWN"
     exit_code = 2
-    hints = ("name the --out directory of a run",)
+    hints = ("give the --out directory of a run",)
 
 
 class PlanUntrusted(LabError):
-    """A run's plan was not made here by this user, or was changed after it was made. Nothing of it was run."""
+    """The run's plan was not created on this machine by this user, or was changed later. Nothing was run."""
 
     code = "RUN_PLAN_UNTRUSTED"
     exit_code = 3
-    hints = ("read the plan's suite, and if you trust it: proofbox suite resume --trust",)
+    hints = ("read the plan's suite; if you trust it: proofbox suite resume --trust",)
 
 
 class RunBusy(LabError):
-    """Another process conducts that run."""
+    """Another process is conducting that run."""
 
     code = "RUN_BUSY"
-    hints = ("wait for it, or end it and resume: proofbox suite resume",)
+    hints = ("wait for that process, or stop it and resume the run: proofbox suite resume",)
 
 
 class RunInterrupted(LabError):
-    """Whoever conducted a run was told to stop. What is committed stays."""
+    """The run was interrupted. Committed attempts are kept."""
 
     code = "RUN_INTERRUPTED"
     exit_code = 130
-    hints = ("go on with it: proofbox suite resume",)
+    hints = ("resume the run: proofbox suite resume",)
 
 
 class NotFreed(LabError):
-    """Something that was to go is still there. Its item says what, and why."""
+    """Some items could not be deleted. Each item gives the reason."""
 
     code = "RUN_NOT_FREED"
     exit_code = 1
-    hints = ("see what is left, and why: proofbox gc OUT --json",)
+    hints = ("see what remains and why: proofbox gc OUT --json",)
 
 
 class SetupFailed(LabError):
-    """A command of the mission's own setup failed: there was nothing for the agent to begin with."""
+    """A setup command of the mission failed, so the agent was not started."""
 
     code = "ATTEMPT_SETUP_FAILED"
     exit_code = 1
@@ -100,7 +100,7 @@ class SetupFailed(LabError):
 
 
 class WorkerLost(LabError):
-    """Whoever ran the attempt died. What it had recorded until then is kept."""
+    """The worker that ran the attempt died. Everything it had recorded is kept."""
 
     code = "ATTEMPT_WORKER_LOST"
     retryable = True
@@ -108,7 +108,7 @@ class WorkerLost(LabError):
 
 
 class LeaseLost(LabError):
-    """This worker was taken for dead, and its attempt was given to another: what it has counts no more."""
+    """This worker's lease expired and another worker took over the attempt, so its result is discarded."""
 
     code = "ATTEMPT_LEASE_LOST"
     hints = ("resume the run: proofbox suite resume",)

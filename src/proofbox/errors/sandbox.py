@@ -1,4 +1,4 @@
-"""Between asking for a sandbox and having its command's result."""
+"""Errors of sandboxes, from the request to the command's result."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from proofbox.errors.base import ProofboxError
 
 
 class SandboxError(ProofboxError):
-    """Anything that goes wrong between asking for a sandbox and having its command's result.
+    """A sandbox request failed.
 
-    `details["diagnostics"]`, where there are any, says of each provider considered whether it is available and why not.
+    `details["diagnostics"]`, if present, says for each provider considered whether it is available, and why not.
     """
 
     code = "SANDBOX_FAILED"
@@ -20,11 +20,11 @@ class ProviderUnknown(SandboxError):
 
     code = "SANDBOX_PROVIDER_UNKNOWN"
     exit_code = 2
-    hints = ("list those there are: proofbox probe",)
+    hints = ("list the providers: proofbox probe",)
 
 
 class ProviderUnavailable(SandboxError):
-    """The provider is known, and a real trial of it failed on this machine."""
+    """The provider failed its availability test on this machine."""
 
     code = "SANDBOX_UNAVAILABLE"
     exit_code = 3
@@ -32,45 +32,45 @@ class ProviderUnavailable(SandboxError):
 
 
 class PolicyRefused(SandboxError):
-    """A policy was asked for that this provider can't enforce here. Nothing was started."""
+    """The provider can't enforce the requested policy on this machine. Nothing was started."""
 
     code = "SANDBOX_POLICY_REFUSED"
     exit_code = 3
-    hints = ("choose a provider that can (`proofbox probe` lists them), or don't ask for it",)
+    hints = ("choose a provider that can enforce it (`proofbox probe` lists them), or drop the request",)
 
 
 class ConsentRequired(SandboxError):
-    """A suite or a task asks for more than your own settings give a box, and you have not consented to it.
+    """A suite or task requests more than your settings allow a box, and you have not consented to it.
 
     `details["widenings"]` lists each request. Nothing was started, and no file outside its directory was read.
     """
 
     code = "SANDBOX_CONSENT_REQUIRED"
     exit_code = 3
-    hints = ("read what is listed, and if you agree, repeat the command with --trust",)
+    hints = ("read the listed requests; if you agree, repeat the command with --trust",)
 
 
 class PathRefused(SandboxError):
-    """A project, cwd or mount that doesn't exist, escapes, or has no place inside the box."""
+    """A project, cwd or mount does not exist, escapes its root, or is not visible inside the box."""
 
     code = "SANDBOX_PATH_REFUSED"
     exit_code = 2
-    hints = ("name a directory that is there, in the project or mounted",)
+    hints = ("use an existing directory that is inside the project or mounted",)
 
 
 class IdmapUnsupported(SandboxError):
-    """Root owns a directory for the box, on a file system without idmapped mounts. Nothing was started.
+    """Root owns a directory of the box, and its file system does not support idmapped mounts. Nothing was started.
 
-    A box never runs with root's ids: it uses root's files by way of an idmapped mount.
+    A box never runs with root's ids: it accesses root's files through an idmapped mount.
     """
 
     code = "SANDBOX_IDMAP_UNSUPPORTED"
     exit_code = 3
-    hints = ("give the directory to an ordinary user: chown -R 1000:1000 DIRECTORY",)
+    hints = ("change the owner to an ordinary user: chown -R 1000:1000 DIRECTORY",)
 
 
 class RequestInvalid(SandboxError):
-    """The request itself can't be carried out: NUL bytes, too long an argv, a bad environment name."""
+    """The request is invalid: NUL bytes, an argv that is too long, a bad environment variable name."""
 
     code = "SANDBOX_REQUEST_INVALID"
     exit_code = 2
@@ -82,15 +82,15 @@ class CommandNotFound(SandboxError):
 
     code = "SANDBOX_COMMAND_NOT_FOUND"
     exit_code = 127
-    hints = ("check its name, and what the box has: proofbox exec --shell 'echo $PATH'",)
+    hints = ("check the command's name and the PATH in the box: proofbox exec --shell 'echo $PATH'",)
 
 
 class CommandNotExecutable(SandboxError):
-    """The command exists inside the box and can't be executed."""
+    """The command exists inside the box but can't be executed."""
 
     code = "SANDBOX_COMMAND_NOT_EXECUTABLE"
     exit_code = 126
-    hints = ("make it executable, or name its interpreter",)
+    hints = ("make it executable, or run it with its interpreter",)
 
 
 class StartFailed(SandboxError):
@@ -102,54 +102,54 @@ class StartFailed(SandboxError):
 
 
 class EngineRefused(SandboxError):
-    """A container engine answered, and the answer was no. `details["status"]` is its HTTP status."""
+    """The container engine refused a request. `details["status"]` is the HTTP status."""
 
     code = "SANDBOX_ENGINE_REFUSED"
     exit_code = 3
-    hints = ("look at what the engine says, and at its log",)
+    hints = ("check the engine's message and its log",)
 
 
 class SandboxLost(SandboxError):
-    """The box died under the command. Not the command's failure: its exit code is not known."""
+    """The box died while the command ran. The command's exit code is unknown; this is not its failure."""
 
     code = "SANDBOX_LOST"
     retryable = True
-    hints = ("start another box, and run the command again if it may run twice",)
+    hints = ("start a new box, and run the command again if it is safe to repeat",)
 
 
 class NotFrozen(SandboxError):
-    """The box did not come to a halt in time. It runs on."""
+    """The box did not freeze in time. It is still running."""
 
     code = "SANDBOX_NOT_FROZEN"
     retryable = True
-    hints = ("try again, or do without freezing",)
+    hints = ("try again, or continue without freezing the box",)
 
 
 class ProtocolError(SandboxError):
-    """The other end of the box's stream spoke something else than the box agent's protocol."""
+    """The peer on the box's stream violated the box agent's protocol."""
 
     code = "SANDBOX_PROTOCOL"
-    hints = ("install one version of proofbox on both sides, and start another box",)
+    hints = ("install the same version of proofbox on both sides, and start a new box",)
 
 
 class SessionUnknown(SandboxError):
-    """No session has that id, or it ended long enough ago to be forgotten."""
+    """No session has that id, or its record has already been pruned."""
 
     code = "SANDBOX_SESSION_UNKNOWN"
     exit_code = 2
-    hints = ("list those there are: proofbox session list",)
+    hints = ("list the sessions: proofbox session list",)
 
 
 class ImageUnknown(SandboxError):
-    """The catalogue has no image of that name for this architecture."""
+    """The catalogue has no image with that name for this architecture."""
 
     code = "SANDBOX_IMAGE_UNKNOWN"
     exit_code = 2
-    hints = ("list those there are: proofbox images list",)
+    hints = ("list the images: proofbox images list",)
 
 
 class ImageUnavailable(SandboxError):
-    """There is no image to be had: none is named, it was not pulled yet, or its server has no such file."""
+    """The image is not available: none is configured, it is not pulled yet, or its server does not have it."""
 
     code = "SANDBOX_IMAGE_UNAVAILABLE"
     exit_code = 3
@@ -157,7 +157,7 @@ class ImageUnavailable(SandboxError):
 
 
 class ImageCorrupt(SandboxError):
-    """An image's bytes are not those its digest promises. They were not kept."""
+    """The image does not match its digest. The download was discarded."""
 
     code = "SANDBOX_IMAGE_CORRUPT"
     exit_code = 1
@@ -165,33 +165,33 @@ class ImageCorrupt(SandboxError):
 
 
 class ImageLocked(SandboxError):
-    """The catalogue means another image by that name than the project's lock file does."""
+    """The catalogue and the project's lock file have different images for that name."""
 
     code = "SANDBOX_IMAGE_LOCKED"
     exit_code = 1
-    hints = ("if the change is meant: proofbox images pull NAME --update",)
+    hints = ("if the change is intended: proofbox images pull NAME --update",)
 
 
 class DownloadFailed(SandboxError):
-    """A download did not come to its end. What has come is kept, and the next try goes on from there."""
+    """A download was interrupted. The part received is kept, and the next try resumes from it."""
 
     code = "SANDBOX_DOWNLOAD_FAILED"
     exit_code = 3
     retryable = True
-    hints = ("try again: it goes on from where it was cut",)
+    hints = ("try again: the download resumes where it stopped",)
 
 
 class ProvisionFailed(SandboxError):
-    """The script that prepares a box did not succeed, so that there is no box. `details` has what it said."""
+    """The provision script failed, so no box was created. `details` has its output."""
 
     code = "SANDBOX_PROVISION_FAILED"
     exit_code = 3
-    hints = ("mend the provision script",)
+    hints = ("fix the provision script",)
 
 
 class ChecksFailed(SandboxError):
-    """A provider does not hold on this machine what it promises: checks of the conformance suite failed."""
+    """The provider failed conformance checks: it does not enforce everything it promises on this machine."""
 
     code = "SANDBOX_CHECKS_FAILED"
     exit_code = 1
-    hints = ("don't rely on it for what failed; see each: proofbox doctor --json",)
+    hints = ("don't rely on the provider for the failed checks; list them: proofbox doctor --json",)

@@ -1,4 +1,4 @@
-"""Directories with history, and the tools by which an agent works on one."""
+"""Errors of workspaces and of the tools that agents use in them."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ from proofbox.errors.base import ProofboxError
 
 
 class WorkspaceError(ProofboxError):
-    """Anything that goes wrong with a directory's history."""
+    """An operation on a workspace failed."""
 
     code = "WORKSPACE_FAILED"
-    hints = ("check what is stored: proofbox workspace verify DIR",)
+    hints = ("check the stored history: proofbox workspace verify DIR",)
 
 
 class WorkspaceUnknown(WorkspaceError):
-    """The directory is not a workspace of this user."""
+    """The directory is not one of this user's workspaces."""
 
     code = "WORKSPACE_UNKNOWN"
     exit_code = 2
-    hints = ("make it one: proofbox workspace init DIR",)
+    hints = ("create a workspace: proofbox workspace init DIR",)
 
 
 class WorkspaceExists(WorkspaceError):
-    """The directory is a workspace already."""
+    """The directory is already a workspace."""
 
     code = "WORKSPACE_EXISTS"
     exit_code = 2
-    hints = ("use it as it is: proofbox workspace status DIR",)
+    hints = ("use the existing workspace: proofbox workspace status DIR",)
 
 
 class WorkspaceReplaced(WorkspaceError):
-    """The directory was removed or moved away, and another one is at its path. Its history is not the other's."""
+    """The workspace was removed or moved, and a different directory is at its path. The history is not its own."""
 
     code = "WORKSPACE_REPLACED"
     exit_code = 2
-    hints = ("keep its history: proofbox workspace adopt DIR, or drop it: proofbox workspace forget DIR",)
+    hints = ("keep the history: proofbox workspace adopt DIR; or delete it: proofbox workspace forget DIR",)
 
 
 class WorkspacePathRefused(WorkspaceError):
-    """A directory that can't be a workspace, or a fork's destination that is taken."""
+    """The directory can't be a workspace, or a fork's destination already exists."""
 
     code = "WORKSPACE_PATH_REFUSED"
     exit_code = 2
-    hints = ("name another directory",)
+    hints = ("choose another directory",)
 
 
 class SnapshotUnknown(WorkspaceError):
-    """No snapshot of this workspace has that id, prefix or name, or several have that prefix."""
+    """No snapshot of this workspace has that id, prefix or name, or the prefix is ambiguous."""
 
     code = "WORKSPACE_SNAPSHOT_UNKNOWN"
     exit_code = 2
-    hints = ("list them: proofbox workspace log DIR",)
+    hints = ("list the snapshots: proofbox workspace log DIR",)
 
 
 class WorkspaceCorrupt(WorkspaceError):
-    """Stored history is not what its digests say."""
+    """The stored history does not match its digests."""
 
     code = "WORKSPACE_CORRUPT"
     exit_code = 1
@@ -61,31 +61,31 @@ class WorkspaceCorrupt(WorkspaceError):
 
 
 class WorkspaceChanging(WorkspaceError):
-    """The files kept changing while they were put back. The rollback is finished at the next open."""
+    """The files kept changing during a rollback. The next open completes the rollback."""
 
     code = "WORKSPACE_CHANGING"
     retryable = True
-    hints = ("stop what is writing there, and open the workspace again",)
+    hints = ("stop the processes that write there, and open the workspace again",)
 
 
 class RollbackUnfinished(WorkspaceError):
-    """The files could not all be put back: the disk is full, say. The next open tries again."""
+    """Some files could not be restored, for example because the disk is full. The next open tries again."""
 
     code = "WORKSPACE_ROLLBACK_UNFINISHED"
     retryable = True
-    hints = ("put right what it says and open the workspace again, or roll back anew, to that snapshot or another",)
+    hints = ("fix the cause and open the workspace again, or roll back to that or another snapshot",)
 
 
 class CapabilityDenied(WorkspaceError):
-    """A capability says no. `details["rule"]` is the rule that decided, `details["kind"]` what was asked for."""
+    """A capability rule denied the request. `details["rule"]` is the rule, `details["kind"]` the kind of request."""
 
     code = "WORKSPACE_CAPABILITY_DENIED"
     exit_code = 3
-    hints = ("work without it, or ask for it to be added to the capabilities",)
+    hints = ("continue without it, or ask the user to add it to the capabilities",)
 
 
 class CapabilitiesInvalid(WorkspaceError):
-    """The capabilities can't be read: no preset has that name, or a rule that means nothing."""
+    """The capabilities are invalid: an unknown preset or a malformed rule."""
 
     code = "WORKSPACE_CAPABILITIES_INVALID"
     exit_code = 2
@@ -93,15 +93,15 @@ class CapabilitiesInvalid(WorkspaceError):
 
 
 class CapabilitiesRefused(WorkspaceError):
-    """The capabilities can't be enforced on commands by this box, so no command runs under them."""
+    """This box can't enforce the capabilities on commands, so no command runs."""
 
     code = "WORKSPACE_CAPABILITIES_REFUSED"
     exit_code = 3
-    hints = ("change the rules as it says, or allow no commands",)
+    hints = ("change the rules as the message says, or do not allow commands",)
 
 
 class ToolError(WorkspaceError):
-    """Anything that keeps a tool from doing what it was called for."""
+    """A tool call failed."""
 
     code = "WORKSPACE_TOOL_FAILED"
     hints = ("try again, or use another tool",)
@@ -116,86 +116,86 @@ class ToolUnknown(ToolError):
 
 
 class ArgumentsInvalid(ToolError):
-    """The arguments are not what the tool's schema says."""
+    """The arguments do not match the tool's schema."""
 
     code = "WORKSPACE_TOOL_ARGUMENTS_INVALID"
     exit_code = 2
-    hints = ("give what the tool's schema asks for: proofbox workspace tools DIR --json",)
+    hints = ("follow the tool's schema: proofbox workspace tools DIR --json",)
 
 
 class ToolPathRefused(ToolError):
-    """A path that leads outside the workspace, or can't be one."""
+    """The path leads outside the workspace or is invalid."""
 
     code = "WORKSPACE_TOOL_PATH_REFUSED"
     exit_code = 2
-    hints = ("give a path inside the workspace, relative to its root",)
+    hints = ("use a path inside the workspace, relative to its root",)
 
 
 class FileAbsent(ToolError):
-    """There is no such file or directory in the workspace."""
+    """The file or directory does not exist in the workspace."""
 
     code = "WORKSPACE_FILE_ABSENT"
     exit_code = 2
-    hints = ("list what is there: list_directory",)
+    hints = ("list the directory: list_directory",)
 
 
 class FileKindRefused(ToolError):
-    """Something is there, and of another kind than the tool works on; or it can't be opened."""
+    """The file is of a kind that the tool does not support, or it can't be opened."""
 
     code = "WORKSPACE_FILE_KIND_REFUSED"
     exit_code = 2
-    hints = ("list what is there: list_directory",)
+    hints = ("list the directory: list_directory",)
 
 
 class FileTooLarge(ToolError):
-    """The file is larger than the tool works on."""
+    """The file is larger than the tool supports."""
 
     code = "WORKSPACE_FILE_TOO_LARGE"
     exit_code = 2
-    hints = ("use a command for files of that size",)
+    hints = ("use a command for large files",)
 
 
 class EditRefused(ToolError):
-    """The text to replace is not there, or there more than once. Nothing was changed."""
+    """The text to replace was not found, or was found more than once. Nothing was changed."""
 
     code = "WORKSPACE_EDIT_REFUSED"
     exit_code = 1
-    hints = ("read the file, and give more of the text around the place",)
+    hints = ("read the file, and include more of the surrounding text",)
 
 
 class PatchRefused(ToolError):
-    """The patch can't be read, or does not fit the files. Nothing was changed."""
+    """The patch is malformed or does not apply to the files. Nothing was changed."""
 
     code = "WORKSPACE_PATCH_REFUSED"
     exit_code = 1
-    hints = ("make it from the files as they are now (read_file), in the form of git diff",)
+    hints = ("create the patch from the current files (read_file), in git diff format",)
 
 
 class PatternRefused(ToolError):
-    """The pattern is not in the dialect that every search understands."""
+    """The pattern uses syntax that not every search engine supports."""
 
     code = "WORKSPACE_PATTERN_REFUSED"
     exit_code = 2
-    hints = ("escape what is meant as a character with a backslash, or search literally (literal: true)",)
+    hints = ("escape special characters with a backslash, or search for literal text (literal: true)",)
 
 
 class SearchTimedOut(ToolError):
-    """The search took longer than it may, and was ended."""
+    """The search timed out."""
 
     code = "WORKSPACE_SEARCH_TIMED_OUT"
-    hints = ("search a directory below, choose files by a glob, or simplify the pattern",)
+    hints = ("search a subdirectory, select files with a glob, or simplify the pattern",)
 
 
 class CommandsUnavailable(ToolError):
-    """This environment has no commands."""
+    """This environment can't run commands."""
 
     code = "WORKSPACE_COMMANDS_UNAVAILABLE"
     exit_code = 3
-    hints = ("use the file tools, or a workspace on a disk, with a sandbox",)
+    hints = ("use the file tools, or a workspace on disk with a sandbox",)
 
 
 class McpUnavailable(ToolError):
-    """The tools could be served over MCP, and its SDK is not installed here."""
+    """The MCP SDK is not installed, so the tools can't be served over MCP."""
 
     code = "WORKSPACE_MCP_UNAVAILABLE"
     exit_code = 3
@@ -203,15 +203,15 @@ class McpUnavailable(ToolError):
 
 
 class CheckFailed(ToolError):
-    """The check command failed after a change, and the files were rolled back to the last good state."""
+    """The check command failed after a change, so the files were rolled back to the last good state."""
 
     code = "WORKSPACE_CHECK_FAILED"
     exit_code = 1
-    hints = ("change the approach: the check must pass after every change",)
+    hints = ("try another approach: the check must pass after every change",)
 
 
 class ToolNudged(ToolError):
-    """The tool was not run: the calls go in circles. The message says what to do instead."""
+    """The tool was not run because the calls repeat without progress. The message says what to do instead."""
 
     code = "WORKSPACE_TOOL_NUDGED"
     exit_code = 1

@@ -1,13 +1,12 @@
 """Evidence: bundles that commit, verify offline, and can be promoted.
 
-    writer, content, log, lock   how a run's directory is made and committed
-    index, status, paths     the documents of a bundle, and where they are
-    check, reader, verify    reading: what is there, what holds, what an auditor runs
-    repair, witnesses        reindexing with an audit trail; what a path was really called
-    policy, packet, promotion, dsse, keys   the decision to rely on a bundle, pinned and signed
-    outcome, tree, schedule  what attempts and runs put into their bundles
-    store/                   bundles elsewhere, behind the same commit barrier
+    bundle/      writing, committing, locking, reading, listing and repairing a run's bundle
+    documents/   the documents that attempts and runs write: outcome, schedule, tree manifest, path witnesses
+    verify/      checks of a bundle, and the program that an auditor runs
+    promotion/   policies and promotion packets: the decision whether a bundle may be relied on
+    attest/      keys and signed statements
+    store/       bundles in other directories or S3, behind the same commit barrier
 
-Everything that `verify` needs uses the standard library and `cryptography` alone: a third party audits a bundle with
-`python3 -I src/proofbox/evidence/verify PATH`. A test imports it so.
+`verify` and everything it imports use only the standard library and `cryptography`, so a third party can audit a bundle
+with `python3 -I src/proofbox/evidence/verify PATH`. A test imports it this way.
 """

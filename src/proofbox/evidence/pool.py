@@ -1,4 +1,4 @@
-"""The same work on many files, on all cores: hashing and syncing let go of the interpreter's lock."""
+"""Run the same work on many files in threads: hashing and syncing release the interpreter lock."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def cores() -> int:
 def in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], *, threads: int | None = None, batch: int = _BATCH
 ) -> list[Result]:
-    """`[work(item) for item in items]`, in order. The first exception ends it, and is raised.
+    """Return `[work(item) for item in items]`, in order. The first exception stops the work and is raised.
 
-    As many threads as cores, unless it is something else than a core that they wait for.
+    By default there are as many threads as cores; pass `threads` for work that waits for something else.
     """
     todo: Sequence[Item] = list(items)
     most = threads or cores()

@@ -1,4 +1,4 @@
-"""Looking for the exact secrets this process knows in what is about to be committed."""
+"""Search data for the exact secrets known to this process before it is committed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from proofbox.core.redaction.redactor import Redactor
 
 
 class SecretScan:
-    """Takes a file's bytes piece by piece, and remembers whether a secret was in them, across pieces too."""
+    """Searches a file piece by piece for secrets, including secrets split between pieces."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -17,7 +17,7 @@ class SecretScan:
     def feed(self, data: bytes) -> None:
         if self.found or self._overlap < 0:
             return
-        # The seam is looked at by itself: joining every large piece with the last one's end would copy it.
+        # The boundary is searched separately: joining every large piece with the previous end would copy it.
         self.found = self._redactor.contains_secret(data) or (
             bool(self._tail) and self._redactor.contains_secret(self._tail + data[: self._overlap])
         )

@@ -1,4 +1,4 @@
-"""Archives that somebody else made: what is honest comes out as it was, and nothing comes out anywhere else."""
+"""Untrusted archives: valid ones are unpacked unchanged, and nothing is written outside the destination."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ HONEST = (
 
 
 @pytest.mark.parametrize("how", ["w", "w:gz", "w:bz2", "w:xz", "zip"])
-def test_an_honest_archive_comes_out_as_it_was(tmp_path: Path, how: str) -> None:
+def test_valid_archive_is_unpacked_unchanged(tmp_path: Path, how: str) -> None:
     data = zipped(*HONEST[1:]) if how == "zip" else tar(*HONEST, Member("again", "hard link", b"./here"), mode=how)
     unpacked(data, tmp_path)
     assert (tmp_path / "src/run.sh").read_bytes() == b"#!/bin/sh\n"
@@ -101,13 +101,13 @@ def test_an_honest_archive_comes_out_as_it_was(tmp_path: Path, how: str) -> None
     assert {each.lstat().st_uid for each in tmp_path.rglob("*")} == {os.getuid()}
 
 
-def test_no_bit_that_gives_power_comes_along(tmp_path: Path) -> None:
+def test_set_uid_bits_and_owners_are_dropped(tmp_path: Path) -> None:
     unpacked(tar(Member("a", mode=0o6777), Member("b", mode=0), Member("d", "directory", mode=0o1000)), tmp_path)
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
     assert modes == {"a": 0o755, "b": 0o600, "d": 0o700}
 
 
-def test_a_hard_link_is_the_same_file_again(tmp_path: Path) -> None:
+def test_hard_link_is_unpacked_as_a_copy(tmp_path: Path) -> None:
     unpacked(tar(Member("a/b", data=b"1", mode=0o755), Member("c/d", "hard link", b"a/b")), tmp_path)
     assert (tmp_path / "c/d").read_bytes() == b"1"
     assert os.access(tmp_path / "c/d", os.X_OK)
@@ -115,7 +115,7 @@ def test_a_hard_link_is_the_same_file_again(tmp_path: Path) -> None:
     assert (tmp_path / "a/b").read_bytes() == b"1"
 
 
-def test_a_name_that_comes_again_counts_as_it_was_last(tmp_path: Path) -> None:
+def test_last_member_of_a_name_wins(tmp_path: Path) -> None:
     members = (Member("a/b", data=b"1"), Member("a", data=b"2"), Member("c", "link", b"/"), Member("c/", "directory"))
     unpacked(tar(*members, Member("c/d", data=b"3")), tmp_path)
     assert (tmp_path / "a").read_bytes() == b"2"
@@ -154,13 +154,13 @@ def test_an_unsafe_archive_is_refused_and_touches_nothing_else(tmp_path: Path, m
             unpacked(data, dest)
 
 
-def test_devices_of_an_image_are_left_out(tmp_path: Path) -> None:
+def test_devices_are_skipped_when_unpacking_an_image(tmp_path: Path) -> None:
     data = tar(Member("p", "pipe"), Member("a", data=b"1"))
     unpack_tar(io.BytesIO(data), tmp_path, ENOUGH, skip_devices=True)
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
-def test_over_a_directory_with_links_nothing_is_written_through_them(tmp_path: Path) -> None:
+def test_unpacking_over_links_never_writes_through_them(tmp_path: Path) -> None:
     """An image's files are laid first, and it is not only the archive that may be hostile."""
     given_dir = tmp_path / "given"
     (given_dir / "a").mkdir(parents=True)
@@ -189,14 +189,14 @@ def test_a_directory_keeps_its_modes(tmp_path: Path) -> None:
         (each / "closed").chmod(0o755)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_opening_a_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     into = tmp_path / "into"
     into.mkdir()
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         unpack(tmp_path / "pipe", into)
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         OverlayWriter(into).put("a", pipe)
     os.close(pipe)
     assert not list(into.iterdir())
@@ -208,7 +208,7 @@ def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_a_tar_that_was_cut_anywhere_is_refused(tmp_path: Path, how: str) -> None:
+def test_truncated_tar_is_refused(tmp_path: Path, how: str) -> None:
     """Between two members too: what came out would pass for the whole."""
     files = (Member("a", data=b"1" * 700), Member("b" * 150, data=b"2"), Member("c", "link", b"a"))
     whole = tar(*files, mode=how)
@@ -218,7 +218,7 @@ def test_a_tar_that_was_cut_anywhere_is_refused(tmp_path: Path, how: str) -> Non
             unpacked(whole[:at], dest)
 
 
-def test_one_bit_of_a_header_is_noticed(tmp_path: Path) -> None:
+def test_flipped_header_bit_is_detected(tmp_path: Path) -> None:
     whole = tar(Member("a", data=b"1"), Member("b", data=b"2"))
     for bit in range(0, 512 * 8, 3):
         if 148 <= bit // 8 < 156:  # the sum itself, which can be written in several ways
@@ -249,7 +249,7 @@ def test_a_bomb_is_refused_at_little_cost(tmp_path: Path, data: bytes) -> None:
         tracemalloc.stop()
 
 
-def test_an_archive_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
+def test_archive_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
     data = lzma.compress(tar(Member("a")), filters=filters)
     with watched(tmp_path) as dest, pytest.raises(ArchiveRefused, match="emory"):
@@ -274,7 +274,7 @@ def test_several_streams_of_one_compression_are_one_archive(tmp_path: Path) -> N
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs tar")
 @pytest.mark.parametrize("form", ["v7", "oldgnu", "gnu", "ustar", "posix"])
-def test_what_tar_wrote_comes_out(tmp_path: Path, form: str) -> None:
+def test_archives_of_gnu_tar_are_unpacked(tmp_path: Path, form: str) -> None:
     long = form not in ("v7", "ustar")
     source, dest = tmp_path / "source", tmp_path / "dest"
     names = ["a", "é ß", "d/e", *([f"{'x' * 120}/{'y' * 200}"] if long else [f"{'x' * 30}/{'y' * 60}"])]
@@ -292,7 +292,7 @@ def test_what_tar_wrote_comes_out(tmp_path: Path, form: str) -> None:
     assert os.access(dest / "d/e", os.X_OK)
 
 
-def test_a_sparse_file_is_refused_and_not_filled_in(tmp_path: Path) -> None:
+def test_sparse_file_is_refused(tmp_path: Path) -> None:
     sparse = tmp_path / "sparse"
     sparse.write_bytes(b"")
     os.truncate(sparse, 1 << 20)
@@ -304,7 +304,7 @@ def test_a_sparse_file_is_refused_and_not_filled_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("unprivileged-user")
-def test_a_directory_that_can_not_be_read_is_not_left_out(ordinary_user: OrdinaryUser) -> None:
+def test_unreadable_directory_is_an_error(ordinary_user: OrdinaryUser) -> None:
     program = (
         "import pathlib, sys, tempfile\n"
         "from proofbox.core.files.overlaying import OverlayWriter\n"
@@ -318,12 +318,12 @@ def test_a_directory_that_can_not_be_read_is_not_left_out(ordinary_user: Ordinar
         closed.mkdir()
         (closed / "test.sh").write_text("exit 1\n")
         closed.chmod(0)
-        said = ordinary_user.run_code(program, scratch)
+        output = ordinary_user.run_code(program, scratch)
         closed.chmod(0o700)
-    assert said == f"refused {closed}\n"
+    assert output == f"refused {closed}\n"
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArchiveRefused):
         unpacked(b"no archive at all", tmp_path)
 
@@ -339,7 +339,7 @@ members_of_tar = st.builds(
 
 
 @given(st.lists(members_of_tar, max_size=8))
-def test_whatever_a_tar_says_it_stays_below_its_directory(members: list[Member]) -> None:
+def test_any_tar_stays_below_its_directory(members: list[Member]) -> None:
     with tempfile.TemporaryDirectory() as scratch, watched(Path(scratch)) as dest:
         try:
             unpacked(tar(*members), dest)

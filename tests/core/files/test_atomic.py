@@ -1,4 +1,4 @@
-"""Documents: old or new at every instant, one winner, no leftovers."""
+"""Atomic writes: always the old or the new document, one winner, no leftovers."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_killed_at_any_instant_leaves_old_or_new(tmp_path: Path, function: str, 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"x" * 3_000_000])
 @pytest.mark.parametrize("write", [write_document, create_only])
-def test_the_document_is_what_was_given(tmp_path: Path, write: Write, data: bytes) -> None:
+def test_document_has_the_given_content(tmp_path: Path, write: Write, data: bytes) -> None:
     write(tmp_path / "document", data)
     assert (tmp_path / "document").read_bytes() == data
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_mode_is_the_new_files(tmp_path: Path) -> None:
+def test_replacement_uses_the_new_mode(tmp_path: Path) -> None:
     path = tmp_path / "document"
     path.write_bytes(b"")
     path.chmod(0o666)
@@ -104,7 +104,7 @@ def test_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "dangling"])
-def test_create_only_refuses_anything_that_is_there(tmp_path: Path, kind: str) -> None:
+def test_create_only_refuses_any_existing_path(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "there"
     if kind == "file":
         path.write_bytes(b"first")
@@ -156,7 +156,7 @@ def test_a_failure_keeps_the_old_document_and_cleans_up(
     assert [entry.name for entry in tmp_path.iterdir()] == ["document"]
 
 
-def test_relative_names_and_names_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_names_work_and_invalid_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_document("document", b"x")
     assert (tmp_path / "document").read_bytes() == b"x"
@@ -167,7 +167,7 @@ def test_relative_names_and_names_that_are_none(tmp_path: Path, monkeypatch: pyt
         write_document("absent/document", b"x")
 
 
-def test_a_sweep_spares_living_writers_and_what_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_spares_living_writers_and_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / (TEMPORARY_PREFIX + "dead")).write_bytes(b"half")
     (tmp_path / (TEMPORARY_PREFIX + "link")).symlink_to("x")
     (tmp_path / (TEMPORARY_PREFIX + "folder")).mkdir()

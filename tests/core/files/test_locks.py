@@ -1,4 +1,4 @@
-"""A lock is one lock, also where its file is removed."""
+"""A lock stays exclusive even if its file is removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from proofbox.core.files.locks import locked
 
 
-def test_one_holds_it_at_a_time_and_several_share_it(tmp_path: Path) -> None:
+def test_exclusive_lock_excludes_and_shared_lock_is_shared(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with (
         locked(path, shared=True),
@@ -24,7 +24,7 @@ def test_one_holds_it_at_a_time_and_several_share_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_who_waited_for_a_file_that_was_removed_has_the_one_in_its_place(
+def test_waiter_on_a_removed_lock_file_locks_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     path = tmp_path / "lock"

@@ -1,4 +1,4 @@
-"""Files that may be something else: what would block or never end is refused, what the caller handed over is read."""
+"""Untrusted paths: pipes and devices are refused, and descriptors passed by the caller are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from proofbox.core.files.plain import open_plain, read_plain
 
 
-def test_a_pipe_or_a_device_with_a_name_is_refused(tmp_path: Path) -> None:
+def test_named_pipe_or_device_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     for place in (tmp_path / "pipe", tmp_path / "link", Path("/dev/zero"), tmp_path):
@@ -18,7 +18,7 @@ def test_a_pipe_or_a_device_with_a_name_is_refused(tmp_path: Path) -> None:
             read_plain(place, 10)
 
 
-def test_what_a_shell_hands_over_is_read() -> None:
+def test_shell_process_substitution_is_read() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"said")
     os.close(writing)
@@ -29,7 +29,7 @@ def test_what_a_shell_hands_over_is_read() -> None:
         os.close(reading)
 
 
-def test_a_link_to_a_descriptor_is_no_way_around_it(tmp_path: Path) -> None:
+def test_link_to_a_descriptor_path_is_refused(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     (tmp_path / "link").symlink_to(f"/dev/fd/{reading}")
     try:

@@ -1,4 +1,4 @@
-"""A directory that somebody else filled can be removed, whatever they did to prevent it, and nothing else is."""
+"""A directory with untrusted content is removed completely, and nothing outside it is removed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def few_files() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "levels"), [("a", 5000), ("n" * 200, 40), ("b" * 255, 1500)])
-def test_no_depth_and_no_length_is_too_much_and_few_files_are_open(deep_path: Path, name: str, levels: int) -> None:
+def test_deep_and_long_trees_are_removed_with_few_open_files(deep_path: Path, name: str, levels: int) -> None:
     nest(deep_path / "top", name, levels)
     with few_files():
         assert remove_tree(deep_path / "top") == []
@@ -86,7 +86,7 @@ def make(place: Path, what: object, witness: Path) -> None:
 
 
 @given(entries, st.integers(2, 4))
-def test_whatever_it_is_goes_and_what_links_point_to_stays(
+def test_any_kind_of_entry_is_removed_and_link_targets_stay(
     tmp_path_factory: pytest.TempPathFactory, what: object, most_open: int
 ) -> None:
     base = tmp_path_factory.mktemp("removal")
@@ -114,19 +114,19 @@ AS_SOMEONE = """if True:
     while place != base:
         place.chmod(0)
         place = place.parent
-    said = [remove_tree(base / "top"), os.listdir(base)]
+    output = [remove_tree(base / "top"), os.listdir(base)]
     (base / "kept").mkdir()
     base.chmod(0o500)
-    said += [remove_tree(base / "kept"), (base / "kept").exists()]
+    output += [remove_tree(base / "kept"), (base / "kept").exists()]
     base.chmod(0o700)
-    said += [remove_tree(base), base.exists()]
-    print(json.dumps(said))"""
+    output += [remove_tree(base), base.exists()]
+    print(json.dumps(output))"""
 
 
 @pytest.mark.needs("unprivileged-user")
-def test_what_is_closed_to_its_owner_goes_too_and_what_can_not_go_is_said(ordinary_user: OrdinaryUser) -> None:
-    said = json.loads(ordinary_user.run_code(AS_SOMEONE))
-    assert said == [[], [], [["", "Permission denied", errno.EACCES]], True, [], False]
+def test_unreadable_directories_are_removed_and_failures_reported(ordinary_user: OrdinaryUser) -> None:
+    output = json.loads(ordinary_user.run_code(AS_SOMEONE))
+    assert output == [[], [], [["", "Permission denied", errno.EACCES]], True, [], False]
 
 
 MOUNTED = """if True:
@@ -142,14 +142,14 @@ MOUNTED = """if True:
 
 
 @pytest.mark.needs("root")
-def test_what_is_mounted_there_is_not_entered(tmp_path: Path) -> None:
+def test_mount_points_are_not_entered(tmp_path: Path) -> None:
     argv = ["unshare", "--mount", sys.executable, "-c", MOUNTED, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[["kept/mount", "Device or resource busy", errno.EBUSY]], ["kept"], ["file"]]
 
 
-def test_somebody_who_keeps_writing_is_not_waited_for(tmp_path: Path) -> None:
+def test_removal_gives_up_when_another_process_keeps_writing(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
     (top / "first").touch()
@@ -165,12 +165,12 @@ def test_somebody_who_keeps_writing_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "listdir", listdir)
         (left,) = remove_tree(top)
-        assert left == ("", "something keeps writing there", errno.ENOTEMPTY)
+        assert left == ("", "another process keeps writing there", errno.ENOTEMPTY)
         done = True
         assert remove_tree(top) == []
 
 
-def test_what_stands_in_the_way_of_an_overlay_is_removed(deep_path: Path) -> None:
+def test_overlay_removes_conflicting_entries(deep_path: Path) -> None:
     nest(deep_path / "name", "a", 1500)
     OverlayWriter(deep_path).write("name", [b"new"], 0o644)
     assert (deep_path / "name").read_bytes() == b"new"

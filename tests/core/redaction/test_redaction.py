@@ -1,4 +1,4 @@
-"""Redaction: what is known goes in every spelling, what looks secret goes by pattern, and chunks make no difference."""
+"""Redaction: known secrets in every encoding, unknown ones by pattern, with any division into chunks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def escapes(secret: str, form: str, kept: str) -> str:
 
 
 @given(secrets, st.text(), st.text())
-def test_a_known_secret_goes_in_every_spelling(secret: str, before: str, after: str) -> None:
+def test_known_secret_is_redacted_in_every_encoding(secret: str, before: str, after: str) -> None:
     redactor = Redactor([secret], patterns=())
     secret = secret.strip(" \t\r\n")
     spelled = [
@@ -93,7 +93,7 @@ def test_the_longest_secret_wins() -> None:
     assert KNOWN.redact("xabcdefghx") == "x[redacted]x"
 
 
-def test_secrets_that_overlap_go_both() -> None:
+def test_overlapping_secrets_are_both_redacted() -> None:
     assert KNOWN.redact(f"<abcdefg{SECRET}>") == "<[redacted]>"
     assert Redactor(["abcabcab"], patterns=()).redact("abcabcabcab!abcabcab") == "[redacted]![redacted]"
 
@@ -137,7 +137,7 @@ def test_bytes_that_are_not_text() -> None:
         ("https://0123456789abcdef0@host", "https://[redacted:userinfo]@host"),
     ],
 )
-def test_what_looks_secret_goes(text: str, redacted: str) -> None:
+def test_values_that_look_secret_are_redacted(text: str, redacted: str) -> None:
     assert PLAIN.redact(text) == redacted
     assert PLAIN.redact(text.encode()) == redacted.encode()
     assert PLAIN.redact(redacted) == redacted
@@ -160,7 +160,7 @@ def test_what_looks_secret_goes(text: str, redacted: str) -> None:
         "def token(self) -> str: ...",
     ],
 )
-def test_what_is_not_secret_stays(text: str) -> None:
+def test_ordinary_text_is_not_redacted(text: str) -> None:
     assert PLAIN.redact(text) == text
 
 
@@ -207,20 +207,20 @@ def test_json_values_and_names() -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=80) | st.sampled_from(["password", SECRET, "name"]), st.text())))
-def test_names_that_were_seen_before_change_nothing(values: list[dict[str, str]]) -> None:
+def test_cached_member_names_do_not_change_the_result(values: list[dict[str, str]]) -> None:
     used = Redactor([SECRET])
     for each in values * 2:
         assert used.redact_json(each) == Redactor([SECRET]).redact_json(each)
 
 
-def test_no_more_names_are_kept_than_documents_have() -> None:
+def test_cache_of_member_names_is_bounded() -> None:
     redactor = Redactor([SECRET])
     redactor.redact_json({f"name-{number}": number for number in range(5000)} | {"x" * 1000: 1})
     assert len(redactor._plain) <= 1024
     assert max(map(len, redactor._plain)) <= 64
 
 
-def test_names_that_become_one_stay_two() -> None:
+def test_colliding_redacted_names_stay_distinct() -> None:
     value = {"abcdefgh": 1, "abcdefghijkl": 2, "[redacted]": 3}
     assert sorted(KNOWN.redact_json(value).values()) == [1, 2, 3]
     assert not any("abc" in name for name in KNOWN.redact_json(value))
@@ -255,7 +255,7 @@ def test_secrets_come_from_the_environment_by_name() -> None:
         assert kept in shown
 
 
-def test_a_redactor_never_shows_what_it_knows() -> None:
+def test_redactor_never_reveals_its_secrets() -> None:
     assert "hunter2" not in repr(KNOWN) + str(KNOWN) + repr(StreamRedactor(KNOWN))
     with pytest.raises(TypeError):
         pickle.dumps(KNOWN)
@@ -315,7 +315,7 @@ def test_a_secret_of_several_lines_is_held_until_it_is_whole(block: str) -> None
     assert b"[redacted" in stream.feed(b"\nnext\n")
 
 
-def test_lines_are_given_out_at_once_and_hold_back_is_bounded() -> None:
+def test_lines_are_returned_at_once_and_hold_back_is_bounded() -> None:
     stream = StreamRedactor(KNOWN)
     assert stream.feed(b"one\ntw") == b"one\n"
     assert stream.feed(b"o\r50%\r") == b"two\r50%\r"
@@ -333,7 +333,7 @@ def test_lines_are_given_out_at_once_and_hold_back_is_bounded() -> None:
     assert any(repeating.feed(b"a" * 10_000) for _ in range(20))
 
 
-def test_a_part_of_a_line_does_not_end_where_a_pattern_still_looks() -> None:
+def test_line_part_does_not_end_inside_a_pattern_lookahead() -> None:
     """A password in a URL is known by the `@` behind it, and that may come in the next part."""
     for after in range((1 << 14) - 12, (1 << 14) + 12):
         stream = StreamRedactor(PLAIN)
@@ -347,7 +347,7 @@ dotless = st.text("ABCXYZ /+%é", min_size=MIN_SECRET, max_size=60).filter(lambd
 
 @st.composite
 def cut_somewhere(draw: st.DrawFn) -> tuple[Redactor, str, int]:
-    """Dots with secrets in some spelling, one of them near the limit or near the edge of what is looked at."""
+    """Dots with encoded secrets, one of them near the limit or near the edge of the preview's window."""
     secret = draw(dotless)
     spelled = [form.decode() for form in sorted(spellings(secret.encode()))]
     limit = draw(st.integers(0, 300))
@@ -376,7 +376,7 @@ def test_a_preview_shows_no_part_of_a_secret(case: tuple[Redactor, str, int]) ->
 
 
 @given(dotless, st.integers(1, 60), st.booleans())
-def test_of_what_others_cut_through_a_secret_no_part_is_left(secret: str, part: int, at_end: bool) -> None:
+def test_partial_secret_in_truncated_text_is_redacted(secret: str, part: int, at_end: bool) -> None:
     """Agents' events come cut. Fewer characters than make a secret may stay: they could be anything."""
     redactor, secret = Redactor([secret]), secret.strip()
     text = "." * 300 + secret[:part] if at_end else secret[-part:] + "." * 300
@@ -384,17 +384,17 @@ def test_of_what_others_cut_through_a_secret_no_part_is_left(secret: str, part: 
     shown = MARKS.sub("", left).replace(".", "")
     assert len(shown) < MIN_SECRET
     assert redactor.preview(text, 1000)[0] == left
-    around = text + gap(7) + "." * 300 if at_end else "." * 300 + gap(7) + text
-    assert redactor.redact(around, cut=True).replace(gap(7) + "." * 300, "").replace("." * 300 + gap(7), "") == left
+    whole = text + gap(7) + "." * 300 if at_end else "." * 300 + gap(7) + text
+    assert redactor.redact(whole, cut=True).replace(gap(7) + "." * 300, "").replace("." * 300 + gap(7), "") == left
 
 
-def test_in_a_short_text_the_beginning_of_a_secret_is_none() -> None:
+def test_beginning_of_a_secret_in_a_short_text_is_not_redacted() -> None:
     redactor = Redactor(["/home/someone/project/key.json"])
     assert redactor.redact_json({"cwd": "/home/someone/project"}) == {"cwd": "/home/someone/project"}
 
 
-def test_a_long_preview_does_not_look_at_the_whole() -> None:
-    """What is beyond the window is not even read: a secret in it would take its time."""
+def test_preview_of_long_text_reads_only_a_window() -> None:
+    """Text beyond the window is not read: searching it for secrets would take time."""
     huge = "x" * (64 << 20)
     began = time.process_time()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""A bundle's life: written, committed, read; failed, refused, nested."""
+"""Bundles: writing, committing and reading; failures, refusals and nesting."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_dry_run_does_not_move_latest(tmp_path: Path) -> None:
     assert load_bundle(dry.path).status.dry
 
 
-def test_what_is_lacking_makes_a_run_partial(tmp_path: Path) -> None:
+def test_missing_artifact_makes_a_run_partial(tmp_path: Path) -> None:
     with BundleWriter(tmp_path) as bundle:
         bundle.mark_partial(f"attempt 3: the box died, key {'sk-ant-' + 'x1' * 10}")
     loaded = load_bundle(tmp_path)
@@ -171,7 +171,7 @@ def test_nested_bundles_are_covered_by_their_index(tmp_path: Path) -> None:
     ]
 
 
-def test_a_nested_bundle_that_died_shows_as_missing(tmp_path: Path) -> None:
+def test_interrupted_nested_bundle_is_listed_as_missing(tmp_path: Path) -> None:
     with BundleWriter(tmp_path) as run:
         died = BundleWriter.nested_in(run.path, "attempts/a-1")
         died.__enter__()
@@ -182,7 +182,7 @@ def test_a_nested_bundle_that_died_shows_as_missing(tmp_path: Path) -> None:
     assert loaded.read_bytes("attempts/a-1/trace") == b"half"
 
 
-def test_a_nested_bundle_left_open_is_no_commit(tmp_path: Path) -> None:
+def test_open_nested_bundle_prevents_the_commit(tmp_path: Path) -> None:
     with pytest.raises(UsageError), BundleWriter(tmp_path) as run:
         run.nested("attempts/a-1").__enter__()
     with pytest.raises(BundleInProgress):
@@ -198,10 +198,10 @@ def test_files_of_other_programs_are_covered_too(tmp_path: Path) -> None:
     assert not (bundle.path / "empty").exists()
 
 
-def test_a_file_changed_before_the_commit_is_found_not_blessed(tmp_path: Path) -> None:
+def test_file_changed_before_the_commit_is_detected(tmp_path: Path) -> None:
     with BundleWriter(tmp_path) as bundle:
         bundle.write_bytes("a", b"what was handed in")
-        (bundle.path / "a").write_bytes(b"what is there now!")
+        (bundle.path / "a").write_bytes(b"the new content!!!")
     with pytest.raises(BundleCorrupt):
         load_bundle(tmp_path)
 
@@ -219,7 +219,7 @@ def test_a_log_changed_before_the_commit_is_found_by_its_chain(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo"])
-def test_what_is_not_a_file_is_no_part_of_a_commit(tmp_path: Path, kind: str) -> None:
+def test_special_files_prevent_the_commit(tmp_path: Path, kind: str) -> None:
     with pytest.raises(BundlePathRefused), BundleWriter(tmp_path) as bundle:
         if kind == "symlink":
             (bundle.path / "x").symlink_to("/etc/passwd")
@@ -236,7 +236,7 @@ def test_what_is_not_a_file_is_no_part_of_a_commit(tmp_path: Path, kind: str) ->
         *("artifact_index.json", "run_status.json", "sub/artifact_index.json", ".proofbox-tmp-1", "repair_log.json"),
     ],
 )
-def test_names_that_are_refused(tmp_path: Path, path: str) -> None:
+def test_invalid_names_are_refused(tmp_path: Path, path: str) -> None:
     with BundleWriter(tmp_path) as bundle:
         with pytest.raises(BundlePathRefused):
             bundle.write_json(path, {})
@@ -248,12 +248,12 @@ def test_names_that_are_refused(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.c/d", "...", "é/ü", "a b", ".hidden", "-x"])
-def test_names_that_are_fine(path: str) -> None:
+def test_valid_names_are_accepted(path: str) -> None:
     assert is_artifact_path(path)
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "a/b", "LATEST", ".runtime.lock", "x" * 200, "a\n"])
-def test_run_ids_that_are_refused(tmp_path: Path, run_id: str) -> None:
+def test_invalid_run_ids_are_refused(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(BundlePathRefused):
         BundleWriter(tmp_path, run_id=run_id)
 
@@ -272,7 +272,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert load_bundle(tmp_path).read_json("a.json") == 1
 
 
-def test_a_source_that_fails_leaves_no_half_artifact(tmp_path: Path) -> None:
+def test_failing_source_leaves_no_partial_artifact(tmp_path: Path) -> None:
     class Broken(io.RawIOBase):
         reads = 0
 
@@ -349,7 +349,7 @@ def test_logs_are_redacted_and_commit(tmp_path: Path) -> None:
     assert load_bundle(tmp_path).index.status == "ok"
 
 
-def test_a_failure_with_a_secret_in_it_keeps_both_to_itself(tmp_path: Path) -> None:
+def test_failure_message_with_a_secret_is_redacted(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as raised, BundleWriter(tmp_path, redactor=Redactor([SECRET])) as bundle:
         raise RuntimeError(f"login with {SECRET} failed")
     assert load_bundle(bundle.path).status.failure == {
@@ -366,7 +366,7 @@ def test_a_failure_with_a_secret_in_it_keeps_both_to_itself(tmp_path: Path) -> N
 # Reading strictly
 
 
-def test_a_digest_recomputed_for_a_lie_is_refused_for_what_it_says(tmp_path: Path) -> None:
+def test_inconsistent_index_with_a_valid_digest_is_refused(tmp_path: Path) -> None:
     bundle = write(tmp_path)
     lies: list[dict[str, object]] = [{"status": "failed"}, {"run_id": "x"}, {"world_id": "0" * 64}, {"artifacts": []}]
     for changes in lies:
@@ -404,7 +404,7 @@ def test_hostile_entries_are_refused(tmp_path: Path, entry: dict[str, object]) -
     assert refused.value.details["findings"][0]["code"] == "index_malformed"
 
 
-def test_versions_to_come_are_refused_by_name(tmp_path: Path) -> None:
+def test_future_schema_versions_are_refused(tmp_path: Path) -> None:
     bundle = write(tmp_path)
     reindex(bundle.path, schema_version="proofbox.artifact_index/2", novelty=True)
     with pytest.raises(BundleSchemaUnknown, match="artifact_index/2"):
@@ -448,7 +448,7 @@ def test_a_latest_that_is_a_link_is_refused(tmp_path: Path) -> None:
         load_bundle(tmp_path / "out")
 
 
-def test_unverified_says_what_differs_and_promises_nothing(tmp_path: Path) -> None:
+def test_unverified_bundle_lists_differences(tmp_path: Path) -> None:
     bundle = write(tmp_path, expected=["never.json"])
     (bundle.path / "results.json").write_text("changed")
     (bundle.path / "blobs" / "stream").unlink()
@@ -476,7 +476,7 @@ def test_findings_are_bounded(tmp_path: Path) -> None:
     assert (finding.path, finding.path_b64) == ("\\xff\\xfe", "//4=")
 
 
-def test_an_index_goes_through_bytes_unchanged(tmp_path: Path) -> None:
+def test_index_round_trips_through_bytes(tmp_path: Path) -> None:
     bundle = write(tmp_path, expected=["absent"])
     data = (bundle.path / "artifact_index.json").read_bytes()
     index = parse_index(data)

@@ -1,4 +1,4 @@
-"""Killed at any instant, a run leaves a bundle in progress or a committed one, and every line it was promised."""
+"""A run killed at any point leaves a bundle in progress or committed, with every acknowledged log line."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from powercut import Disk, calls_of
 
 def test_killed_at_any_point(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count, seed = rounds(60, 500), random.randrange(1 << 30)
-    said = drive("kill", tmp_path, count, seed)
-    assert not said["wrong"], f"seed {seed}: {said['wrong']}"
+    output = drive("kill", tmp_path, count, seed)
+    assert not output["wrong"], f"seed {seed}: {output['wrong']}"
     # A test that never reached one of the states would prove nothing.
-    assert min(said["seen"].values()) > 0, said
+    assert min(output["seen"].values()) > 0, output
 
 
-def test_a_reader_in_the_middle_sees_no_third_state(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+def test_concurrent_reader_sees_in_progress_or_complete(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count = rounds(60, 2000)
-    said = drive("read_while_writing", tmp_path, count)
-    assert said["wrong"] == []
-    assert said["runs"] == count
-    assert said["seen"]["in_progress"] > 0
+    output = drive("read_while_writing", tmp_path, count)
+    assert output["wrong"] == []
+    assert output["runs"] == count
+    assert output["seen"]["in_progress"] > 0
 
 
 @pytest.mark.needs("strace")

@@ -1,4 +1,4 @@
-"""What a bundle holds may be of any size: what is read whole of it is bounded, and what is over that is said."""
+"""Artifacts may have any size: reads into memory are bounded, and larger documents are reported."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_documents_of_any_size_are_covered_and_not_read_whole(tmp_path: Path) ->
     with BundleWriter(tmp_path / "out") as bundle:
         for path in ("outcome.json", "tree_manifest.json"):
             os.link(huge, bundle.path / path)
-    said = in_a_gigabyte(bundle.path)
-    assert said == {"found": [], "reasons": ["outcome_not_verified", "infra_failed", "tree_unknown"]}
+    output = in_a_gigabyte(bundle.path)
+    assert output == {"found": [], "reasons": ["outcome_not_verified", "infra_failed", "tree_unknown"]}
     packet = json.loads(Path(f"{bundle.path}.promotion.json").read_bytes())
     observed = packet["promotability"]["gating_inputs"]["tree_unknown"]["observed"]
-    assert f"{MAX_JSON_BYTES + 1} bytes; at most" in observed
+    assert f"{MAX_JSON_BYTES + 1} bytes; the limit is" in observed
     with pytest.raises(BundleTooLarge):
         load_bundle(bundle.path).read_json("outcome.json")
 
@@ -106,9 +106,7 @@ def test_an_index_of_very_many_files_is_read() -> None:
 
 
 @pytest.mark.parametrize("limit", ["bytes", "values"])
-def test_an_index_that_nobody_would_read_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+def test_index_over_the_read_limit_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     if limit == "bytes":
         monkeypatch.setattr(indexes, "MAX_INDEX_BYTES", 1000)
     with pytest.raises(BundleTooLarge, match="too many files"), BundleWriter(tmp_path / "out") as bundle:
@@ -169,11 +167,11 @@ def test_a_directory_deeper_than_any_path_is_a_finding(deep_path: Path) -> None:
     os.close(inside)
     result = verify(bundle.path)
     assert [(finding.code, finding.path.count("/")) for finding in result.findings] == [("unreadable", 5)]
-    with pytest.raises(BundlePathRefused, match="too long a path"), BundleWriter(deep_path / "out") as other:
+    with pytest.raises(BundlePathRefused, match="path is too long"), BundleWriter(deep_path / "out") as other:
         os.rename(bundle.path / ("d" * 200), other.path / "d")
 
 
-def test_a_directory_that_is_closed_to_the_reader_is_a_finding(tmp_path: Path) -> None:
+def test_unreadable_directory_is_a_finding(tmp_path: Path) -> None:
     with BundleWriter(tmp_path / "out") as bundle:
         bundle.write_bytes("closed/a", b"a")
     real = os.open
@@ -214,7 +212,7 @@ def test_a_status_that_the_index_lists_as_huge_is_not_read(tmp_path: Path) -> No
     assert ("too_large", "run_status.json") in found
 
 
-def test_a_file_that_keeps_growing_is_read_no_further_than_it_was(tmp_path: Path) -> None:
+def test_growing_file_is_read_only_up_to_its_listed_size(tmp_path: Path) -> None:
     with BundleWriter(tmp_path / "out") as bundle:
         bundle.write_bytes("app.tar", b"app")
     grown = (bundle.path / "app.tar").stat().st_ino

@@ -1,4 +1,4 @@
-"""The lock of an output directory: one at a time, by whom is known, and the dead hold nothing."""
+"""The lock of an output directory: one holder at a time, which is recorded; dead processes hold no lock."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def test_32_processes_take_turns(tmp_path: Path, rounds: Callable[[int, int], in
 
 
 def test_32_runs_at_once_all_commit(tmp_path: Path) -> None:
-    said = drive("commit_at_once", tmp_path, 32)
-    assert said.pop("latest").startswith("run-")
-    assert said == {"failures": 0, "runs": 32, "left": [".runtime.lock"]}
+    output = drive("commit_at_once", tmp_path, 32)
+    assert output.pop("latest").startswith("run-")
+    assert output == {"failures": 0, "runs": 32, "left": [".runtime.lock"]}
 
 
-def test_the_dead_hold_nothing_not_even_by_a_child(tmp_path: Path) -> None:
-    said = drive("die_with_lock", tmp_path)
-    assert all(said.values()), said
+def test_dead_process_holds_no_lock_even_through_a_child(tmp_path: Path) -> None:
+    output = drive("die_with_lock", tmp_path)
+    assert all(output.values()), output
 
 
-def test_a_loser_learns_who_holds_it_and_changes_nothing(tmp_path: Path) -> None:
+def test_refused_process_learns_the_holder_and_changes_nothing(tmp_path: Path) -> None:
     assert drive("refuse_while_held", tmp_path) == {"code": "BUNDLE_LOCKED", "holder_is_me": True, "untouched": True}
 
 
@@ -87,7 +87,7 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[" * 3000, b'{"process":{"pid":-1}}'])
-def test_nonsense_in_the_file_is_nobody(tmp_path: Path, content: bytes) -> None:
+def test_malformed_lock_file_names_no_holder(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".runtime.lock").write_bytes(content)
     assert read_holder(tmp_path) is None
     with RunLock(tmp_path, purpose="a") as lock:

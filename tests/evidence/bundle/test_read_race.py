@@ -1,4 +1,4 @@
-"""A bundle that is replaced while it is read: readers get the one bundle that was checked."""
+"""A bundle is replaced while it is read: readers get the bundle that was checked."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def point(link: Path, target: Path) -> None:
     beside.rename(link)
 
 
-def made(out: Path, said: str) -> Path:
+def made(out: Path, output: str) -> Path:
     with BundleWriter(out) as run:
-        run.write_json("result.json", {"said": said})
+        run.write_json("result.json", {"output": output})
         with run.nested("attempts/a") as inner:
-            inner.write_json("result.json", {"said": said})
+            inner.write_json("result.json", {"output": output})
     return run.path
 
 
@@ -33,14 +33,16 @@ def test_a_loaded_bundle_is_read_where_it_was_checked(tmp_path: Path) -> None:
     point(tmp_path / "link", one)
     bundle = load_bundle(tmp_path / "link")
     point(tmp_path / "link", other)
-    assert bundle.read_json("result.json") == {"said": "one"}
-    assert bundle.nested["attempts/a"].read_json("result.json") == {"said": "one"}
+    assert bundle.read_json("result.json") == {"output": "one"}
+    assert bundle.nested["attempts/a"].read_json("result.json") == {"output": "one"}
     other.rename(tmp_path / "elsewhere")
-    assert bundle.read_json("attempts/a/result.json") == {"said": "one"}
+    assert bundle.read_json("attempts/a/result.json") == {"output": "one"}
 
 
 @pytest.mark.parametrize("flipped", ["bundle", "nested"])
-def test_no_flip_mixes_two_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipped: str) -> None:
+def test_swapped_directories_never_mix_two_bundles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipped: str
+) -> None:
     one, other = made(tmp_path / "one", "one"), made(tmp_path / "other", "other")
     link = tmp_path / "link"
     really_open = os.open
@@ -64,20 +66,20 @@ def test_no_flip_mixes_two_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             patch.setattr(os, "open", counted_open)
             try:
                 bundle = load_bundle(link)
-                said = [bundle.read_json("result.json"), bundle.nested["attempts/a"].read_json("result.json")]
+                output = [bundle.read_json("result.json"), bundle.nested["attempts/a"].read_json("result.json")]
             except BundleError:
-                said = []
+                output = []
         total = opened
         if flipped == "nested" and opened >= when:
             (one / "attempts").rename(other / "attempts")
             (tmp_path / "held").rename(one / "attempts")
-            assert said in ([], [{"said": "one"}, {"said": "one"}])
-        assert said in ([], [{"said": "one"}] * 2, [{"said": "other"}] * 2), f"a flip before open {when}"
+            assert output in ([], [{"output": "one"}, {"output": "one"}])
+        assert output in ([], [{"output": "one"}] * 2, [{"output": "other"}] * 2), f"a flip before open {when}"
         when += 1
     assert total > 5
 
 
-def test_a_bundle_that_was_given_is_promoted_itself(tmp_path: Path) -> None:
+def test_promotion_uses_the_loaded_bundle(tmp_path: Path) -> None:
     one, other = made(tmp_path / "one", "one"), made(tmp_path / "other", "other")
     point(tmp_path / "link", one)
     bundle = load_bundle(tmp_path / "link")

@@ -1,4 +1,4 @@
-"""Reindexing: strict changes nothing; a repair is on the record for good, and makes nothing better than it was."""
+"""Reindexing: strict mode changes nothing; a repair is recorded permanently and never improves the status."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_repair_records_before_and_after(run: Path) -> None:
     assert {finding["code"] for finding in entry["findings"]} == {"digest_mismatch", "missing", "unlisted"}
     loaded = load_bundle(run)
     assert (loaded.index, loaded.repaired, loaded.index.repairs) == (index, True, 1)
-    assert loaded.index.missing == ("b", "never.json"), "what is missing stays missing, and what went is missing now"
+    assert loaded.index.missing == ("b", "never.json"), "missing artifacts stay missing, and removed ones are added"
     assert loaded.index.status == "partial"
     assert verify(run).notes == ["the bundle was repaired after its commit (1×)"]
 
@@ -73,7 +73,7 @@ STRANGE: dict[str, bytes] = {
     "no JSON": b"{",
     "not an object": b"[]",
     "without repairs": b'{"schema_version":"proofbox.repair_log/1"}',
-    "repairs that are none": b'{"repairs":[{"note":"x"}],"schema_version":"proofbox.repair_log/1"}',
+    "malformed repairs": b'{"repairs":[{"note":"x"}],"schema_version":"proofbox.repair_log/1"}',
     "nested": b"[" * 5000,
     "bytes": b"\xff\x1b[31m" * 2000,
     "empty": b"",
@@ -81,7 +81,7 @@ STRANGE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_a_log_that_is_none_is_said_to_be_lost_in_a_log_that_is_one(run: Path, name: str) -> None:
+def test_unreadable_repair_log_is_recorded_as_lost(run: Path, name: str) -> None:
     validator = jsonschema.Draft202012Validator(STORED["proofbox.repair_log/1"].shape)
     (run / "b").write_bytes(b"2")
     reindex_repair(run)
@@ -99,7 +99,7 @@ def test_a_log_that_is_none_is_said_to_be_lost_in_a_log_that_is_one(run: Path, n
     assert verify(run).ok
 
 
-def test_an_ordinary_log_is_as_its_schema_says(run: Path) -> None:
+def test_repair_log_matches_its_schema(run: Path) -> None:
     (run / "b").write_bytes(b"2")
     reindex_repair(run)
     document = json.loads((run / "repair_log.json").read_bytes())
@@ -107,7 +107,7 @@ def test_an_ordinary_log_is_as_its_schema_says(run: Path) -> None:
     assert "lost" not in document
 
 
-def test_repairs_are_counted_for_good(run: Path) -> None:
+def test_repair_count_is_permanent(run: Path) -> None:
     for number in range(3):
         (run / "b").write_bytes(str(number + 5).encode())
         assert reindex_repair(run)[0].repairs == number + 1
@@ -135,7 +135,7 @@ def test_a_failed_run_stays_failed(tmp_path: Path) -> None:
     assert load_bundle(bundle.path).index.status == "failed"
 
 
-def test_a_damaged_index_is_made_anew_and_no_better_than_partial(tmp_path: Path) -> None:
+def test_damaged_index_is_rebuilt_as_partial(tmp_path: Path) -> None:
     with BundleWriter(tmp_path / "out") as bundle:
         bundle.write_bytes("b", b"1")
     index = bundle.path / "artifact_index.json"
@@ -146,7 +146,7 @@ def test_a_damaged_index_is_made_anew_and_no_better_than_partial(tmp_path: Path)
     assert repair_log(bundle.path)[0]["index_before"]["readable"] is False
 
 
-def test_a_cut_log_goes_on_showing(run: Path) -> None:
+def test_truncated_log_still_fails_after_a_repair(run: Path) -> None:
     log = run / "l.jsonl"
     log.write_bytes(log.read_bytes().splitlines(keepends=True)[0])
     reindex_repair(run)
@@ -164,7 +164,7 @@ def test_a_bundle_in_progress_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["link", "fifo", "status", "name"])
-def test_what_would_have_to_be_invented_is_refused(run: Path, damage: str) -> None:
+def test_repair_that_needs_invented_data_is_refused(run: Path, damage: str) -> None:
     match damage:
         case "link":
             (run / "x").symlink_to("b")
@@ -180,7 +180,7 @@ def test_what_would_have_to_be_invented_is_refused(run: Path, damage: str) -> No
     assert (run / "artifact_index.json").read_bytes() == before
 
 
-def test_a_repair_that_died_is_repaired(run: Path) -> None:
+def test_interrupted_repair_can_be_repaired(run: Path) -> None:
     (run / "b").write_bytes(b"2")
     (run / "repair_log.json").write_text('{"schema_version":"proofbox.repair_log/1","repairs":[]}')
     (run / ".proofbox-tmp-0123456789abcdef").write_text("half an index")
@@ -195,10 +195,10 @@ def test_the_command(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> No
     (run / "b").write_bytes(b"2")
     capfdbinary.readouterr()
     assert main(["bundle", "reindex", str(run), "--strict", "--json"]) == 1
-    said = json.loads(capfdbinary.readouterr().out)
-    assert (said["ok"], said["error"]["code"], said["findings"][0]["path"]) == (False, "BUNDLE_CORRUPT", "b")
+    output = json.loads(capfdbinary.readouterr().out)
+    assert (output["ok"], output["error"]["code"], output["findings"][0]["path"]) == (False, "BUNDLE_CORRUPT", "b")
     assert main(["bundle", "reindex", str(run), "--repair", "--json"]) == 0
-    said = json.loads(capfdbinary.readouterr().out)
-    assert (said["repairs"], [change["path"] for change in said["changes"]]) == (1, ["b"])
+    output = json.loads(capfdbinary.readouterr().out)
+    assert (output["repairs"], [change["path"] for change in output["changes"]]) == (1, ["b"])
     assert main(["bundle", "reindex", str(run), "--repair"]) == 0
     assert b"nothing to repair" in capfdbinary.readouterr().out

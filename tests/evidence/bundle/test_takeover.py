@@ -1,4 +1,4 @@
-"""A bundle whose writer died can be gone on with, and what was there stays as it was found."""
+"""A bundle whose writer died can be taken over, and its existing files stay unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def out(tmp_path: Path) -> Path:
     return killed(tmp_path / "out", WRITER)
 
 
-def test_a_run_is_gone_on_with_and_commits_whole(out: Path) -> None:
+def test_run_is_taken_over_and_committed(out: Path) -> None:
     with BundleWriter(out, run_id="r").taking_over() as bundle:
         with BundleWriter.nested_in(bundle.path, "attempts/torn").taking_over() as torn:
             torn.write_json("outcome.json", {"schema_version": "t/1"})
@@ -66,7 +66,7 @@ def test_a_run_is_gone_on_with_and_commits_whole(out: Path) -> None:
     assert {"b", "log.jsonl", "outcome.json"} <= set(nested.artifacts)
 
 
-def test_what_was_expected_stays_expected(out: Path) -> None:
+def test_takeover_keeps_expected_artifacts(out: Path) -> None:
     with (
         BundleWriter(out, run_id="r").taking_over() as bundle,
         BundleWriter.nested_in(bundle.path, "attempts/torn").taking_over(),
@@ -79,7 +79,7 @@ def test_what_was_expected_stays_expected(out: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True), (False, False)])
-def test_a_rehearsal_stays_one(tmp_path: Path, first: bool, second: bool) -> None:
+def test_dry_run_stays_dry_after_a_takeover(tmp_path: Path, first: bool, second: bool) -> None:
     out = tmp_path / "out"
     with BundleWriter(out, run_id="real"):
         pass
@@ -91,7 +91,7 @@ def test_a_rehearsal_stays_one(tmp_path: Path, first: bool, second: bool) -> Non
     assert (out / "LATEST").read_text().strip() == ("real" if dry else "r")
 
 
-def test_nothing_that_is_there_is_written_over(out: Path) -> None:
+def test_takeover_overwrites_nothing(out: Path) -> None:
     with BundleWriter(out, run_id="r").taking_over() as bundle, pytest.raises(BundleExists):
         bundle.write_json("early.json", {"schema_version": "other/1"})
     assert b"t/1" in (out / "r" / "early.json").read_bytes()
@@ -104,7 +104,7 @@ def test_a_committed_bundle_is_not_taken_over(out: Path) -> None:
         pass
 
 
-def test_one_that_died_before_there_was_anything_is_begun(tmp_path: Path) -> None:
+def test_takeover_of_an_empty_bundle_starts_it(tmp_path: Path) -> None:
     with BundleWriter(tmp_path, run_id="r") as bundle:
         (bundle.path / "attempts/empty").mkdir(parents=True)
         with BundleWriter.nested_in(bundle.path, "attempts/empty").taking_over() as nested:
@@ -142,7 +142,7 @@ def taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("taken_for_dead")
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("first", ["living", "taker"])
-def test_of_two_writers_one_commits_and_what_it_committed_stays(tmp_path: Path, nested: bool, first: str) -> None:
+def test_one_of_two_writers_commits_and_its_bundle_stays(tmp_path: Path, nested: bool, first: str) -> None:
     def writer() -> BundleWriter:
         return BundleWriter.nested_in(tmp_path, "r") if nested else BundleWriter(tmp_path, run_id="r")
 
@@ -163,7 +163,7 @@ def test_of_two_writers_one_commits_and_what_it_committed_stays(tmp_path: Path, 
     late = writer()
     late._status, late._state = living._status, "open"
     for again in (late.mark_partial, lambda _: late.__exit__(None, None, None)):
-        with pytest.raises(BundleExists, match="committed already"):
+        with pytest.raises(BundleExists, match="already committed"):
             again("")
     assert (tmp_path / "r" / "artifact_index.json").read_bytes() == before
     assert verify(tmp_path / "r").ok
@@ -180,7 +180,7 @@ with BundleWriter(sys.argv[1], run_id="r") as bundle:
 """
 
 
-def test_what_was_said_to_be_lacking_outlives_its_writer(tmp_path: Path) -> None:
+def test_partial_mark_survives_a_takeover(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", MARKER, tmp_path], check=False)
     with BundleWriter(tmp_path, run_id="r").taking_over() as bundle:
         with BundleWriter.nested_in(bundle.path, "a").taking_over():

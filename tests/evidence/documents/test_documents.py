@@ -1,4 +1,4 @@
-"""What attempts and runs put into their bundles: outcomes, trees, schedules, path witnesses."""
+"""Documents of attempts and runs: outcomes, trees, schedules, path witnesses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_outcome_keeps_three_things_apart() -> None:
     outcome = Outcome(Verdict("passed", "runtime_reported", "final message"), Verdict("failed", "verifier", "pytest"))
     document = outcome.as_json()
     assert parse_outcome(document) == outcome
-    assert document["infra"]["result"] == "unknown", "what nobody established is unknown, not good"
+    assert document["infra"]["result"] == "unknown", "a result that was not established is unknown"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_outcome_keeps_three_things_apart() -> None:
         {"schema_version": "proofbox.outcome/2"},
     ],
 )
-def test_outcomes_that_say_too_little_or_too_much(changes: dict[str, Any]) -> None:
+def test_invalid_outcomes_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ShapeError):
         parse_outcome({**Outcome().as_json(), **changes})
     with pytest.raises(ShapeError):
@@ -85,14 +85,14 @@ def test_a_tree_with_a_special_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/./b", "", "a\0"])
-def test_paths_that_lead_out_of_a_tree(path: str) -> None:
+def test_paths_outside_the_tree_are_refused(path: str) -> None:
     entry = {"path": path, "mode": "100644", "size": 0, "sha256": "0" * 64}
     document = {"schema_version": "proofbox.tree_manifest/1", "tree_sha256": digest_of([entry]), "entries": [entry]}
     with pytest.raises(ShapeError):
         parse_tree_manifest(document)
 
 
-def test_trees_that_do_not_hold() -> None:
+def test_inconsistent_tree_manifests_are_refused() -> None:
     good = tree_manifest([TreeEntry(b"a", "100644", 0, "0" * 64), TreeEntry(b"b", "100644", 0, "0" * 64)])
     swapped = list(reversed(good["entries"]))
     for changes in (
@@ -146,7 +146,7 @@ def test_a_schedule_is_written_in_its_order(tmp_path: Path) -> None:
     assert list(read_schedule(load_bundle(tmp_path).read_log("schedule.jsonl"))) == ["a"]
 
 
-def test_a_dropped_attempt_shows() -> None:
+def test_dropped_attempt_is_detected() -> None:
     at = "2026-01-01T00:00:00.000000Z"
     planned: list[dict[str, Any]] = [
         {"kind": "planned", "attempt": n, "at": at, "path": n, "parent": None} for n in "ab"
@@ -162,7 +162,7 @@ def test_a_dropped_attempt_shows() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the spelling comes from /proc on Linux")
-def test_the_kernel_says_what_a_path_is_called(tmp_path: Path) -> None:
+def test_kernel_path_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "file").touch()
     (tmp_path / "link").symlink_to("real")
@@ -174,7 +174,7 @@ def test_the_kernel_says_what_a_path_is_called(tmp_path: Path) -> None:
     assert witness(tmp_path / "pipe").observed_path == str(tmp_path / "pipe")
 
 
-def test_a_path_that_is_not_there_is_no_observation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_path_has_no_observation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     seen = witness("no/../where")
     assert (seen.observed_path, seen.normalized_path) == (None, str(tmp_path / "where"))
@@ -182,7 +182,7 @@ def test_a_path_that_is_not_there_is_no_observation(tmp_path: Path, monkeypatch:
     assert witness("a\0b").observed_path is None
 
 
-def test_macos_is_asked_by_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_macos_path_comes_from_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the documented interface: this says nothing about a real macOS."""
     answers = {50: b"/Users/x\0\0", 102: b"/System/Volumes/Data/Users/x\0\0"}
     monkeypatch.setattr("fcntl.fcntl", lambda fd, command, room: answers[command])

@@ -1,4 +1,4 @@
-"""Promotion: positive evidence or none, every failed rule named, pins and signatures that others can check."""
+"""Promotion: rules need positive evidence, failed rules are named, and others can check pins and signatures."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_repaired_bundle_is_promotable_only_by_name(tmp_path: Path) -> None:
     assert verify(bundle).ok
 
 
-def test_a_repair_inside_shows_outside(tmp_path: Path, tree: Path) -> None:
+def test_repair_of_a_nested_bundle_is_reported(tmp_path: Path, tree: Path) -> None:
     with BundleWriter(tmp_path / "out") as run:
         attempt(run, tree)
         with run.nested("inner") as inner:
@@ -222,7 +222,7 @@ def test_an_attempt_without_its_tree_or_with_gaps(tmp_path: Path) -> None:
     assert emit_promotion(bundle.path).reasons == ("coverage_incomplete", "tree_unknown")
 
 
-def test_an_outcome_of_another_shape_is_no_evidence(tmp_path: Path) -> None:
+def test_malformed_outcome_is_not_evidence(tmp_path: Path) -> None:
     with BundleWriter(tmp_path / "out") as bundle:
         bundle.write_json("outcome.json", {"verified": {"result": "passed"}, "infra": {"result": "ok"}})
     assert emit_promotion(bundle.path).reasons == ("outcome_not_verified", "infra_failed", "tree_unknown")
@@ -331,7 +331,7 @@ def lie(path: str, **changes: Any) -> None:
         ({"schema_version": "proofbox.promotion_packet/2"}, "packet_malformed"),
     ],
 )
-def test_a_packet_that_lies_is_found(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
+def test_false_packet_is_detected(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
     decision(tmp_path / "out", **{"run_manifest.json": {"channel": "direct"}})
     done = emit_promotion(tmp_path / "out")
     lie(done.path, **changes)
@@ -360,7 +360,7 @@ def test_a_lenient_policy_under_a_known_name_is_found(tmp_path: Path, tree: Path
     assert (said.returncode, "policy_misnamed" in said.stdout) == (1, True)
 
 
-def test_a_policy_of_ones_own_is_said_in_the_answer(tmp_path: Path, tree: Path) -> None:
+def test_result_names_a_custom_policy(tmp_path: Path, tree: Path) -> None:
     with BundleWriter(tmp_path / "out") as bundle:
         attempt(bundle, tree, UNVERIFIED)
     (tmp_path / "policy.json").write_text(json.dumps(LENIENT))
@@ -370,7 +370,7 @@ def test_a_policy_of_ones_own_is_said_in_the_answer(tmp_path: Path, tree: Path) 
     assert emit_promotion(bundle.path, policy=str(tmp_path / "policy.json")).promotable
     result = verify(bundle.path)
     assert result.ok
-    assert "; promotable by a policy of its own: 'lenient';" in result.line()
+    assert "; promotable by a custom policy: 'lenient';" in result.line()
     assert (result.as_json()["policy"], result.as_json()["own_policy"]) == ("lenient", True)
 
 
@@ -396,7 +396,7 @@ def test_every_single_falsification_of_a_packet_is_found(tmp_path: Path, tree: P
             packet.write_text(json.dumps(document))
             result = verify(bundle.path)
             renamed = holder is policy and name == "name"
-            assert not result.ok or (renamed and "by a policy of its own" in result.line()), (name, lie)
+            assert not result.ok or (renamed and "by a custom policy" in result.line()), (name, lie)
             holder[name] = was
             tried += 1
         without = dict(holder) if isinstance(holder, dict) else list(holder)
@@ -447,7 +447,7 @@ def test_packets_of_the_first_contract_are_read_and_pin_nothing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"schema_version":"x"}', b'{"payloadType":"x"}'])
-def test_what_is_no_packet(tmp_path: Path, content: bytes) -> None:
+def test_invalid_packets_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "p").write_bytes(content)
     try:
         found = [finding.code for finding in verify_packet(str(tmp_path / "p")).findings]
@@ -460,7 +460,7 @@ def test_a_packet_is_never_replaced(tmp_path: Path) -> None:
     decision(tmp_path / "out")
     done = emit_promotion(tmp_path / "out")
     before = Path(done.path).read_bytes()
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="already exists"):
         emit_promotion(tmp_path / "out")
     assert Path(done.path).read_bytes() == before
 
@@ -476,7 +476,7 @@ def test_a_packet_elsewhere_needs_its_bundle_named(tmp_path: Path) -> None:
 # Policies
 
 
-def test_the_policies_that_come_along_are_policies() -> None:
+def test_built_in_policies_are_valid() -> None:
     for policy in POLICIES.values():
         check_policy(policy)
 
@@ -494,7 +494,7 @@ def test_the_policies_that_come_along_are_policies() -> None:
         {"schema_version": "proofbox.promotion_policy/2"},
     ],
 )
-def test_policies_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_invalid_policies_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     policy = {**ATTEMPT, **changes}
     with pytest.raises(ShapeError):
         check_policy(policy)
@@ -506,7 +506,7 @@ def test_policies_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[s
         emit_promotion(tmp_path / "out", policy="unknown")
 
 
-def test_a_policy_of_ones_own(tmp_path: Path) -> None:
+def test_custom_policy_is_used(tmp_path: Path) -> None:
     policy = {
         **ATTEMPT,
         "name": "mine",
@@ -593,14 +593,14 @@ def test_a_signed_packet_without_a_key_is_noted(tmp_path: Path) -> None:
     assert "no key was given" in result.notes[0]
 
 
-def test_a_private_key_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_private_key_readable_by_others_is_refused(tmp_path: Path) -> None:
     new_key(tmp_path / "key")
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     assert "PRIVATE" not in repr(load_private_key(tmp_path / "key"))
-    with pytest.raises(KeyInvalid, match="already there"):
+    with pytest.raises(KeyInvalid, match="already exists"):
         new_key(tmp_path / "key")
     (tmp_path / "key").chmod(0o640)
-    with pytest.raises(KeyInvalid, match="read by others"):
+    with pytest.raises(KeyInvalid, match="readable by other users"):
         load_private_key(tmp_path / "key")
     for wrong in ("key", "absent"):
         with pytest.raises(KeyInvalid):

@@ -1,4 +1,4 @@
-"""Stores: one contract for all of them, a trial that finds liars, and bundles that arrive whole or not at all."""
+"""Stores: one contract, a trial that detects stores that break it, and bundles that arrive complete or not at all."""
 
 from __future__ import annotations
 
@@ -153,12 +153,12 @@ def test_keys_that_are_refused(store: BundleStore, key: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["gs://bucket", "s3://", "s3://Not_A_Bucket/x", "https://example.org/x"])
-def test_urls_that_are_no_store(url: str) -> None:
+def test_unsupported_store_urls_are_refused(url: str) -> None:
     with pytest.raises(UsageError):
         open_store(url)
 
 
-def test_a_store_that_is_not_there_is_an_error(s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_store_is_an_error(s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError) as refused:
         open_store(s3_url).get("k")
@@ -202,7 +202,7 @@ class Liar(Local):
 
 
 @pytest.mark.parametrize("fault", ["creates over", "swaps blindly", "swaps nothing", "lists nothing"])
-def test_a_store_that_lies_is_found_and_gets_nothing(tmp_path: Path, fault: str) -> None:
+def test_store_that_breaks_the_contract_is_refused(tmp_path: Path, fault: str) -> None:
     liar = Liar(tmp_path / "store", fault)
     with pytest.raises(StoreUntrusted):
         check_store(liar)
@@ -231,7 +231,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_bundle_goes_there_and_back(tmp_path: Path, store: BundleStore) -> None:
+def test_bundle_round_trips_through_a_store(tmp_path: Path, store: BundleStore) -> None:
     run = write(tmp_path / "out")
     assert push_bundle(tmp_path / "out", store) == run.name
     pulled = pull_bundle(store, tmp_path / "back")
@@ -262,7 +262,7 @@ def test_the_index_is_last(tmp_path: Path) -> None:
     )
 
 
-def test_of_16_bundles_of_one_name_one_gets_in_whole(tmp_path: Path, store: BundleStore) -> None:
+def test_one_of_16_bundles_with_the_same_name_is_stored(tmp_path: Path, store: BundleStore) -> None:
     runs = [write(tmp_path / str(number), "run-1", b"%02d" % number) for number in range(WRITERS)]
     winners = race(lambda number: push_bundle(runs[number], store))
     assert len(winners) == 1
@@ -270,7 +270,7 @@ def test_of_16_bundles_of_one_name_one_gets_in_whole(tmp_path: Path, store: Bund
     assert contents(Path(pulled.path)) == contents(runs[winners[0]])
 
 
-def test_an_interrupted_push_goes_on(tmp_path: Path, store: BundleStore) -> None:
+def test_interrupted_push_can_be_repeated(tmp_path: Path, store: BundleStore) -> None:
     class Cut(Exception):
         pass
 
@@ -305,7 +305,7 @@ def test_failed_runs_are_pushed_and_latest_stays(tmp_path: Path, store: BundleSt
     assert pull_bundle(store, tmp_path / "a", failed.run_id).index.status == "failed"
 
 
-def test_what_is_damaged_is_neither_pushed_nor_pulled(tmp_path: Path) -> None:
+def test_damaged_bundle_is_neither_pushed_nor_pulled(tmp_path: Path) -> None:
     store = Local(tmp_path / "store")
     run = write(tmp_path / "out")
     push_bundle(run, store)
@@ -330,12 +330,12 @@ def test_another_run_under_the_name_is_not_pulled(tmp_path: Path) -> None:
         runs.append(tmp_path / "store" / name)
     shutil.rmtree(runs[0])
     runs[1].rename(runs[0])
-    with pytest.raises(BundleCorrupt, match="is the run b"):
+    with pytest.raises(BundleCorrupt, match="is actually the run b"):
         pull_bundle(Local(tmp_path / "store"), tmp_path / "in", "a")
     assert [path.name for path in (tmp_path / "in").iterdir() if path.name[0] != "."] == []
 
 
-def test_a_dead_pull_is_in_nobody_s_way(tmp_path: Path) -> None:
+def test_dead_pull_does_not_block_a_new_one(tmp_path: Path) -> None:
     store = Local(tmp_path / "store")
     run = write(tmp_path / "out")
     push_bundle(run, store)
@@ -356,7 +356,7 @@ def test_a_dead_pull_is_in_nobody_s_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b"])
-def test_a_latest_that_lies_leads_nowhere(tmp_path: Path, name: str) -> None:
+def test_invalid_latest_in_a_store_is_refused(tmp_path: Path, name: str) -> None:
     store = Local(tmp_path / "store")
     store.create("LATEST", name.encode())
     with pytest.raises(BundleNotFound):

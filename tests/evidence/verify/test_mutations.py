@@ -1,4 +1,4 @@
-"""Every byte flipped, truncated, swapped, added or removed in a committed bundle is found. None is missed."""
+"""Every mutation of a committed bundle is detected: flips, truncations, swaps, additions and removals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is verified against its schedule: every attempt that finished is in it as it was, and no other one is."""
+"""A run is verified against its schedule: it contains exactly the finished attempts, unchanged."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
-def test_a_run_that_is_not_what_its_schedule_says_is_refused_everywhere(
+def test_run_that_differs_from_its_schedule_is_refused_everywhere(
     run: Path, forge: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forge(run)  # type: ignore[operator]
@@ -104,7 +104,7 @@ def test_a_run_that_is_not_what_its_schedule_says_is_refused_everywhere(
     capsys.readouterr()
 
 
-def test_an_attempt_that_never_finished_is_no_finding(tmp_path: Path) -> None:
+def test_unfinished_attempt_is_not_a_finding(tmp_path: Path) -> None:
     with BundleWriter(tmp_path / "out") as bundle:
         log = ScheduleLog(bundle.open_log("schedule.jsonl"))
         log.planned("lost", "attempts/lost")

@@ -1,4 +1,4 @@
-"""What an auditor runs: on bare Python, over bundles, packets and signatures, with every lie found."""
+"""The auditor's command: on plain Python, it verifies bundles, packets and signatures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_good_run_holds_and_says_how_much_was_checked(tmp_path: Path) -> None:
     assert result.line().startswith(f"holds: {run.run_id} (ok): 6 files")
 
 
-def test_it_says_when_a_newer_run_failed(tmp_path: Path) -> None:
+def test_notes_mention_newer_failed_runs(tmp_path: Path) -> None:
     good = write(tmp_path)
     with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path) as failed:
         raise ValueError("broken")
@@ -58,10 +58,10 @@ def test_it_says_when_a_newer_run_failed(tmp_path: Path) -> None:
     result = verify(tmp_path)
     assert result.ok
     assert result.notes == [
-        f"{good.run_id} is what LATEST names",
-        f"a newer run, {failed.run_id}, is failed",
-        f"a newer run, {dry.run_id}, is dry",
-        f"a newer run, {unfinished.run_id}, is in_progress",
+        f"LATEST names {good.run_id}",
+        f"the newer run {failed.run_id} is failed",
+        f"the newer run {dry.run_id} is dry",
+        f"the newer run {unfinished.run_id} is in_progress",
     ]
     assert verify(good.path).notes == []
     assert codes(unfinished.path) == ["in_progress"]
@@ -86,7 +86,7 @@ def test_a_log_of_another_run_is_found(tmp_path: Path) -> None:
     assert codes(tmp_path / "out") == ["chain_wrong_prev", "chain_wrong_head"]
 
 
-def test_nothing_to_check_is_an_error_and_no_answer(tmp_path: Path) -> None:
+def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BundleNotFound):
         verify(tmp_path / "absent")
     with pytest.raises(BundleNotFound):

@@ -88,5 +88,5 @@ def test_newer_incomplete_run_is_noted(
     document = json.loads(capsys.readouterr().out)
     assert document["run_id"] == good.run_id
     named, note = document["notes"]
-    assert named == f"{good.run_id} is what LATEST names"
-    assert note.startswith(f"a newer run, {newer.run_id}, is ")
+    assert named == f"LATEST names {good.run_id}"
+    assert note.startswith(f"the newer run {newer.run_id} is ")

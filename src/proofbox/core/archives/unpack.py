@@ -1,8 +1,8 @@
-"""Unpacking an archive that somebody else made.
+"""Unpack untrusted archives.
 
-Names stay below the directory, links are made and never followed, nobody's owner or set-uid bit comes along, and limits
-are of what is written, not of what the archive says. It comes out whole: what is wrong with an archive, be it hostile
-or torn, is `ArchiveRefused`, and what came out before that is the caller's to throw away.
+Names stay below the destination directory, links are created but never followed, owners and set-uid bits are dropped,
+and limits apply to the bytes written, not to the sizes that the archive states. A hostile or damaged archive raises
+`ArchiveRefused`; the caller then discards the files that were already unpacked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proofbox.core.files.plain import open_plain
 _UNIX = 3
 _LONGEST_NAME = 4096
 _DEEPEST = 256
-_XZ_MEMORY = 256 << 20  # bytes: `xz -9` asks for 65 MiB
+_XZ_MEMORY = 256 << 20  # bytes: `xz -9` needs 65 MiB
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
 _TORN = (
     TornArchive,
@@ -40,30 +40,30 @@ _TORN = (
     EOFError,
     ValueError,
     OverflowError,
-    RuntimeError,  # a password
+    RuntimeError,  # an encrypted zip
 )
 
 
 class ArchiveRefused(Exception):
-    """It can't be read, or it is not safe to unpack. The message says why, for a sentence of the caller's."""
+    """The archive can't be read or is not safe to unpack. The message is a clause for the caller's own message."""
 
 
 class ArchiveLimits(NamedTuple):
-    """Of one archive, as it comes out."""
+    """Limits on the unpacked content of one archive."""
 
     files: int
-    """Directories and links count as well, those that no member names too."""
+    """Maximum number of files, links and directories, including directories that no member names."""
     size: int
-    """Bytes, of all files together."""
+    """Maximum total size of all files, in bytes."""
 
 
 MOST = ArchiveLimits(files=1_000_000, size=64 << 30)
 
 
 def unpack(source: Path, dest: Path, limits: ArchiveLimits = MOST) -> None:
-    """Lay what a tar (plain, gz, bz2, xz) or a zip archive holds over the directory `dest`."""
+    """Unpack a tar (plain, gz, bz2, xz) or zip archive over the directory `dest`."""
     with open_plain(source) as archive:
-        # By its head: a tar that ends with a wheel or a jar has the end of a zip.
+        # Check the first bytes, since a tar whose last member is a wheel or a jar ends like a zip.
         zipped = archive.read(4) in (b"PK\3\4", b"PK\5\6")
         archive.seek(0)
         (unpack_zip if zipped else unpack_tar)(archive, dest, limits)
@@ -93,11 +93,11 @@ def unpack_zip(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MOST) -> 
     into = _Unpacking(dest, limits)
     with _reading(), zipfile.ZipFile(archive) as packed:
         for member in packed.infolist():
-            place = into.take(member.orig_filename)  # `filename` ends at a NUL, and so would hide what comes after
+            place = into.take(member.orig_filename)  # `filename` is cut at a NUL
             if place is None:
                 continue
             if member.compress_type not in _ZIP_METHODS:
-                raise ArchiveRefused(f"{member.filename!r} is compressed by a method that is not known here")
+                raise ArchiveRefused(f"{member.filename!r} uses an unsupported compression method")
             mode = member.external_attr >> 16 if member.create_system == _UNIX else 0
             kind = stat.S_IFMT(mode)
             if member.is_dir() or kind == stat.S_IFDIR:
@@ -125,7 +125,7 @@ def _decompressed(archive: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unxz(archive: IO[bytes]) -> Iterator[bytes]:
-    """By hand, for the bound: an archive says itself how much memory it takes to read it."""
+    """Decompress xz with a memory limit: the archive itself states how much memory it needs."""
     data = archive.read(PIECE)
     while data:
         stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
@@ -133,8 +133,8 @@ def _unxz(archive: IO[bytes]) -> Iterator[bytes]:
             yield stream.decompress(data, PIECE)
             data = b"" if stream.eof or not stream.needs_input else archive.read(PIECE)
             if stream.needs_input and not data and not stream.eof:
-                raise EOFError("it is cut off")
-        # Streams may follow each other, with zeros in between.
+                raise EOFError("it is truncated")
+        # An xz file may hold several streams, with zeros between them.
         data = stream.unused_data.lstrip(b"\0") or archive.read(PIECE).lstrip(b"\0")
 
 
@@ -149,7 +149,7 @@ def _reading() -> Iterator[None]:
     except _TORN as error:
         raise ArchiveRefused(f"it can't be read ({str(error)[:100] or type(error).__name__})") from error
     except OSError as error:
-        if error.errno in (None, errno.EINVAL):  # a decompressor's word; a place before the beginning
+        if error.errno in (None, errno.EINVAL):  # from a decompressor; a seek before the start
             raise ArchiveRefused(f"it can't be read ({str(error)[:100]})") from error
         if error.errno == errno.ENAMETOOLONG:
             raise ArchiveRefused("a name in it is too long") from error
@@ -157,7 +157,7 @@ def _reading() -> Iterator[None]:
 
 
 class _Unpacking:
-    """One archive on its way into one directory. A name that comes again replaces what it was."""
+    """Unpacks one archive into one directory. A repeated name replaces the earlier member."""
 
     def __init__(self, dest: Path, limits: ArchiveLimits) -> None:
         self._over = OverlayWriter(dest)
@@ -168,7 +168,7 @@ class _Unpacking:
         self._folders: set[str] = set()
 
     def take(self, name: str) -> str | None:
-        """Where the next member goes, below the directory; None where it is the directory itself."""
+        """Count the next member and return its path below the directory; None for the directory itself."""
         place = self._below(name)
         self._counts(1)
         for above in _above(place or ""):
@@ -186,12 +186,12 @@ class _Unpacking:
 
     def link(self, place: str, target: str) -> None:
         if not target or "\0" in target or len(os.fsencode(target)) >= _LONGEST_NAME:
-            raise ArchiveRefused(f"{place!r} is a link to nowhere")
+            raise ArchiveRefused(f"{place!r} is a link without a valid target")
         self._over.link(place, target)
         self._links.add(place)
 
     def copy(self, place: str, name: str) -> None:
-        """A hard link: the same file again. Whoever copies the directory would pay for it twice, so it counts twice."""
+        """Unpack a hard link as a copy. It counts twice, since a copy of the directory would also store it twice."""
         original = self._below(name)
         if original is None or original == place:
             raise ArchiveRefused(f"{place!r} is a link to {name!r}")
@@ -200,21 +200,21 @@ class _Unpacking:
             try:
                 found = os.stat(last, dir_fd=fd, follow_symlinks=False)
             except FileNotFoundError:
-                raise ArchiveRefused(f"{place!r} is a link to {name!r}, which is not there") from None
+                raise ArchiveRefused(f"{place!r} is a link to {name!r}, which does not exist") from None
             if stat.S_ISLNK(found.st_mode):
                 self.link(place, os.readlink(last, dir_fd=fd))
             elif stat.S_ISREG(found.st_mode):
                 with open(os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd), "rb") as stream:
                     self.file(place, _pieces(stream), found.st_mode)
             else:
-                raise ArchiveRefused(f"{place!r} is a link to {name!r}, which is no file")
+                raise ArchiveRefused(f"{place!r} is a link to {name!r}, which is not a file")
 
     def _below(self, name: str) -> str | None:
         if len(os.fsencode(name)) >= _LONGEST_NAME or any(len(os.fsencode(part)) > 255 for part in name.split("/")):
             raise ArchiveRefused(f"a name in it is too long: {name[:60]!r}…")
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or "\0" in name:
-            raise ArchiveRefused(f"{name!r} is not a name below its directory")
+            raise ArchiveRefused(f"{name!r} leads outside the directory")
         if len(parts) > _DEEPEST:
             raise ArchiveRefused(f"{name[:60]!r}… is more than {_DEEPEST} directories deep")
         place = "/".join(parts)

@@ -1,11 +1,11 @@
-"""Documents that are there whole or not at all, whenever the writer is killed.
+"""Atomic file writes: a document is complete or absent, even if the writer is killed.
 
-Every document is written to a temporary file beside it, synced, moved into place, and the directory synced. Killed at
-any instant, a reader sees the old document or the new one; once the call returned, the new one survives a power cut.
+Every document is written to a temporary file beside it, synced and renamed; then the directory is synced. If the writer
+is killed, readers see the old document or the new one; after the call returns, the new one survives a power cut.
 
-Temporary files are called `.proofbox-tmp-<random>`. A writer holds a lock on its temporary for as long as it lives, so
-`sweep_temporaries` can tell a dead writer's leftover from a file in use without trusting process ids, which are reused
-and mean nothing across pid namespaces.
+Temporary files are called `.proofbox-tmp-<random>`. A living writer holds a lock on its temporary file, so
+`sweep_temporaries` can distinguish a dead writer's leftover from a file in use without relying on process ids, which
+are reused and mean nothing across pid namespaces.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _Path = str | os.PathLike[str]
 
 
 def write_document(path: _Path, data: bytes, *, mode: int = 0o644, sync: bool = True, follow: bool = True) -> None:
-    """Put `data` at `path`, replacing what was there. `mode` is subject to the umask, as for any new file.
+    """Write `data` to `path`, replacing an existing file. `mode` is subject to the umask, as for any new file.
 
-    A symbolic link at `path` is replaced, not followed. Raises OSError and leaves the old document when it can't.
-    Without `sync` it is whole after a kill, and need not be after a power cut: for what is synced later anyway.
-    Without `follow` the directory of `path` may not be a symbolic link either: for one that others may have put there.
+    A symbolic link at `path` is replaced, not followed. On failure raises OSError and leaves the old document.
+    With `sync=False` the write is atomic if the process is killed, but not in a power cut; the caller syncs it later.
+    With `follow=False` the parent directory must not be a symbolic link: for directories that others can write to.
     """
     with _directory_of(path, follow) as (directory, name), _temporary(directory, data, mode, sync) as temporary:
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -36,10 +36,10 @@ def write_document(path: _Path, data: bytes, *, mode: int = 0o644, sync: bool = 
 
 
 def create_only(path: _Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Put `data` at `path`, or raise FileExistsError if there is anything at all. Of several racing callers one wins.
+    """Write `data` to `path`, or raise FileExistsError if the path exists. One of several racing callers wins.
 
-    The document appears by a hard link to a finished file, so even the first reader finds it complete. On a file system
-    without hard links this raises OSError rather than fall back to something weaker.
+    The document appears as a hard link to a finished file, so even the first reader finds it complete. On a file system
+    without hard links this raises OSError rather than using a weaker method.
     """
     with _directory_of(path) as (directory, name), _temporary(directory, data, mode) as temporary:
         os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
@@ -48,7 +48,7 @@ def create_only(path: _Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def sweep_temporaries(directory: _Path) -> list[str]:
-    """Remove the temporary files of writers that have died in `directory` (not below it), and return their names."""
+    """Remove dead writers' temporary files in `directory` (not recursively), and return their names."""
     removed = []
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -61,7 +61,7 @@ def sweep_temporaries(directory: _Path) -> list[str]:
 
 
 def sync_directory(path: _Path) -> None:
-    """Make the names in a directory survive a power cut: syncing a new file alone does not save its name."""
+    """Sync a directory, so that its names survive a power cut: syncing a new file does not save its name."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -91,7 +91,7 @@ def _remove_if_dead(folder: int, name: str) -> bool:
 def _directory_of(path: _Path, follow: bool = True) -> Iterator[tuple[int, str]]:
     parent, name = os.path.split(os.fspath(path))
     if name in ("", ".", ".."):
-        raise IsADirectoryError(f"not the name of a document: {os.fspath(path)!r}")
+        raise IsADirectoryError(f"not a file name: {os.fspath(path)!r}")
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     directory = os.open(parent or ".", flags if follow else flags | os.O_NOFOLLOW)
     try:
@@ -102,7 +102,7 @@ def _directory_of(path: _Path, follow: bool = True) -> Iterator[tuple[int, str]]
 
 @contextmanager
 def _temporary(directory: int, data: bytes, mode: int, sync: bool = True) -> Iterator[str]:
-    """A finished, synced and locked temporary file; removed again if the body fails."""
+    """Yield a complete, synced and locked temporary file. Remove it if the body fails."""
     fd, name = _locked_temporary(directory, mode)
     try:
         view = memoryview(data)
@@ -126,7 +126,7 @@ def _locked_temporary(directory: int, mode: int) -> tuple[int, str]:
     while True:
         name = TEMPORARY_PREFIX + secrets.token_hex(8)
         fd = os.open(name, flags, mode, dir_fd=directory)
-        # A sweep may take the file between its creation and its lock. Then it is unlinked, or about to be: start over.
+        # A sweep may lock the file before this process does, and then unlinks it: start over.
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink == 1:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
-    """Hold `path` locked; waits for whoever holds it, or raises BlockingIOError.
+    """Lock `path` for the body. Waits for the current holder, or raises BlockingIOError with `wait=False`.
 
-    Only who holds it alone may remove the file: whoever had opened it by then finds another one, or none, in its place,
-    and locks that. Removed by anybody else, it would be two locks.
+    Only the holder of the exclusive lock may remove the file. Processes that already opened the file then notice that
+    it was removed or replaced, and lock the new file. If any other process removed it, two processes could hold locks.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:

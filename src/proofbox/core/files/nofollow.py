@@ -1,7 +1,7 @@
-"""Open files and directories below a directory's descriptor, through no symbolic link.
+"""Open files and directories below a directory descriptor without following symbolic links.
 
-Every name of a path is opened from the directory before it with `O_NOFOLLOW`. A link, or another directory swapped in
-while the path is walked, fails the open or stays below the root; it never leads elsewhere.
+Each component of a path is opened relative to its parent with `O_NOFOLLOW`. If a link or another directory is swapped
+in during the walk, the open fails or stays below the root.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def open_below(root: int, path: str, flags: int = READ) -> int:
-    """Open `path` below `root` and return its descriptor. The path must have no `..`; empty is the root itself.
+    """Open `path` below `root` and return its descriptor. The path must not contain `..`; empty means the root itself.
 
-    Raises `OSError`: `ELOOP` or `ENOTDIR` where a name is a link.
+    Raises `OSError`: `ELOOP` or `ENOTDIR` if a component is a link.
     """
     *above, last = [name for name in path.split("/") if name not in ("", ".")] or ["."]
     if ".." in (*above, last):
-        raise OSError(errno.EXDEV, "the path leads upwards", path)
+        raise OSError(errno.EXDEV, "the path contains ..", path)
     held = os.dup(root)
     try:
         for name in above:
@@ -39,7 +39,7 @@ def open_below(root: int, path: str, flags: int = READ) -> int:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Hold a descriptor of a file or directory that is not itself a link."""
+    """Yield a descriptor of a file or directory that is not itself a link."""
     fd = os.open(path, READ)
     try:
         yield fd
@@ -49,7 +49,7 @@ def opened(path: Path) -> Iterator[int]:
 
 @contextmanager
 def directory_below(root: int, path: str) -> Iterator[int]:
-    """Hold a descriptor of the directory at `path` below `root`."""
+    """Yield a descriptor of the directory at `path` below `root`."""
     fd = open_below(root, path, DIRECTORY)
     try:
         yield fd
@@ -58,9 +58,9 @@ def directory_below(root: int, path: str) -> Iterator[int]:
 
 
 def open_regular(name: str, folder: int) -> BinaryIO:
-    """Open a regular file of a directory for reading. Raises `OSError` for everything else, without waiting for it."""
+    """Open a regular file in a directory for reading. Raises `OSError` for anything else, without blocking."""
     fd = os.open(name, READ, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file", name)
+        raise OSError(errno.EINVAL, "not a regular file", name)
     return open(fd, "rb")

@@ -1,4 +1,4 @@
-"""Writing into a directory that somebody else filled: names in it may be links to anywhere, and none is followed."""
+"""Write into a directory with untrusted content: its entries may be links to anywhere, and none is followed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Identity = tuple[int, int]
 
 
 class OverlayWriter:
-    """A directory of ours with somebody else's files. Whatever stands in the way of what is written is removed."""
+    """Writes into a directory with untrusted content. Entries that conflict with a written path are removed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     @contextmanager
     def folder(self, path: str) -> Iterator[int]:
-        """The directory of that path, made if need be, as a descriptor."""
+        """Yield a descriptor of the directory at `path`, which is created if needed."""
         fd = os.open(self._root, _DIRECTORY)
         try:
             for name in path.split("/") if path else ():
@@ -40,7 +40,7 @@ class OverlayWriter:
 
     @contextmanager
     def place(self, path: str) -> Iterator[tuple[int, str]]:
-        """Where a file of that path is to be: its directory and its name, at which there is nothing now."""
+        """Remove any entry at `path`, and yield the parent's descriptor and the name for a new file."""
         parent, _, name = path.rpartition("/")
         with self.folder(parent) as fd:
             self._clear(fd, name)
@@ -51,7 +51,7 @@ class OverlayWriter:
             pass
 
     def put(self, path: str, source: int, skip: Collection[Identity] = (), *, name: str = "") -> None:
-        """Put an open regular file there, or what is below an open directory."""
+        """Copy an open regular file, or the content of an open directory, to `path`."""
         mode = os.fstat(source).st_mode
         if stat.S_ISDIR(mode):
             self.lay(source, path, skip, name=name)
@@ -60,15 +60,14 @@ class OverlayWriter:
                 original.seek(0)
                 self._copy(path, original)
         else:
-            raise OSError(errno.EINVAL, "it is no regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
 
     def lay(self, source: Path | int, at: str = "", skip: Collection[Identity] = (), *, name: str = "") -> None:
-        """Lay every file, link and directory below `source` over what is here, or is here at `at`.
+        """Copy every file, link and directory below `source` over the root directory, or over `at` in it.
 
-        Below `source` no link is followed, and a directory that is replaced by one meanwhile is an error. So is what
-        can't be read: a copy that lacks something would pass for the whole. Pipes, sockets and devices hold nothing
-        that could be copied, and stay behind, and so do directories in `skip`. `name` is what errors call a source
-        that is given as a descriptor.
+        Links below `source` are not followed, and replacing a directory with a link during the copy is an error. An
+        unreadable entry is an error too, since an incomplete copy would pass for a complete one. Pipes, sockets,
+        devices and the directories in `skip` are not copied. `name` identifies a source descriptor in errors.
         """
         if isinstance(source, Path):
             root = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -104,7 +103,7 @@ class OverlayWriter:
                             self._copy(there, original)
             finally:
                 os.close(here)
-        # At the end and from below: nothing can be put into a directory that may not be written to.
+        # Last, and from the deepest: nothing can be written to a read-only directory.
         for there, mode in reversed(modes):
             self.chmod(there, mode)
 
@@ -121,7 +120,7 @@ class OverlayWriter:
                 os.fchmod(out, mode)
 
     def chmod(self, path: str, mode: int) -> None:
-        """The mode of the directory of that path, which is made if need be."""
+        """Set the mode of the directory at `path`, which is created if needed."""
         with self.folder(path) as fd:
             os.fchmod(fd, mode)
 
@@ -132,19 +131,19 @@ class OverlayWriter:
     def _enter(self, fd: int, name: str) -> int:
         try:
             return os.open(name, _DIRECTORY, dir_fd=fd)
-        except OSError:  # nothing there, or something that is no directory
+        except OSError:  # missing, or not a directory
             self._clear(fd, name)
             os.mkdir(name, 0o755, dir_fd=fd)
             return os.open(name, _DIRECTORY, dir_fd=fd)
 
     def _clear(self, fd: int, name: str) -> None:
         if left := remove_tree(name, dir_fd=fd):
-            raise OSError(left[0].errno, f"what stands in the way can't be removed: {left[0].reason}", name)
+            raise OSError(left[0].errno, f"can't replace the existing entry: {left[0].reason}", name)
 
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Let an `OSError` name the whole path, and not its last part."""
+    """Make an `OSError` name the whole path instead of its last component."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Path resolution that reports every directory entry it passes through.
 
-`realpath` tells where a path leads. To protect a path, or to trust one, it matters as well which directory entries
-decided that: each of them can be renamed or replaced by anyone who may write to the directory it is in.
+`realpath` returns only the final path. To protect or trust a path, its directory entries matter as well: anyone who can
+write to the parent directory of an entry can rename or replace it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from proofbox.errors import PathRefused
 
-MAX_LINKS = 40  # the kernel's own limit
+MAX_LINKS = 40  # the kernel's limit
 
 
 class Entry(NamedTuple):
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 def walk(path: str | os.PathLike[str]) -> list[Entry]:
     """Resolve an absolute path and return its entries in the order of resolution.
 
-    The last entry is where the path leads. Raises OSError where the path does not exist or can't be followed.
+    The last entry is the resolved path. Raises OSError if the path does not exist or can't be followed.
     """
     here, entries, links = "", [], 0
     names = os.fspath(path).split("/")[::-1]
@@ -64,12 +64,10 @@ def _target(entry: str) -> str | None:
 
 
 def entries_of(path: str | os.PathLike[str], what: str) -> list[Entry]:
-    """Every entry that a path of the caller's leads through; the last is where it leads."""
+    """Return every entry that a user's path leads through; the last is the resolved path."""
     text = os.fspath(path)
     if "\0" in text:
-        raise PathRefused(
-            f"{what} holds a NUL byte", op="start", fix_hints=["check the spelling: no path can hold one"]
-        )
+        raise PathRefused(f"{what} contains a NUL byte", op="start", fix_hints=["remove the NUL byte from the path"])
     try:
         expanded = os.path.expanduser(text)
         return walk(expanded if os.path.isabs(expanded) else os.path.join(os.getcwd(), expanded))

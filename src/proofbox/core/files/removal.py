@@ -1,8 +1,8 @@
-"""Removing a directory that somebody else filled: as deep as it likes, with any modes, and with links to anywhere.
+"""Remove directories with untrusted content: any depth, any modes, and links to anywhere.
 
-Nothing recurses and no path is put together, so that neither a depth nor a length is too much. A few directories are
-open at a time: what lies deeper than they reach is first moved up into the top one. No link is followed, and no mount
-point is entered, for a directory is opened only after the kernel has said that it is full and not in use.
+The removal does not recurse and builds no paths, so neither depth nor path length is limited. Only a few directories
+are open at a time: deeper ones are first moved up into the top directory. No link is followed and no mount point is
+entered, because a directory is opened only after the kernel reported that it is not empty and not busy.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from proofbox.core.files.atomic import TEMPORARY_PREFIX
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = (errno.ENOTEMPTY, errno.EEXIST)
 _OPEN = 32
-"""How many directories are open at a time, at least two. Threads share what a process may open: 256 files on macOS."""
+"""Maximum open directories, at least two. Threads share the process's limit on open files: 256 on macOS."""
 _AGAIN = 100
-"""How often in all a directory is listed anew because something still writes there."""
-_TOLD = 100
+"""Maximum number of times that directories are listed again because another process still writes there."""
+_MAX_REPORTED = 100
 
 
 class LeftoverPath(NamedTuple):
-    """Something that is still there."""
+    """A path that could not be removed."""
 
     path: str
-    """From the one that was to be removed, which is the empty path itself."""
+    """Relative to the tree that was to be removed; empty for its root."""
     reason: str
     errno: int
 
 
 def remove_tree(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> list[LeftoverPath]:
-    """Remove what is there, of whatever kind. What could not be removed, the first hundred; whether that matters is
-    for the caller to say. Nothing there is nothing left."""
+    """Remove a file, link or directory tree, and return the first hundred paths that could not be removed.
+
+    A missing path is not an error.
+    """
     return _Removal(os.fspath(path), dir_fd).carry_out()
 
 
@@ -50,7 +52,7 @@ class _Level:
         self.name = name
         self.waiting = os.listdir(fd)
         self.stays = False
-        """Something in it does."""
+        """Whether an entry in it could not be removed."""
 
 
 class _Removal:
@@ -93,14 +95,14 @@ class _Removal:
             raise
 
     def _move_up(self, folder: int | None, name: str) -> None:
-        os.close(_opened(folder, name))  # to move a directory to another one takes leave to write in it
+        os.close(_opened(folder, name))  # moving a directory requires write permission on it
         top = self._levels[0]
         moved = TEMPORARY_PREFIX + secrets.token_hex(8)
         os.rename(name, moved, src_dir_fd=folder, dst_dir_fd=top.fd)
         top.waiting.append(moved)
 
     def _leave(self) -> None:
-        """Remove the last directory itself, which is empty now, unless something stays or came."""
+        """Remove the last directory itself, unless an entry could not be removed or a new one appeared."""
         level = self._levels.pop()
         os.close(level.fd)
         folder = self._levels[-1].fd if self._levels else self._folder
@@ -111,7 +113,7 @@ class _Removal:
             if _gone(folder, level.name):
                 return
             if not self._again:
-                raise OSError(errno.ENOTEMPTY, "something keeps writing there")
+                raise OSError(errno.ENOTEMPTY, "another process keeps writing there")
             self._again -= 1
             self._enter(folder, level.name)
 
@@ -120,10 +122,10 @@ class _Removal:
         try:
             yield
         except FileNotFoundError:
-            pass  # somebody else removed it
+            pass  # another process removed it
         except OSError as error:
             names = [*(level.name for level in self._levels[1:]), name] if self._levels else []
-            if len(self._left) < _TOLD:
+            if len(self._left) < _MAX_REPORTED:
                 self._left.append(LeftoverPath("/".join(names), error.strerror or str(error), error.errno or errno.EIO))
             self._keep()
 
@@ -133,11 +135,11 @@ class _Removal:
 
 
 def _gone(folder: int | None, name: str) -> bool:
-    """Remove a file, a link or an empty directory. Whether it was one: else it is a directory with something in it."""
+    """Remove a file, a link or an empty directory. Return False for a directory that is not empty."""
     try:
         os.unlink(name, dir_fd=folder)
     except OSError as refused:
-        if refused.errno not in (errno.EISDIR, errno.EPERM):  # Linux and POSIX differ in what they say of a directory
+        if refused.errno not in (errno.EISDIR, errno.EPERM):  # Linux and POSIX use different codes for a directory
             raise
         try:
             os.rmdir(name, dir_fd=folder)
@@ -151,7 +153,7 @@ def _gone(folder: int | None, name: str) -> bool:
 
 
 def _opened(folder: int | None, name: str) -> int:
-    """A directory, which we may list and write in from now on if it is ours."""
+    """Open a directory; if this user owns it, make it readable and writable."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=folder)
     except PermissionError:
@@ -161,7 +163,7 @@ def _opened(folder: int | None, name: str) -> int:
         if stat.S_IMODE(os.fstat(fd).st_mode) & 0o700 != 0o700:
             os.fchmod(fd, 0o700)
     except PermissionError:
-        pass  # of somebody else, who may let us do more than the mode's first digit says
+        pass  # another user's directory; the group or other bits may still permit the removal
     except BaseException:
         os.close(fd)
         raise
@@ -169,7 +171,7 @@ def _opened(folder: int | None, name: str) -> int:
 
 
 def _open_up(folder: int | None, name: str) -> None:
-    """Of a directory that even its owner may not list. By a handle on it: the name may be a link's by now."""
+    """Make a directory readable for its owner. Uses a handle, since the name may have become a link."""
     if sys.platform != "linux":
         os.chmod(name, 0o700, dir_fd=folder, follow_symlinks=False)
         return

@@ -1,8 +1,9 @@
-"""What secrets look like: the kinds of keys and credentials that are redacted without being known.
+"""Patterns that recognise unknown secrets by their format, such as API keys and private keys.
 
-Each pattern has literals that are looked for first, because nearly all text is clean and a substring search costs a
-fraction of a regular expression. None can backtrack far: unbounded runs are over one class and start where a run
-starts, everything else is bounded. All but `private_key` stay within one line, which the stream redactor relies on.
+Each pattern has literals that are searched for first, because nearly all text is clean and a substring search is much
+cheaper than a regular expression. Backtracking is bounded: each unbounded repetition is over one character class and
+starts where a run of it starts; all others are bounded. Every pattern except `private_key` matches within one line,
+which the stream redactor relies on.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ SECRET_VARIABLE = re.compile(
     r"(?![A-Z0-9])(?!.*_(?:FILE|PATH|DIR)$)",
     re.IGNORECASE,
 )
-"""Names of environment variables whose values are secrets; one that ends in _FILE, _PATH or _DIR only says where."""
+"""Environment variables whose values are secrets. Those ending in _FILE, _PATH or _DIR only hold a path."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecretPattern:
-    """One kind of secret by its looks.
+    """A pattern for one kind of secret.
 
-    `literals` are lower-case; unless one occurs in the lower-cased text, `regex` isn't tried. `regex` is ASCII and
-    serves text and bytes alike; it may keep the part before the secret in a group called `keep`.
+    `literals` are lower-case; `regex` is tried only if one of them occurs in the lower-cased text. `regex` is ASCII and
+    used for text and bytes; a group called `keep` preserves the part before the secret.
     """
 
     kind: str
@@ -39,7 +40,7 @@ _PEM_LABEL = r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 _PEM_BODY = r"A-Za-z0-9+/=\s:,.\\()\[\]-"
 
 DEFAULT_PATTERNS = (
-    # An unfinished block, as in a cut preview, is taken to the end of what may still be key material.
+    # An unfinished block, as in a truncated preview, matches as far as the characters may be key material.
     SecretPattern(
         "private_key",
         ("private key",),
@@ -69,7 +70,7 @@ DEFAULT_PATTERNS = (
         r"(?!(?:[A-Za-z]{1,20}[ \t]{1,4})?\[redacted)"
         r"(?i:(?:basic|bearer|token|apikey|digest|negotiate)[ \t]{1,4})?[^\s\"'\\,;\[]{4,}",
     ),
-    # "Bearer authentication" is prose: a token has a digit in it.
+    # "Bearer authentication" is prose: a token contains a digit.
     SecretPattern(
         "bearer",
         ("bearer",),
@@ -90,4 +91,4 @@ DEFAULT_PATTERNS = (
 )
 
 SECRET_MEMBER = re.compile(rf"(?:{_NAMES}|authorization)\Z", re.IGNORECASE)
-"""Names of JSON members whose string values are secrets, whatever comes before in the name."""
+"""Names of JSON members whose string values are secrets. Only the end of the name is matched."""

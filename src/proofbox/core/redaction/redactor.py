@@ -1,11 +1,10 @@
-"""Keeping secrets out of everything that is written down or shown.
+"""Remove secrets from everything that is stored or displayed.
 
-Two layers. Exact values come first: the secrets this process knows, in the spellings they travel in (as they are,
-URL-quoted, JSON-escaped, in hex, inside base64 at any alignment). Then patterns: unknown values
-that look like a key. Exact values become `[redacted]`, patterns `[redacted:kind]`.
+There are two layers. The first replaces exact values by `[redacted]`: the secrets known to this process, in their usual
+encodings (plain, URL-quoted, JSON-escaped, hex, base64 at any alignment). The second replaces unknown values that look
+like a key by `[redacted:kind]`.
 
-Clean text is the common case and stays cheap: each value and each pattern has a literal that must occur before a
-regular expression runs.
+Clean text is the common case and stays cheap: a regular expression runs only if one of its literals occurs in the text.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from proofbox.core.text import GAP, preview, preview_end
 
 _COUNT = re.compile(r"[0-9]{1,9}")  # MAX_TOKENS=100000 is a setting, not a secret
 
-# Longer than what any pattern needs to show itself, and than the key blocks that are in use.
+# Longer than any pattern needs to match, and longer than the key blocks in use.
 _TAIL = 1 << 14
-# Nothing that comes here was cut shorter than this. So in a shorter text the beginning of a secret (of one that is a
-# path, say) is no secret.
+# Truncated texts are never shorter than this. In a shorter text, the beginning of a secret (for example of one that is
+# a path) is not treated as a part of it.
 _SHORTEST_CUT = 200
-_MOST_GAPS = 20  # we make one; an agent can print as many as it likes
-_LONGEST_NAME, _MOST_NAMES = 64, 1024  # of members' names that are kept: an agent can make up others
+_MOST_GAPS = 20  # proofbox inserts one; an agent can print any number
+_LONGEST_NAME, _MOST_NAMES = 64, 1024  # bounds on the cache of member names, since agents can invent names
 
-_MARKS = ("\\u", "%")  # of escapes
+_MARKS = ("\\u", "%")  # that introduce escapes
 
 _Compiled = tuple[tuple[str, ...], re.Pattern[str], str]
 
@@ -41,14 +40,14 @@ def _compile(pattern: SecretPattern) -> _Compiled:
 
 
 class _Layers:
-    """Both layers over str. `forms` are the exact spellings, longest first.
+    """Both layers, for str. `forms` are the exact encodings of the secrets, longest first.
 
-    Bytes pass through here as Latin-1, one character a byte: searching str is twice as fast as searching bytes.
+    Bytes are processed as Latin-1, one character per byte: searching str is twice as fast as searching bytes.
     """
 
     def __init__(self, forms: list[str], patterns: list[_Compiled]) -> None:
         self.forms = forms
-        # Most texts have no escapes: one look for each kind of them spares the search for most forms.
+        # Most texts have no escapes: one search per kind of escape avoids the search for most forms.
         self._by_mark = [(mark, [form for form in forms if _mark(form) == mark]) for mark in ("", *_MARKS)]
         self.patterns = patterns
         self.tail = max(_TAIL, len(forms[0]) if forms else 0)
@@ -62,7 +61,7 @@ class _Layers:
                 yield from forms
 
     def redact(self, text: str, *, cut: bool = False) -> str:
-        """With `cut` the text may be a part of another, and its ends may be parts of secrets."""
+        """Redact `text`. With `cut` it may be part of a longer text, and its ends may be parts of secrets."""
         exact = self.exact_spans(text)
         if cut and len(text) >= _SHORTEST_CUT:
             exact = _merged(exact + self._parts_at_ends(text))
@@ -77,9 +76,9 @@ class _Layers:
         return text
 
     def exact_spans(self, text: str) -> list[tuple[int, int]]:
-        """Where secrets stand, overlapping ones merged: replacing one must not leave the rest of another.
+        """Return the spans of exact secrets. Overlapping spans are merged, so that no part of a secret remains.
 
-        One substring search a form beats one regular expression of them all, which would try each form at each byte.
+        One substring search per form is faster than one regular expression, which would try each form at each byte.
         """
         found = []
         for form in self._likely(text):
@@ -91,13 +90,13 @@ class _Layers:
         return _merged(found) if found else found
 
     def beginning(self, text: str) -> str:
-        """Redacted, of a text that goes on: without what may belong to a secret that does not end in it."""
+        """Redact the beginning of a longer text, without its end, which may be part of an incomplete secret."""
         spans, most = self.spans(text), len(text) - self.tail
         cut = before_spans(most, spans)
         return self.redact(text[:cut]) + ("[redacted]" if cut < most else "")
 
     def end(self, text: str) -> str:
-        """Redacted, of a text that has begun before: without what may belong to a secret that does not begin in it."""
+        """Redact the end of a longer text, without its beginning, which may be part of an incomplete secret."""
         cut = self.tail
         for start, end in self.spans(text):
             if start <= cut < end:
@@ -105,7 +104,7 @@ class _Layers:
         return ("[redacted]" if cut > self.tail else "") + self.redact(text[cut:])
 
     def _parts_at_ends(self, text: str) -> list[tuple[int, int]]:
-        """What a secret has left where the text was cut: its end at the beginning, its beginning at the end."""
+        """Return the spans of partial secrets at cuts: ends of secrets after a cut, beginnings before one."""
         found = []
         gaps = [match.span() for match in islice(GAP.finditer(text), _MOST_GAPS)]
         for form in self.forms:
@@ -124,9 +123,9 @@ class _Layers:
         return found
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where either layer would act, in order of their starts; they may overlap."""
+        """Return the spans that either layer would replace, sorted by start; they may overlap."""
         found = self.exact_spans(text)
-        # Patterns meet text without the exact secrets. A bracket is to every pattern what "[redacted]" is.
+        # Patterns run after exact secrets are replaced. To every pattern a bracket is equivalent to "[redacted]".
         text = _replaced(text, [(start, end, "[" * (end - start)) for start, end in found])
         folded = text.lower()
         for literals, regex, _ in self.patterns:
@@ -158,7 +157,7 @@ def _replaced(text: str, replacements: list[tuple[int, int, str]]) -> str:
 
 
 class Redactor:
-    """Replaces secrets in text, bytes and JSON values. Immutable, safe to share, and silent about what it knows."""
+    """Replaces secrets in text, bytes and JSON values. Immutable and thread-safe; its `repr` shows no secrets."""
 
     def __init__(
         self, secrets: Iterable[str | bytes] = (), patterns: Iterable[SecretPattern] = DEFAULT_PATTERNS
@@ -171,7 +170,7 @@ class Redactor:
         self._raw = _Layers([form.decode("latin-1") for form in ordered], compiled)
         self._text = _Layers([form.decode("utf-8", "surrogateescape") for form in ordered], compiled)
         self._plain: set[str] = set()
-        """Members' names that are no secret and mean none: documents have the same ones over and over."""
+        """Cache of member names that neither are nor denote secrets: documents repeat the same names."""
 
     @classmethod
     def from_environment(
@@ -182,7 +181,7 @@ class Redactor:
         name_pattern: re.Pattern[str] = SECRET_VARIABLE,
         patterns: Iterable[SecretPattern] = DEFAULT_PATTERNS,
     ) -> Self:
-        """Know the values of the variables in `names`, and of those whose names look secret."""
+        """Create a redactor for the values of the variables in `names` and of variables whose names look secret."""
         wanted = set(names)
         secrets = [
             value
@@ -192,16 +191,16 @@ class Redactor:
         return cls(secrets, patterns)
 
     def redact(self, text: AnyStr, *, cut: bool = False) -> AnyStr:
-        """`text` (str or bytes) without secrets. With `cut` it may have been cut before, in the middle of one."""
+        """Return `text` (str or bytes) without secrets. With `cut` it may have been truncated in the middle of one."""
         if isinstance(text, str):
             return self._text.redact(text, cut=cut)
         return self._raw.redact(text.decode("latin-1"), cut=cut).encode("latin-1")
 
     def preview(self, data: bytes | str, limit: int) -> tuple[str, bool]:
-        """The beginning of what `redact` gives in at most `limit` bytes of UTF-8, and whether anything was left out.
+        """Return the beginning of the redacted text in at most `limit` bytes of UTF-8, and whether it was truncated.
 
-        It costs no more for a longer text. Cut first, a secret across the limit would keep its beginning, which nothing
-        recognises any more.
+        The cost does not depend on the length of the text. Redaction comes before truncation: otherwise the beginning
+        of a secret that crosses the limit would remain, and nothing would recognise it.
         """
         window = data[: limit + 2 * self._raw.tail]
         layers, text = self._in_layers(window)
@@ -211,7 +210,7 @@ class Redactor:
         return shown, cut or not whole
 
     def preview_end(self, data: bytes | str, limit: int) -> tuple[str, bool]:
-        """The same of the end."""
+        """Return the end of the redacted text in at most `limit` bytes of UTF-8, and whether it was truncated."""
         window = data[-limit - 2 * self._raw.tail :]
         layers, text = self._in_layers(window)
         whole = len(window) == len(data)
@@ -223,9 +222,9 @@ class Redactor:
         return (self._text, data) if isinstance(data, str) else (self._raw, data.decode("latin-1"))
 
     def redact_json(self, value: Any) -> Any:
-        """A copy of a JSON value without secrets, in member names too. Its texts may have been cut before.
+        """Return a copy of a JSON value without secrets, also in member names. Its strings may be truncated texts.
 
-        The string value of a member whose name says it is a secret (`password`, `Authorization`) goes whole.
+        The string value of a member with a secret's name (`password`, `Authorization`) is replaced entirely.
         """
         return self._redact_json(value, MAX_DEPTH)
 
@@ -261,30 +260,30 @@ class Redactor:
 
     @property
     def longest_secret(self) -> int:
-        """The length of the longest spelling: how much the pieces of a scanned stream must overlap. 0: no secrets."""
+        """The length of the longest encoding: the required overlap of chunks in a scan; 0 without secrets."""
         return len(self._raw.forms[0]) if self._raw.forms else 0
 
     def contains_secret(self, data: bytes) -> bool:
-        """Whether an exact secret, in any of its spellings, is in `data`. Patterns don't count: they may be wrong."""
+        """Return whether `data` contains an exact secret in any encoding. Patterns don't count: they may be wrong."""
         return self._raw.has_exact(data.decode("latin-1"))
 
     def __repr__(self) -> str:
         return f"<Redactor: {len(self._raw.forms)} spellings, {len(self._raw.patterns)} patterns>"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Redactor holds secrets and is not serialised")
+        raise TypeError("a Redactor contains secrets and can't be serialised")
 
 
 def before_spans(cut: int, spans: list[tuple[int, int]]) -> int:
-    """The furthest position up to `cut` that is neither in a span nor at its end."""
+    """Return the furthest position up to `cut` that is neither in a span nor at its end."""
     for start, end in reversed(spans):
-        if start < cut <= end:  # what a pattern looks for behind its match counts too
+        if start < cut <= end:  # `<=`, because a pattern may look ahead beyond its match
             cut = start
     return cut
 
 
 def _unused(name: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
-    """Two member names that become one text stay two members."""
+    """Return a unique member name, so that two names that are redacted to the same text stay two members."""
     candidate, number = name, 1
     while candidate in before or candidate in after:
         number += 1

@@ -1,7 +1,7 @@
-"""The spellings in which a secret travels: as it is, URL-quoted, JSON-escaped, in hex, inside base64 at any alignment.
+"""The encodings of a secret: plain, URL-quoted, JSON-escaped, hex, and base64 at any alignment.
 
-Escapes are known as encoders write them: of the characters that must be escaped, of all but letters and digits, and of
-every character. One that escapes some characters and not others at will is not recognised.
+Escapes are recognised as encoders write them: of the characters that must be escaped, of all but letters and digits, or
+of every character. Arbitrary mixtures of escaped and plain characters are not recognised.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 from string import ascii_letters, digits
 from urllib.parse import quote, quote_plus
 
-MIN_SECRET = 6  # shorter values occur by chance, and redacting them would shred the text
+MIN_SECRET = 6  # shorter values occur by chance, and redacting them would make the text unreadable
 _MIN_BASE64 = 8
 
 
 def spellings(secret: bytes) -> set[bytes]:
-    """Those of one secret; none for a value too short to be told from chance."""
-    secret = secret.strip(b" \t\r\n")  # as read from a file
+    """Return all encodings of one secret; empty for a value so short that it occurs by chance."""
+    secret = secret.strip(b" \t\r\n")  # as in a value read from a file
     if len(secret) < MIN_SECRET:
         return set()
     forms = {secret}
@@ -39,7 +39,7 @@ def spellings(secret: bytes) -> set[bytes]:
 
 
 def _escaped(secret: bytes, text: str) -> set[bytes]:
-    """In hex, and by escapes: of every character, and of all but letters and digits."""
+    """Return the hex forms, and the escaped forms of every character or of all but letters and digits."""
     units = text.encode("utf-16-be", "surrogatepass")
     whole = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
     forms = {secret.hex(), secret.hex().upper()}
@@ -52,6 +52,6 @@ def _escaped(secret: bytes, text: str) -> set[bytes]:
 
 
 def _inside_base64(secret: bytes, lead: int, alphabet: bytes) -> bytes:
-    """The base64 digits that depend on the secret alone when `lead` bytes (mod 3) were encoded before it."""
+    """Return the base64 digits that depend only on the secret when `lead` bytes (mod 3) precede it."""
     digits = base64.b64encode(bytes(lead) + secret, alphabet)
     return digits[-(-lead * 8 // 6) : (lead + len(secret)) * 8 // 6]

@@ -1,4 +1,4 @@
-"""Redacting bytes as they arrive."""
+"""Redaction of byte streams."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from proofbox.core.redaction.redactor import Redactor, before_spans
 
 
 class StreamRedactor:
-    """Redacts bytes that arrive in chunks, as if they had come at once: a secret split between chunks is found.
+    """Redacts a stream with the same result as redacting it at once: a secret split between chunks is found.
 
-    Output is given out line by line (LF or CR), since no pattern but a private key block, and no secret without a line
-    break of its own, crosses lines; where one may, its lines are held back until it is decided. At most HOLD_BACK bytes
-    (or four times the longest secret, if that is more) are held. A longer line is given out in parts: exact secrets are
-    still found across the parts, and patterns as long as they are shorter than the hold-back.
+    Output is returned line by line (LF or CR). Only private key blocks and secrets that contain a line break can span
+    lines; lines that may be part of one are held back until that is decided. At most HOLD_BACK bytes (or four times the
+    longest secret, if that is more) are held. A longer line is returned in parts: exact secrets are still found across
+    the parts, and so are pattern matches that are shorter than the hold-back.
     """
 
     HOLD_BACK = 1 << 16
@@ -23,7 +23,7 @@ class StreamRedactor:
         self._limit = max(self.HOLD_BACK, 4 * layers.tail)
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the next chunk, and return what can be given out now: redacted, and possibly empty."""
+        """Add the next chunk, and return the redacted output that is final; possibly empty."""
         self._held += chunk
         if len(self._held) <= self._limit and b"\n" not in chunk and b"\r" not in chunk:
             return b""
@@ -33,13 +33,13 @@ class StreamRedactor:
         return self._layers.redact(held[:cut]).encode("latin-1")
 
     def finish(self) -> bytes:
-        """The rest, when the stream has ended."""
+        """Return the rest of the output at the end of the stream."""
         rest = self._layers.redact(self._held.decode("latin-1")).encode("latin-1")
         self._held.clear()
         return rest
 
     def _safe_cut(self, held: str) -> int:
-        """The furthest position that no secret reaches across, now or with bytes to come."""
+        """Return the furthest position that no secret crosses, now or with later bytes."""
         spans = self._layers.spans(held)
         cut = _line_start(held, min(len(held), self._partial_start(held)))
         for start, end in reversed(spans):
@@ -50,12 +50,12 @@ class StreamRedactor:
         cut = before_spans(len(held) - self._layers.tail, spans)
         if len(held) - cut <= self._limit:
             return cut
-        # Even a secret that repeats itself without end must not be held without end.
+        # Even a secret that repeats endlessly must not be held back forever.
         cut = before_spans(len(held) - self._layers.tail, self._layers.exact_spans(held))
         return max(cut, len(held) - self._limit)
 
     def _partial_start(self, held: str) -> int:
-        """Where the earliest beginning of a secret with line breaks stands at the end of `held`."""
+        """Return where `held` ends with the beginning of a multi-line secret; its length if it does not."""
         earliest = len(held)
         for form in self._multiline:
             at = held.find(form[:1], max(0, len(held) - len(form) + 1))

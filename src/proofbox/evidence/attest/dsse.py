@@ -1,7 +1,7 @@
-"""Signed statements: an in-toto Statement in a DSSE envelope, which other tools verify without proofbox.
+"""Signed statements: an in-toto Statement in a DSSE envelope, which other tools can verify without proofbox.
 
-What is signed is DSSE's pre-authentication encoding of the payload's exact bytes, and a signature is checked before
-the payload is parsed. See the DSSE v1 protocol and the in-toto Attestation Framework v1.
+The signature covers DSSE's pre-authentication encoding of the exact payload bytes and is checked before the payload is
+parsed. See the DSSE v1 protocol and the in-toto Attestation Framework v1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_stric
 from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
 
-if TYPE_CHECKING:  # to read an envelope takes no cryptography
+if TYPE_CHECKING:  # reading an envelope does not need cryptography
     from proofbox.evidence.attest.keys import PrivateKey, PublicKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -52,7 +52,7 @@ def statement(subject: str, sha256: str, predicate_type: str, predicate: Any) ->
 
 
 def sign(value: dict[str, Any], key: PrivateKey) -> dict[str, Any]:
-    """A DSSE envelope around the canonical bytes of `value`."""
+    """Return a DSSE envelope with the canonical bytes of `value`."""
     payload = canonical_bytes(value)
     signature = key.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload))
     return {
@@ -67,7 +67,7 @@ def is_envelope(document: Any) -> bool:
 
 
 class Envelope:
-    """A parsed envelope whose payload is not to be believed before `signed_by` has said yes."""
+    """A parsed envelope. The payload must not be trusted before `signed_by` returns True."""
 
     def __init__(self, document: Any) -> None:
         _ENVELOPE(document, "envelope")
@@ -80,12 +80,12 @@ class Envelope:
         ]
 
     def signed_by(self, key: PublicKey) -> bool:
-        """Whether this very key signed this very payload. A signature's key id is only a hint, so all are tried."""
+        """Return whether this key signed the payload. Key ids are only hints, so every signature is tried."""
         signed = pre_authentication_encoding(self._type, self.payload)
         return any(key.verifies(signature, signed) for _, signature in self._signatures[:16])
 
     def statement(self, predicate_type: str) -> tuple[str, Any]:
-        """The digest that the statement is about, and its predicate."""
+        """Return the digest of the statement's subject, and its predicate."""
         try:
             document = parse_strict(self.payload)
         except CanonicalError as error:
@@ -94,7 +94,7 @@ class Envelope:
         if document["_type"] != STATEMENT_TYPE or document["predicateType"] != predicate_type:
             raise ShapeError(f"the statement is not an in-toto v1 statement of {predicate_type}")
         if len(document["subject"]) != 1 or "sha256" not in document["subject"][0]["digest"]:
-            raise ShapeError("the statement is not about one subject with a SHA-256")
+            raise ShapeError("the statement does not have exactly one subject with a SHA-256 digest")
         return document["subject"][0]["digest"]["sha256"], document["predicate"]
 
 

@@ -1,6 +1,6 @@
-"""Ed25519 keys: made, kept so that only their owner can read them, and named by their digest.
+"""Ed25519 keys: created, readable only by their owner, and identified by their digest.
 
-A private key is a PKCS #8 PEM file of mode 0600; its public half is beside it as `<name>.pub`, a PEM file to give away.
+A private key is a PKCS #8 PEM file of mode 0600; the public key is beside it as `<name>.pub`, a PEM file to share.
 A key's id is the SHA-256 of its 32 public bytes.
 """
 
@@ -49,7 +49,7 @@ class PrivateKey:
 
 
 def new_key(path: _Path) -> PublicKey:
-    """Make a key pair at `path` and `path`.pub. Refuses to replace anything, and to put a key into a bundle."""
+    """Create a key pair at `path` and `path`.pub. Never replaces a file, and never writes a key into a bundle."""
     place = os.fspath(path)
     refuse_inside_bundle(place)
     key = Ed25519PrivateKey.generate()
@@ -61,7 +61,7 @@ def new_key(path: _Path) -> PublicKey:
         try:
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         except FileExistsError:
-            raise _refusal(name, "is already there", "choose another name: a key is never replaced") from None
+            raise _refusal(name, "already exists", "choose another name: keys are never replaced") from None
         except OSError as error:
             raise _refusal(name, f"can't be written ({error.strerror})", "check the directory") from error
         with open(fd, "wb") as stream:
@@ -73,39 +73,37 @@ def new_key(path: _Path) -> PublicKey:
 
 
 def load_private_key(path: _Path) -> PrivateKey:
-    """A private key from its file, if nobody else may read it."""
+    """Load a private key from its file. A file that other users can read is refused."""
     place = os.fspath(path)
     data = _read(place)
     mode = stat.S_IMODE(os.stat(place).st_mode)
     if mode & 0o077:
-        raise _refusal(
-            place, f"may be read by others (mode {mode:04o})", f"chmod 600 {shown(place)}, or make a new key"
-        )
+        raise _refusal(place, f"is readable by other users (mode {mode:04o})", f"restrict it: chmod 600 {shown(place)}")
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise _refusal(place, "is not a private key in PEM form", "make one: proofbox key new PATH") from None
+        raise _refusal(place, "is not a private key in PEM format", "create one: proofbox key new PATH") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise _refusal(place, "is not an ed25519 key", "make one: proofbox key new PATH")
+        raise _refusal(place, "is not an ed25519 key", "create one: proofbox key new PATH")
     return PrivateKey(_public(key.public_key()), key)
 
 
 def load_public_key(path: _Path) -> PublicKey:
-    """A public key from its file. A private key's file is refused: who verifies has no business with one."""
+    """Load a public key from its file. A private key is refused: verification does not need one."""
     place = os.fspath(path)
     try:
         key = serialization.load_pem_public_key(_read(place))
     except (ValueError, UnsupportedAlgorithm):
-        raise _refusal(place, "is not a public key in PEM form", "give the file that ends in .pub") from None
+        raise _refusal(place, "is not a public key in PEM format", "use the file that ends in .pub") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise _refusal(place, "is not an ed25519 key", "give the file that ends in .pub")
+        raise _refusal(place, "is not an ed25519 key", "use the file that ends in .pub")
     return _public(key)
 
 
 def refuse_inside_bundle(place: str) -> None:
     parent = os.path.dirname(os.path.realpath(place))
     if os.path.lexists(os.path.join(enclosing(parent), "run_status.json")):
-        raise _refusal(place, "is inside a bundle", "keep keys away from evidence")
+        raise _refusal(place, "is inside a bundle", "keep keys outside of evidence")
 
 
 def _public(key: Ed25519PublicKey) -> PublicKey:

@@ -1,1 +1,1 @@
-"""Bundles: how they are written, committed, read, listed and repaired."""
+"""Bundles: writing, committing, reading, listing and repairing."""

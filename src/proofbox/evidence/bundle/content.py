@@ -1,4 +1,4 @@
-"""The bytes of artifacts: hashed and searched for secrets on their way into a bundle, and put on the disk."""
+"""Write the bytes of artifacts to disk, hashing them and searching them for secrets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Path = str | os.PathLike[str]
 
 
 class ContentMeter:
-    """Size and digest of what passes, and whether it holds a secret that the redactor knows."""
+    """Measures size and digest of a stream, and detects exact secrets of the redactor."""
 
     def __init__(self, redactor: Redactor | None) -> None:
         self._digest = hashlib.sha256()
@@ -46,7 +46,7 @@ class ContentMeter:
 
 
 def write_new(target: str, pieces: Iterable[bytes], redactor: Redactor | None) -> ContentMeter:
-    """Put the pieces into a file that is not there yet. Where that fails, it is not there afterwards either."""
+    """Write the pieces to a new file. On failure the file is removed."""
     meter = ContentMeter(redactor)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -64,7 +64,7 @@ def write_new(target: str, pieces: Iterable[bytes], redactor: Redactor | None) -
 
 
 def read_again(path: Path, redactor: Redactor | None, keep: int = 0) -> tuple[ContentMeter, bytes]:
-    """Measure a file that is there. Its bytes too, where there are at most `keep`."""
+    """Measure an existing file. Also return its bytes if there are at most `keep`."""
     meter = ContentMeter(redactor)
     kept = b""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -78,12 +78,12 @@ def read_again(path: Path, redactor: Redactor | None, keep: int = 0) -> tuple[Co
 
 @contextlib.contextmanager
 def pieces_of(source: _Path | BinaryIO) -> Iterator[Iterator[bytes]]:
-    """A file, or what is left in a binary stream."""
+    """Yield the pieces of a file, or of the rest of a binary stream."""
     if not isinstance(source, str | os.PathLike):
         yield _pieces(source)
         return
     try:
-        # Not O_NOFOLLOW: the caller named this file. O_NONBLOCK: a FIFO must not hang the run.
+        # Not O_NOFOLLOW: the caller chose this file. O_NONBLOCK: a FIFO must not block the run.
         fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise NotFoundError(
@@ -98,9 +98,9 @@ def pieces_of(source: _Path | BinaryIO) -> Iterator[Iterator[bytes]]:
 
 
 def sync_all(root: Path, paths: Iterable[str]) -> None:
-    """Every file and every directory on the way to one onto the disk."""
+    """Sync every file and all of its parent directories to disk."""
     files = list(paths)
-    # The disk, not a core, is what is waited for; and syncs that wait together share a commit of its journal.
+    # Syncs wait for the disk, not for a core, and concurrent syncs share a journal commit.
     in_threads(lambda path: _sync_file(root / path), files, threads=_SYNCING, batch=1)
     directories = {os.path.dirname(path) for path in files}
     for directory in sorted({"", *directories, *(place for each in directories for place in above(each))}):

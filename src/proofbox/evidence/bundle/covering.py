@@ -1,4 +1,4 @@
-"""Which files of a bundle its index covers, and with what: the last look at the directory before the commit."""
+"""Collect the index entries for all files of a bundle, just before the commit."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from proofbox.evidence.pool import in_threads
 def cover(
     directory: Path, known: Collection[Artifact], measure: Callable[[str], Artifact]
 ) -> tuple[list[Artifact], list[str]]:
-    """An entry for every file below the bundle, and the indexes that nested bundles should have and don't.
+    """Return an entry for every file of the bundle, and the missing indexes of interrupted nested bundles.
 
-    What is `known` has its entry; `measure` makes those of the rest. What can't be covered is refused.
+    `known` has entries already; `measure` creates the others. A file that an index can't list is refused.
     """
     found = tidy(directory)
     if found.irregular:
         first = min(found.irregular)
         raise BundlePathRefused(
-            f"{shown(first)} is {IRREGULAR[found.irregular[first]]}, which a bundle can't hold",
+            f"{shown(first)} is {IRREGULAR[found.irregular[first]]}, which a bundle can't contain",
             op="bundle commit",
-            fix_hints=["write regular files into a bundle"],
+            fix_hints=["write only regular files into a bundle"],
         )
     own, interrupted = found.split()
     own.discard(STATUS)
     entries = {artifact.path: artifact for artifact in known}
-    wrong = [f"{path} was written, and is gone" for path in entries if path not in found.files]
-    wrong += [f"a file's name can't be an artifact's: {shown(path)}" for path in own if not is_artifact_path(path)]
+    wrong = [f"{path} was written but has disappeared" for path in entries if path not in found.files]
+    wrong += [f"invalid artifact name: {shown(path)}" for path in own if not is_artifact_path(path)]
     wrong += [f"{shown(path)} is being written by another process" for path in own if is_temporary(path)]
     if wrong:
         raise BundlePathRefused(
             wrong[0],
             op="bundle commit",
-            fix_hints=["let nothing else change the directory of a bundle in progress"],
+            fix_hints=["don't let other programs change the directory of a bundle in progress"],
         )
     rest = in_threads(measure, sorted(own.difference(entries)))
     return [entries[path] for path in sorted(own.intersection(entries))] + rest, interrupted
 
 
 def measured(directory: Path, path: str, redactor: Redactor | None, chain: Anchor | None) -> tuple[Artifact, bool]:
-    """The entry of a file that is there already: a log, a nested index, one from another program.
+    """Return the entry of an existing file (a log, a nested index, a file of another program).
 
-    And whether it holds a secret that the redactor knows.
+    Also return whether it contains an exact secret of the redactor.
     """
     is_json = path.endswith(".json")
     meter, kept = read_again(directory / path, redactor, keep=MAX_STATUS_BYTES if is_json else 0)

@@ -1,4 +1,4 @@
-"""Who wrote: the process, precisely enough to tell it from a later one with its pid, and the world it ran in."""
+"""The identity of a bundle's writer: its process, distinguishable from later ones with its pid, and its world."""
 
 from __future__ import annotations
 
@@ -13,35 +13,31 @@ from typing import Any
 from proofbox.core.digest import digest_of
 from proofbox.evidence.documents import shape
 
-_HOST = shape.sha256.meaning("Of the machine's id, salted; where it has none, of its name.")
+_HOST = shape.sha256.meaning("The salted digest of the machine id, or of the host name if there is no machine id.")
 PROCESS = shape.record(
     {
-        "pid": shape.count.meaning("Its pid on that host."),
+        "pid": shape.count.meaning("The process id on that host."),
         "host": _HOST,
-        "boot_id": shape.text(64).meaning("The kernel's id of this boot; empty where there is no /proc."),
+        "boot_id": shape.text(64).meaning("The kernel's boot id; empty without /proc."),
         "start_ticks": shape.or_null(shape.count).meaning(
-            "When it began, in clock ticks since boot; null where there is no /proc."
+            "The start time, in clock ticks since boot; null without /proc."
         ),
     },
     {
-        "pid_namespace": shape.count.meaning(
-            "The inode of the pid namespace that its pid counts in; absent where there is none to be seen."
-        ),
+        "pid_namespace": shape.count.meaning("The inode of the process's pid namespace; absent if it can't be read."),
     },
 )
 WORLD = shape.record(
     {
         "host": _HOST,
         "platform": shape.table(shape.text(256)).meaning("The kernel: `system`, `release` and `machine`."),
-        "tool": shape.table(shape.text(256)).meaning(
-            "What recorded it: `name`, `version`, and the `python` it ran on."
-        ),
+        "tool": shape.table(shape.text(256)).meaning("The recording tool: `name`, `version` and its `python` version."),
     }
 )
 
 
 def process_identity() -> dict[str, Any]:
-    """This process. A pid alone means nothing after a reboot or once it is used again."""
+    """Return the identity of this process. A pid alone is ambiguous after a reboot or when it is reused."""
     pid = os.getpid()
     me = {"pid": pid, "host": _host(), "boot_id": _boot_id(), "start_ticks": _start_ticks(pid)}
     namespace = _pid_namespace()
@@ -49,13 +45,13 @@ def process_identity() -> dict[str, Any]:
 
 
 def is_alive(identity: dict[str, Any]) -> bool | None:
-    """Whether that very process still runs; None when it can't be known from here (another machine or container)."""
+    """Return whether that process still runs; None if that is unknown (another machine or container)."""
     if identity["host"] != _host():
         return None
     if identity["boot_id"] != _boot_id():
         return False
     if identity.get("pid_namespace") != _pid_namespace():
-        return None  # its pid is nobody here, or somebody else
+        return None  # its pid means nothing in this namespace
     if identity["start_ticks"] is not None and sys.platform == "linux":
         return bool(_start_ticks(identity["pid"]) == identity["start_ticks"])
     try:
@@ -69,8 +65,8 @@ def is_alive(identity: dict[str, Any]) -> bool | None:
 
 @cache
 def world() -> dict[str, Any]:
-    """Host and tool: what a result may depend on, and what did the recording."""
-    from importlib import metadata  # with its parser of mail headers: for who writes a bundle
+    """Return the host, which results may depend on, and the recording tool."""
+    from importlib import metadata  # a slow import, needed only to write a bundle
 
     try:
         version = metadata.version("proofbox")
@@ -89,7 +85,7 @@ def world_id(of: dict[str, Any]) -> str:
 
 @cache
 def _host() -> str:
-    """A digest, because a machine id is not to be shown to others as it is."""
+    """Return a digest, because a machine id is confidential."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             found = Path(path).read_text().strip()
@@ -113,7 +109,7 @@ def _boot_id() -> str:
 
 
 def _pid_namespace() -> int | None:
-    """Not kept: a forked child may be in another."""
+    """Return the pid namespace. Not cached, because a forked child may be in another one."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -121,11 +117,11 @@ def _pid_namespace() -> int | None:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; None where there is no such process, or no /proc."""
+    """Return the process's start time in clock ticks since boot; None without such a process or without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The name, in parentheses, may hold anything; field 22 is counted from behind it.
+    # The name, in parentheses, may contain anything, so field 22 is counted after it.
     fields = stat.rpartition(b")")[2].split()
     return None if fields[0] == b"Z" else int(fields[19])

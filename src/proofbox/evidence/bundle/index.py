@@ -1,10 +1,10 @@
-"""`artifact_index.json`: every file of a bundle by path, size and digest. Where it is, the bundle is committed.
+"""`artifact_index.json`: every file of a bundle by path, size and digest. A bundle with an index is committed.
 
 The index is the RFC 8785 canonical JSON of one object and nothing else. `index_sha256` is the SHA-256 of the canonical
-JSON of all its other members, so that damage to the index itself shows. Entries are sorted by path and each path is
-there once. An entry of a log carries `chain`, its number of lines and its head; the chain's name is `<run_id>/<path>`,
-so that a log moved from another run or place does not verify. An entry called `…/artifact_index.json` is a nested
-bundle's index: the files below its directory are that index's to cover.
+JSON of all other members, so that damage to the index itself is detected. Entries are sorted by path, and each path
+occurs once. The entry of a log has `chain`: its number of lines and its head. The chain's name is `<run_id>/<path>`, so
+that a log moved from another run or path does not verify. An entry called `…/artifact_index.json` is the index of a
+nested bundle, which covers the files below its directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATES = ("ok", "partial", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What a log's chain must end with."""
+    """The expected length and head of a log's chain."""
 
     count: int
     head: str
@@ -56,7 +56,7 @@ class Artifact(NamedTuple):
 
 
 class SchemaUnknown(ShapeError):
-    """The document may be good, but it is of a version that this reader does not know."""
+    """The document has an unsupported schema version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Index:
     artifacts: Mapping[str, Artifact]
     missing: tuple[str, ...] = ()
     repairs: int = 0
-    """How often the index was computed anew after the commit. Never goes back to 0."""
+    """How many times the index was rebuilt after the commit. Never reset."""
     digest: str = field(default="", compare=False)
 
     def to_bytes(self) -> bytes:
@@ -86,45 +86,45 @@ class Index:
 
 _ANCHOR = shape.record(
     {
-        "count": shape.count.meaning("Its number of lines."),
-        "head": shape.sha256.meaning("What a further line would state as `prev`: it commits to every byte before."),
+        "count": shape.count.meaning("The number of lines."),
+        "head": shape.sha256.meaning("The digest of the last line, which commits to every byte before it."),
     }
 )
 _ENTRY = shape.record(
     {
-        "path": shape.text().meaning("Relative to the bundle."),
-        "file_size": shape.count.meaning("In bytes."),
-        "sha256": shape.sha256.meaning("Of its content."),
+        "path": shape.text().meaning("Relative to the bundle's directory."),
+        "file_size": shape.count.meaning("Size in bytes."),
+        "sha256": shape.sha256.meaning("SHA-256 of the content."),
     },
     {
         "schema_version": shape.text(200).meaning(
-            "What a JSON document states of itself; of a log, the chain's format."
+            "The schema version that a JSON document states; for a log, the chain format."
         ),
-        "chain": _ANCHOR.meaning("Of a log: its number of lines, and its head."),
+        "chain": _ANCHOR.meaning("For a log: its number of lines and its head."),
     },
 )
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
-        "run_id": shape.text(128).meaning("The run's id; of a nested bundle, its own."),
-        "world_id": shape.sha256.meaning("Of the host and the tool that the run was made with."),
-        "status": shape.one_of(*STATES).meaning("`partial`: something is lacking; `failed`: an exception ended it."),
-        "artifacts": shape.elsewhere(shape.array(_ENTRY)).meaning("Every file, sorted by path, each once."),
-        "missing": shape.array(shape.text()).meaning("Expected artifacts that are not there."),
-        "repairs": shape.count.meaning("How often the index was computed anew after the commit."),
-        "index_sha256": shape.sha256.meaning("Of the canonical JSON of all other members."),
+        "run_id": shape.text(128).meaning("The run's id; for a nested bundle, the bundle's own id."),
+        "world_id": shape.sha256.meaning("Digest of the host and tool that made the run."),
+        "status": shape.one_of(*STATES).meaning("`partial`: something is missing; `failed`: an exception ended it."),
+        "artifacts": shape.elsewhere(shape.array(_ENTRY)).meaning("Every file, sorted by path, without duplicates."),
+        "missing": shape.array(shape.text()).meaning("Expected artifacts that do not exist."),
+        "repairs": shape.count.meaning("How many times the index was rebuilt after the commit."),
+        "index_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of all other members."),
     }
 )
 declare(
     SCHEMA,
     at="BUNDLE/artifact_index.json",
-    meaning="Every file of a bundle by path, size and digest. Where it is, the bundle is committed.",
+    meaning="Every file of a bundle by path, size and digest. A bundle with an index is committed.",
     shape=_DOCUMENT.json_schema,
 )
 
 
 def parse_index(data: bytes) -> Index:
-    """Read an index, or raise ShapeError (SchemaUnknown for a version that is not known)."""
+    """Parse an index. Raises ShapeError (SchemaUnknown for an unsupported version)."""
     try:
         document = parse_strict(data)
         if type(document) is not dict:
@@ -138,17 +138,17 @@ def parse_index(data: bytes) -> Index:
         raise ShapeError("the index is not in canonical form")
     digest = document["index_sha256"]
     if sha256_hex(computed) != digest:
-        raise ShapeError("the index does not have the digest it states")
+        raise ShapeError("the index does not match its own digest")
     if not RUN_ID.fullmatch(document["run_id"]):
-        raise ShapeError("index.run_id can't be the name of a run")
+        raise ShapeError("index.run_id is not a valid run id")
     missing = document["missing"]
     if not all(map(is_artifact_path, missing)) or missing != sorted(set(missing)):
         raise ShapeError("index.missing is not a sorted list of paths inside the bundle")
     artifacts = _artifacts(document["artifacts"])
     if any(path in artifacts for path in missing):
-        raise ShapeError("index.missing names an artifact that is there")
+        raise ShapeError("index.missing names an artifact that index.artifacts lists")
     if document["status"] == "ok" and missing:
-        raise ShapeError("the index says ok, and names missing artifacts")
+        raise ShapeError("the index has status ok but lists missing artifacts")
     return Index(
         run_id=document["run_id"],
         world_id=document["world_id"],
@@ -161,9 +161,9 @@ def parse_index(data: bytes) -> Index:
 
 
 def _canonical(document: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """The canonical bytes of a whole index, and of all of it but its own digest.
+    """Return the canonical bytes of a whole index, and of the index without its own digest.
 
-    `artifacts` sorts before every other member, so that its many entries are encoded once for both.
+    `artifacts` sorts before every other member, so its many entries are encoded once for both.
     """
     first = b'{"artifacts":' + canonical_bytes(document["artifacts"]) + b","
     rest = {name: value for name, value in document.items() if name != "artifacts"}
@@ -173,14 +173,14 @@ def _canonical(document: Mapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def bounded_bytes(index: Index) -> bytes:
-    """The index as its file, or BundleTooLarge: one that nobody would read is not written."""
+    """Return the bytes of the index file. Raises BundleTooLarge if readers would refuse it."""
     try:
         data = index.to_bytes()
         check_values(data)
     except CanonicalError as error:
         raise _too_many(index, str(error)) from error
     if len(data) > MAX_INDEX_BYTES:
-        raise _too_many(index, f"{len(data)} bytes, and {MAX_INDEX_BYTES} are read")
+        raise _too_many(index, f"{len(data)} bytes; the limit is {MAX_INDEX_BYTES}")
     return data
 
 
@@ -188,21 +188,21 @@ def _too_many(index: Index, why: str) -> BundleTooLarge:
     return BundleTooLarge(
         f"{index.run_id} has too many files for one index ({len(index.artifacts)}): {why}",
         op="bundle commit",
-        fix_hints=["put many small files into an archive, or into nested bundles, each with an index of its own"],
+        fix_hints=["put many small files into an archive or into nested bundles"],
     )
 
 
 def refuse_other_schema(document: Mapping[str, Any], known: str) -> None:
     version = document.get("schema_version")
     if version != known:
-        raise SchemaUnknown(f"schema_version is {str(version)[:100]!r}; known is {known!r}")
+        raise SchemaUnknown(f"schema_version is {str(version)[:100]!r}; expected {known!r}")
 
 
 _MEMBERS = frozenset({"path", "file_size", "sha256", "schema_version", "chain"})
 
 
 def _artifacts(entries: Any) -> dict[str, Artifact]:
-    """Written out rather than with `shape`: an index may have a hundred thousand entries."""
+    """Parse the entries. Does not use `shape`, for speed: an index may have a hundred thousand entries."""
     if type(entries) is not list:
         raise ShapeError("index.artifacts is not an array")
     artifacts: dict[str, Artifact] = {}
@@ -211,17 +211,17 @@ def _artifacts(entries: Any) -> dict[str, Artifact]:
         try:
             path, size, digest = entry["path"], entry["file_size"], entry["sha256"]
         except (TypeError, KeyError, IndexError):
-            raise ShapeError(f"index.artifacts[{number}] is not an artifact's entry") from None
+            raise ShapeError(f"index.artifacts[{number}] is not a valid entry") from None
         if type(path) is not str or not is_artifact_path(path) or path == INDEX:
             raise ShapeError(f"index.artifacts[{number}].path is not a path inside the bundle")
         if path <= last:
-            raise ShapeError(f"index.artifacts[{number}].path is out of order, or there twice")
+            raise ShapeError(f"index.artifacts[{number}].path is out of order or a duplicate")
         if type(size) is not int or size < 0 or type(digest) is not str or not is_sha256(digest):
-            raise ShapeError(f"index.artifacts[{number}] has no size or no digest")
+            raise ShapeError(f"index.artifacts[{number}] has an invalid size or digest")
         schema, anchor = None, None
         if len(entry) > 3:
             if not entry.keys() <= _MEMBERS:
-                raise ShapeError(f"index.artifacts[{number}] has a member that is not known")
+                raise ShapeError(f"index.artifacts[{number}] has an unknown member")
             schema = _schema_version(entry, number)
             if "chain" in entry:
                 _ANCHOR(entry["chain"], f"index.artifacts[{number}].chain")
@@ -236,12 +236,12 @@ def _schema_version(entry: Mapping[str, Any], number: int) -> str | None:
         return None
     version = entry["schema_version"]
     if type(version) is not str or len(version) > 200:
-        raise ShapeError(f"index.artifacts[{number}].schema_version is not a text")
+        raise ShapeError(f"index.artifacts[{number}].schema_version is not a string of at most 200 characters")
     return version
 
 
 def schema_of(data: bytes) -> str | None:
-    """The `schema_version` that a JSON document states, if the bytes are one."""
+    """Return the `schema_version` of a JSON document; None if the bytes are not JSON."""
     try:
         value = parse_strict(data)
     except CanonicalError:

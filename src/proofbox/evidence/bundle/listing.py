@@ -1,4 +1,4 @@
-"""The runs of an output directory at a glance: what their documents say, unchecked."""
+"""List the runs of an output directory from their documents, without verification."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ListedRun:
     run_id: str
     path: str
     state: str
-    """in_progress, complete, failed; `interrupted`: in progress, and its writer is gone; `unreadable`."""
+    """in_progress, complete, failed, interrupted (in progress, but its writer is dead) or unreadable."""
     status: str | None
     started_at: str | None
     latest: bool
@@ -41,7 +41,7 @@ class ListedRun:
 
 
 def list_bundles(out: str | os.PathLike[str]) -> list[ListedRun]:
-    """Every run, oldest first."""
+    """Return every run, oldest first."""
     place = os.fspath(out)
     if not os.path.isdir(place):
         raise BundleNotFound(f"{shown(place)} is not a directory", op="bundle list", fix_hints=["check the path"])
@@ -68,23 +68,23 @@ def describe(directory: str) -> ListedRun:
     )
 
 
-def notes_on_latest(asked: str | os.PathLike[str], directory: str | os.PathLike[str]) -> list[str]:
-    """For who asked for an output directory and got the run that LATEST names: which it is, and what is newer."""
-    if os.path.realpath(directory) == os.path.realpath(asked):
+def notes_on_latest(requested: str | os.PathLike[str], directory: str | os.PathLike[str]) -> list[str]:
+    """Return notes for a user who named an output directory: which run LATEST names, and which are newer."""
+    if os.path.realpath(directory) == os.path.realpath(requested):
         return []
     out, chosen = os.path.split(os.path.realpath(directory))
-    notes, began = [f"{chosen} is what LATEST names"], {}
+    notes, statuses = [f"LATEST names {chosen}"], {}
     for run in list_runs(out):
         status = _status(os.path.join(out, run))
         if status is None:
-            notes.append(f"{run} has no status that can be read")
+            notes.append(f"{run} has no readable status")
         else:
-            began[run] = status
-    if chosen in began:
-        for run, status in began.items():
-            if status.started_at > began[chosen].started_at and (status.state != "complete" or status.dry):
+            statuses[run] = status
+    if chosen in statuses:
+        for run, status in statuses.items():
+            if status.started_at > statuses[chosen].started_at and (status.state != "complete" or status.dry):
                 how = "dry" if status.state == "complete" else status.state
-                notes.append(f"a newer run, {run}, is {how}")
+                notes.append(f"the newer run {run} is {how}")
     return notes
 
 

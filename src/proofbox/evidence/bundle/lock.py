@@ -1,9 +1,9 @@
-"""`out/.runtime.lock`: one writer at a time creates a run, commits one, or moves LATEST.
+"""`out/.runtime.lock`: one writer at a time creates or commits a run or updates LATEST.
 
-The lock is the kernel's (flock), so a holder's death, however sudden, gives it back. The file is never removed, which
-would let two processes hold locks on two files of one name; should someone else remove it, a lock taken on the removed
-file is noticed, and taken anew. What is written in the file says who holds the lock; the holder alone writes it, and
-what a dead holder left is recognised as stale.
+The kernel (flock) releases the lock when its holder dies. The file is never removed, since two processes could then
+hold locks on two files of the same name; if another program removes it, a lock on the removed file is detected and
+taken again. The file's content identifies the holder. Only the holder writes it, and a dead holder's content is
+recognised as stale.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _POLL_SECONDS = (0.001, 0.05)
 _DOCUMENT = shape.record(
     {
         "process": PROCESS.meaning("The holder."),
-        "purpose": shape.text().meaning("What it took the lock for."),
-        "since": shape.moment.meaning("When it took the lock."),
+        "purpose": shape.text().meaning("The purpose of the lock."),
+        "since": shape.moment.meaning("When the holder took the lock."),
     }
 )
 declare(
     ".runtime.lock",
     at="OUT/.runtime.lock",
-    meaning="Who holds the lock of an output directory, or held it when it died. Empty: nobody.",
+    meaning="The process that holds the lock of an output directory, or died with it. Empty if it is not locked.",
     shape=_DOCUMENT.json_schema,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who wrote itself into the lock last. `alive` is None where that can't be known: another machine's process."""
+    """The last process recorded in the lock file. `alive` is None if unknown, as for a process on another machine."""
 
     process: dict[str, Any]
     purpose: str
@@ -55,7 +55,7 @@ class Holder:
 
     @property
     def stale(self) -> bool:
-        """Its process is gone, so it holds nothing any more."""
+        """Whether the process is dead and therefore no longer holds the lock."""
         return self.alive is False
 
     def as_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Holder:
 
 
 def read_holder(out: str | os.PathLike[str]) -> Holder | None:
-    """Who holds the lock of an output directory, or held it when it died. None: nobody, or not yet written."""
+    """Return the process that holds the lock of an output directory, or died with it; None if none is recorded."""
     try:
         fd = os.open(os.path.join(out, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -88,8 +88,8 @@ def _parse_holder(data: bytes) -> Holder | None:
 class RunLock:
     """The lock of one output directory, as a context manager.
 
-    `fail` raises BundleLocked at once if another has it; `wait` does so after `timeout` seconds. `took_over_from` is
-    the holder that died with the lock in its hands, if one did.
+    `fail` raises BundleLocked at once if another process holds it; `wait` does so after `timeout` seconds.
+    `took_over_from` is the previous holder, if it died while holding the lock.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class RunLock:
             self._release()
 
     def _try(self) -> int:
-        """A locked descriptor of the file that has the lock's name now, or -1."""
+        """Return a locked descriptor of the file that is now at the lock's path, or -1."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,17 +172,17 @@ class RunLock:
         return BundleLocked(
             f"{shown(self._out)} is locked by {who}{waited}",
             op="bundle lock",
-            fix_hints=["wait for it, or raise the lock timeout", "give each run an output directory of its own"],
+            fix_hints=["wait for it, or raise the lock timeout", "use a separate output directory for each run"],
             details={"holder": holder.as_json() if holder else None},
         )
 
 
 @contextlib.contextmanager
 def holding(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Alone with a nested bundle's directory, for the moment that it is taken over or committed in.
+    """Lock a nested bundle's directory while it is taken over or committed.
 
-    One that is not there yet needs no lock: making it is exclusive. Where a file system locks no directories, the
-    run's own order must do: an attempt belongs to who has its lease.
+    A directory that does not exist yet needs no lock: creating it is exclusive. On a file system that can't lock
+    directories, the run's leases provide the exclusion.
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
@@ -200,10 +200,10 @@ def _rewrite(fd: int, data: bytes) -> None:
     os.pwrite(fd, data, 0)
 
 
-def _let_go_in_child() -> None:
-    """A forked child shares the descriptor, and would keep the lock of a parent that has died."""
+def _release_in_child() -> None:
+    """Release locks in a forked child, which shares the descriptor and would keep a dead parent's lock."""
     for lock in list(_HELD):
         lock._release()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -1,4 +1,4 @@
-"""A log of a bundle: one chained line an entry, anchored in the index when the bundle commits."""
+"""A log of a bundle: one chained line per entry, anchored in the index when the bundle commits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SYNC_EVERY = 4096
 
 
 class BundleLog:
-    """Appends entries; what the redactor knows or recognises as a secret never reaches the file.
+    """Appends redacted entries: secrets that the redactor knows or recognises never reach the file.
 
-    When `append` or `extend` returns, the entries survive the death of this process; after `flush`, every `sync_every`
-    entries, and at the bundle's commit, a power cut too.
+    When `append` or `extend` returns, the entries survive the death of this process. After `flush`, after every
+    `sync_every` entries, and after the bundle's commit, they also survive a power cut.
     """
 
     def __init__(self, chain: ChainWriter, redactor: Redactor | None, closed: Callable[[Anchor], None]) -> None:
@@ -32,7 +32,7 @@ class BundleLog:
 
     @property
     def head(self) -> str:
-        """The digest that commits to every entry so far: anchor it in other records."""
+        """The digest that commits to every entry so far, for anchoring in other records."""
         return self._chain.head
 
     def append(self, entry: Mapping[str, Any]) -> str:
@@ -49,7 +49,7 @@ class BundleLog:
         self._chain.flush()
 
     def close(self) -> None:
-        """Closing twice is harmless. The commit of the bundle is what puts the rest of it on the disk."""
+        """Close the log. Closing twice is harmless. The bundle's commit syncs the remaining entries."""
         if self._open:
             self._chain.close(sync=False)
             self._open = False

@@ -1,10 +1,10 @@
-"""Where things are in a bundle, what they may be called, and what is really there.
+"""The layout of a bundle, its valid names, and walking its directory.
 
-out/LATEST                       the id of the last run that committed, and neither failed nor was dry
-out/.runtime.lock                held while a run is created, committed, or LATEST is moved
+out/LATEST                       the id of the last committed run that neither failed nor was dry
+out/.runtime.lock                held while a run is created or committed, or LATEST is updated
 out/<run_id>/run_status.json     in_progress, complete or failed
 out/<run_id>/artifact_index.json the commit barrier, written last
-out/<run_id>/…                   artifacts; a directory with an index of its own is a nested bundle
+out/<run_id>/…                   artifacts; a directory with its own index is a nested bundle
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOCK = ".runtime.lock"
 RESERVED = frozenset({INDEX, STATUS, REPAIR_LOG, LOCK})
 
 MAX_PATH = 1024
-# What is read whole. An entry of an index takes 110 bytes and its path: there is room for 300 000 of usual length.
+# Limits on files that are read whole. An index entry takes 110 bytes plus its path, so about 300,000 entries fit.
 MAX_STATUS_BYTES = 1 << 24
 MAX_INDEX_BYTES = 1 << 26
 MAX_JSON_BYTES = 1 << 26
@@ -41,17 +41,17 @@ _Path = str | os.PathLike[str]
 
 
 def is_artifact_path(path: str) -> bool:
-    """Relative, normal, without control characters or backslashes: one spelling, inside the bundle, anywhere."""
+    """Return whether a path is relative, normalised and portable: no control characters, no backslashes."""
     return len(path) <= MAX_PATH and _PATH.fullmatch(path) is not None
 
 
 def is_temporary(path: str) -> bool:
-    """Whether this is a document on its way to its name."""
+    """Return whether the path is the temporary file of an atomic write."""
     return path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
 
 
 def check_artifact_path(path: str, op: str) -> str:
-    """`path` as a name the caller may give to an artifact, or BundlePathRefused."""
+    """Return `path` if it is a valid artifact path; otherwise raise BundlePathRefused."""
     if type(path) is not str or not is_artifact_path(path):
         raise BundlePathRefused(
             f"not a path inside a bundle: {str(path)[:200]!r}",
@@ -59,29 +59,29 @@ def check_artifact_path(path: str, op: str) -> str:
         )
     name = path.rpartition("/")[2]
     if name in RESERVED or is_temporary(path):
-        raise BundlePathRefused(f"{name} is a name of the bundle's own", op=op, fix_hints=["choose another name"])
+        raise BundlePathRefused(f"the name {name} is reserved", op=op, fix_hints=["choose another name"])
     return path
 
 
 IRREGULAR = {
     "symlink": "a symbolic link",
     "special": "a special file",
-    "unreadable": "a directory that can't be read, or of too long a path",
+    "unreadable": "a directory that can't be read or whose path is too long",
 }
 
 
 @dataclass(slots=True)
 class DirectoryContents:
-    """What is below a directory: regular files, directories, and what a bundle can't hold, by its kind in IRREGULAR."""
+    """The content of a directory: regular files, directories, and other entries by their kind in IRREGULAR."""
 
     files: set[str] = field(default_factory=set)
     directories: set[str] = field(default_factory=set)
     irregular: dict[str, str] = field(default_factory=dict)
 
     def split(self) -> tuple[set[str], list[str]]:
-        """The files that this bundle's own index must list, and the indexes that begun nested bundles don't have.
+        """Return the files that this bundle's index must list, and the missing indexes of interrupted nested bundles.
 
-        The files of a nested bundle are for its own index to list; that index alone is the outer one's.
+        A nested bundle's own index lists its files; the outer index lists only that index.
         """
         nested = {path.removesuffix("/" + INDEX) for path in self.files if path.endswith("/" + INDEX)}
         begun = {path.removesuffix("/" + STATUS) for path in self.files if path.endswith("/" + STATUS)}
@@ -97,10 +97,10 @@ class DirectoryContents:
 
 
 def walk(root: _Path, *, dir_fd: int | None = None) -> DirectoryContents:
-    """Everything below `root`, by relative path, following nothing. Names that are not UTF-8 have surrogate escapes.
+    """List everything below `root` by relative path, without following links. Names may have surrogate escapes.
 
-    A directory whose path is longer than an artifact's can be is not gone into: nothing in it can be one.
-    With `dir_fd`, `root` is relative to that directory.
+    A directory whose path exceeds the maximum length of an artifact path is not entered. With `dir_fd`, `root` is
+    relative to that directory.
     """
     found = DirectoryContents()
     top = os.open(root, _DIRECTORY, dir_fd=dir_fd)
@@ -117,7 +117,7 @@ def walk(root: _Path, *, dir_fd: int | None = None) -> DirectoryContents:
                 found.irregular[below] = "unreadable"
                 continue
             try:
-                pending += _look(inside, below, found)
+                pending += _scan(inside, below, found)
             finally:
                 os.close(inside)
     finally:
@@ -134,8 +134,8 @@ def _open_below(top: int, below: str) -> int:
     return os.open(below or ".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
 
 
-def _look(directory: int, below: str, found: DirectoryContents) -> list[str]:
-    """Add what is in a directory to `found`, and return the directories in it."""
+def _scan(directory: int, below: str, found: DirectoryContents) -> list[str]:
+    """Add the entries of a directory to `found`, and return its subdirectories."""
     inside = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -153,18 +153,18 @@ def _look(directory: int, below: str, found: DirectoryContents) -> list[str]:
 
 
 def _covered_as(path: str) -> str:
-    """A nested bundle's index belongs to the bundle around it, as if it were the nested directory itself."""
+    """Return a nested bundle's directory for its index, which the outer bundle covers; otherwise the path itself."""
     return path.removesuffix("/" + INDEX) if path.endswith("/" + INDEX) else path
 
 
 def above(path: str) -> list[str]:
-    """The directories that a path is in, innermost last, without the root."""
+    """Return the parent directories of a path, innermost last, without the root."""
     parts = path.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def tidy(root: _Path) -> DirectoryContents:
-    """What is below `root`, once dead writers' temporary files and empty directories are gone."""
+    """Remove dead writers' temporary files and empty directories, and return the content of `root`."""
     found = walk(root)
     left = {path for path in found.files if is_temporary(path)}
     for directory in {os.path.dirname(path) for path in left}:
@@ -176,16 +176,16 @@ def tidy(root: _Path) -> DirectoryContents:
 
 
 def shown(path: str) -> str:
-    """A path of the file system as text that JSON can hold."""
+    """Return a path as text that can be stored in JSON."""
     return path_fields(path)["path"]
 
 
 class TooLarge(OSError):
-    """A file has more bytes than are read of its kind."""
+    """The file exceeds the size limit for its kind."""
 
 
 def read_bounded(path: _Path, limit: int, *, dir_fd: int | None = None) -> bytes:
-    """A whole regular file that is not a symbolic link and not larger than `limit` (TooLarge); OSError otherwise."""
+    """Read a whole regular file without following a link. Raises TooLarge beyond `limit` bytes, and OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     with open(fd, "rb") as stream:
         info = os.fstat(fd)
@@ -193,7 +193,7 @@ def read_bounded(path: _Path, limit: int, *, dir_fd: int | None = None) -> bytes
             raise OSError(f"{shown(os.fspath(path))} is not a regular file")
         if info.st_size > limit:
             raise TooLarge(f"{shown(os.fspath(path))} is larger than {limit} bytes")
-        # No more than is there: a read takes the memory for all that it asks for.
+        # Not `limit`: a read allocates memory for the requested size.
         data = stream.read(info.st_size + 1)
     if len(data) > info.st_size:
         raise OSError(f"{shown(os.fspath(path))} grew while it was read")
@@ -201,7 +201,7 @@ def read_bounded(path: _Path, limit: int, *, dir_fd: int | None = None) -> bytes
 
 
 def read_latest(out: _Path) -> str | None:
-    """The run that LATEST names, or None where there is no LATEST. What can't be a run's name is refused."""
+    """Return the run that LATEST names; None without LATEST. Raises BundleNotFound if it is not a run id."""
     try:
         name = read_bounded(os.path.join(out, LATEST), 4096).decode("ascii", "replace").removesuffix("\n")
     except FileNotFoundError:
@@ -210,15 +210,15 @@ def read_latest(out: _Path) -> str | None:
         raise BundleNotFound(f"LATEST can't be read: {error}", op="bundle resolve") from error
     if not RUN_ID.fullmatch(name):
         raise BundleNotFound(
-            "LATEST holds something else than the name of a run",
+            "LATEST does not contain a valid run id",
             op="bundle resolve",
-            fix_hints=["name the run's directory itself, and look at who wrote LATEST"],
+            fix_hints=["give the path of the run's directory, and check the program that wrote LATEST"],
         )
     return name
 
 
 def resolve(path: _Path) -> str:
-    """The directory of the bundle that `path` means: itself, or the run that its LATEST names."""
+    """Return the bundle directory for `path`: itself, or the run that its LATEST names."""
     place = os.fspath(path)
     if not os.path.isdir(place):
         raise BundleNotFound(f"{shown(place)} is not a directory", op="bundle resolve", fix_hints=["check the path"])
@@ -228,9 +228,9 @@ def resolve(path: _Path) -> str:
     if name is None:
         runs = list_runs(place)
         raise BundleNotFound(
-            f"no run in {shown(place)} has been committed without failing",
+            f"{shown(place)} has no successfully committed run",
             op="bundle resolve",
-            fix_hints=[f"name a run's directory: {os.path.join(shown(place), runs[-1])}"]
+            fix_hints=[f"give a run's directory: {os.path.join(shown(place), runs[-1])}"]
             if runs
             else ["check the path"],
             details={"runs": runs[-20:]},
@@ -238,13 +238,15 @@ def resolve(path: _Path) -> str:
     directory = os.path.join(place, name)
     if os.path.islink(directory) or not os.path.isdir(directory):
         raise BundleNotFound(
-            f"LATEST names {name}, which is not there", op="bundle resolve", fix_hints=["name a run's directory itself"]
+            f"LATEST names {name}, which does not exist",
+            op="bundle resolve",
+            fix_hints=["give the path of a run's directory"],
         )
     return directory
 
 
 def list_runs(out: _Path) -> list[str]:
-    """The names of the run directories in an output directory, by name, which for ids of ours is by time."""
+    """Return the run directories of an output directory, sorted by name; generated ids sort by time."""
     with os.scandir(out) as entries:
         return sorted(
             entry.name
@@ -256,7 +258,7 @@ def list_runs(out: _Path) -> list[str]:
 
 
 def enclosing(directory: _Path) -> str:
-    """The outermost bundle that `directory` is in: itself, unless it is nested."""
+    """Return the outermost bundle that contains `directory`; itself, unless it is nested."""
     place = os.path.realpath(directory)
     outermost = place
     while (parent := os.path.dirname(place)) != place:

@@ -1,9 +1,9 @@
-"""Reading bundles: strictly, or knowingly without any promise.
+"""Read bundles, either verified or explicitly unverified.
 
 bundle = load_bundle("out")               # resolves LATEST, checks everything, or raises
 bundle.read_json("results.json")
 
-debris = open_bundle_unverified("out/run-01…")   # for looking into what went wrong
+debris = open_bundle_unverified("out/run-01…")   # to investigate a failure
 debris.missing, debris.digest_mismatches, debris.unlisted
 """
 
@@ -46,19 +46,19 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A committed bundle, all of whose files were what its index says when it was loaded.
+    """A committed bundle whose files all matched its index when it was loaded.
 
-    What is read from it is checked again, so that a change since then is an error and never a result.
+    Every read checks the file again, so that a later change raises an error.
     """
 
     path: str
     index: Index
     status: RunStatus
     index_sha256: str
-    """Of the index's bytes. Held elsewhere, it proves that this very bundle is meant."""
+    """The digest of the index file. A copy kept elsewhere identifies exactly this bundle."""
     nested: Mapping[str, Bundle]
     directory: BundleDirectory = field(repr=False, compare=False)
-    """What was checked: everything is read below it, whatever `path` names by now."""
+    """The directory that was checked. All reads use it, even if `path` now names another directory."""
 
     @property
     def run_id(self) -> str:
@@ -74,7 +74,7 @@ class Bundle:
         return self.index.repairs > 0 or any(inner.repaired for inner in self.nested.values())
 
     def artifact(self, path: str) -> Artifact:
-        """What the index says of an artifact, here or in a nested bundle."""
+        """Return the index entry of an artifact, in this bundle or a nested one."""
         artifact = self.artifacts.get(path)
         if artifact is None:
             for place, inner in self.nested.items():
@@ -83,25 +83,25 @@ class Bundle:
             raise BundleArtifactAbsent(
                 f"the bundle {self.run_id} has no artifact {path[:200]!r}",
                 op="bundle read",
-                fix_hints=["list what is there: proofbox bundle show PATH"],
+                fix_hints=["list its artifacts: proofbox bundle show PATH"],
             )
         return artifact
 
     def read_bytes(self, path: str, *, limit: int | None = None) -> bytes:
-        """All of an artifact. One of more than `limit` bytes is refused (BundleTooLarge) before it is read."""
+        """Read a whole artifact. Raises BundleTooLarge, without reading, beyond `limit` bytes."""
         artifact = self.artifact(path)
         if limit is not None and artifact.file_size > limit:
-            raise BundleTooLarge(f"{path} has {artifact.file_size} bytes; at most {limit} are read", op="bundle read")
+            raise BundleTooLarge(f"{path} has {artifact.file_size} bytes; the limit is {limit}", op="bundle read")
         try:
             data = self.directory.read(path, artifact.file_size)
         except OSError as error:
-            raise _changed(path, error.strerror or "it is larger, or no file any more") from error
+            raise _changed(path, error.strerror or "it is larger or no longer a regular file") from error
         if sha256_hex(data) != artifact.sha256:
-            raise _changed(path, "its digest is another one")
+            raise _changed(path, "its digest differs")
         return data
 
     def read_json(self, path: str, *, schema: str | None = None, limit: int = MAX_JSON_BYTES) -> Any:
-        """The JSON document at `path`. With `schema`, one of any other `schema_version` is refused by name."""
+        """Read a JSON document. Raises BundleSchemaUnknown if its `schema_version` is not `schema`, if given."""
         try:
             value = parse_strict(self.read_bytes(path, limit=limit))
         except CanonicalError as error:
@@ -110,12 +110,12 @@ class Bundle:
             stated = value.get("schema_version") if type(value) is dict else None
             if stated != schema:
                 raise BundleSchemaUnknown(
-                    f"{path} has schema_version {str(stated)[:100]!r}; {schema!r} is known here", op="bundle read"
+                    f"{path} has schema_version {str(stated)[:100]!r}; expected {schema!r}", op="bundle read"
                 )
         return value
 
     def read_log(self, path: str, *, limit: int = MAX_LOG_BYTES) -> Iterator[dict[str, Any]]:
-        """The entries of a log, in order, each with its `seq` and `prev`."""
+        """Yield the entries of a log in order, each with its `seq` and `prev`."""
         for number, line in enumerate(io.BytesIO(self.read_bytes(path, limit=limit)), 1):
             try:
                 yield parse_strict(line)
@@ -124,7 +124,7 @@ class Bundle:
 
 
 def load_bundle(path: _Path) -> Bundle:
-    """Load a committed bundle: a run's directory, or an output directory whose LATEST is followed.
+    """Load a committed bundle: a run's directory, or an output directory with LATEST.
 
     Raises BundleNotFound, BundleInProgress, BundleSchemaUnknown or BundleCorrupt (with every finding in its details).
     """
@@ -136,9 +136,9 @@ def load_bundle(path: _Path) -> Bundle:
 
 
 def as_bundle(found: BundleCheck, *, path: str | None = None) -> Bundle:
-    """What can be read of a bundle that was checked; each artifact is checked again when it is read.
+    """Return a readable bundle from the result of a check; each artifact is checked again when it is read.
 
-    `path` is what it is called now, where it was renamed since.
+    `path` is the bundle's current path, if it was renamed after the check.
     """
     if found.index is None or found.status is None:
         raise refusal(found)
@@ -148,20 +148,20 @@ def as_bundle(found: BundleCheck, *, path: str | None = None) -> Bundle:
 
 
 def refusal(found: BundleCheck) -> BundleError:
-    """The error that says why a bundle with findings is not loaded."""
+    """Return the error for a bundle with findings."""
     findings = [finding.as_json() for finding in found.findings]
-    first = findings[0] if findings else {"code": "", "path": "", "detail": "nothing is known of it"}
+    first = findings[0] if findings else {"code": "", "path": "", "detail": "unknown"}
     where = shown(found.path)
     codes = {finding.code for finding in found.findings if not finding.path or "/" not in finding.path}
     kind: type[BundleError] = BundleCorrupt
     hints = ["see all findings: proofbox verify " + where]
     if "schema_unknown" in codes:
-        kind, hints = BundleSchemaUnknown, ["use the version of proofbox that wrote it, or a newer one"]
+        kind, hints = BundleSchemaUnknown, ["use the version of proofbox that wrote it, or a newer version"]
     elif "in_progress" in codes:
         kind = BundleInProgress
         hints = [
-            f"wait for its run to end; if that died, go on with a suite's: proofbox suite resume {quote(where)}",
-            "look at what is there: open_bundle_unverified()",
+            f"wait for its run to end; if a suite's run died, resume it: proofbox suite resume {quote(where)}",
+            "inspect the incomplete bundle: open_bundle_unverified()",
         ]
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return kind(
@@ -178,25 +178,25 @@ def _changed(path: str, why: str) -> BundleCorrupt:
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedBundle:
-    """Whatever is there. That it has no findings does not make it complete, and it can't be promoted."""
+    """The unverified content of a bundle. Even without findings it may be incomplete, and it can't be promoted."""
 
     path: str
     status: RunStatus | None
     index: Index | None
     missing: tuple[str, ...]
-    """Listed or expected, and not there."""
+    """Paths that are listed or expected but do not exist."""
     digest_mismatches: tuple[str, ...]
-    """There, and not what the index says, in size or content."""
+    """Paths whose size or content does not match the index."""
     unlisted: tuple[str, ...]
     findings: tuple[BundleFinding, ...]
 
     @property
     def state(self) -> str:
-        """in_progress, complete or failed, as the bundle says; in_progress wherever it says nothing."""
+        """in_progress, complete or failed, as the bundle states; in_progress without a status or an index."""
         return self.status.state if self.status is not None and self.index is not None else "in_progress"
 
     def read_bytes(self, path: str, *, limit: int = 1 << 30) -> bytes:
-        """A file as it is now, unchecked."""
+        """Read a file in its current state, without verification."""
         if not is_artifact_path(path):
             check_artifact_path(path, "bundle read")
         try:
@@ -206,7 +206,7 @@ class UnverifiedBundle:
 
 
 def open_bundle_unverified(path: _Path) -> UnverifiedBundle:
-    """Look at a bundle in any state: in progress, damaged, failed. Says what differs, and promises nothing."""
+    """Open a bundle in any state (in progress, damaged, failed) and list the differences from its index."""
     found = check_bundle(resolve(path))
 
     def named(*codes: str) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Reindexing: checking a bundle against its index, or computing the index anew with an audit trail.
+"""Reindexing: check a bundle against its index, or rebuild the index with an audit trail.
 
-A repair never makes a bundle better than it was. It records what is there now, says in `repair_log.json` what was there
-before, counts itself in the index for good, and keeps every missing artifact missing. A failed run stays failed.
+A repair never improves a bundle's status. It indexes the current files, records the previous entries in
+`repair_log.json`, permanently increments the index's repair count, and keeps every missing artifact listed as missing.
+A failed run stays failed.
 """
 
 from __future__ import annotations
@@ -40,53 +41,53 @@ _ENTRY = shape.or_null(shape.table(shape.anything))
 _NAMES = shape.array(shape.text())
 _REPAIR = shape.record(
     {
-        "at": shape.moment.meaning("When the index was computed anew."),
-        "by": PROCESS.meaning("The process that did it."),
+        "at": shape.moment.meaning("When the index was rebuilt."),
+        "by": PROCESS.meaning("The process that rebuilt it."),
         "index_before": shape.record(
             {
-                "size": shape.count.meaning("In bytes; 0: there was none to read."),
-                "sha256": shape.text(64).meaning("Of the file; empty: there was none to read."),
-                "readable": shape.flag.meaning("Whether it was an index at all."),
-                "status": shape.or_null(shape.text(16)).meaning("What it stated; null: not readable."),
-                "missing": _NAMES.meaning("What it listed as missing; empty if not readable."),
+                "size": shape.count.meaning("Size in bytes; 0 if it could not be read."),
+                "sha256": shape.text(64).meaning("SHA-256 of the file; empty if it could not be read."),
+                "readable": shape.flag.meaning("Whether it was a valid index."),
+                "status": shape.or_null(shape.text(16)).meaning("The status that it stated; null if not readable."),
+                "missing": _NAMES.meaning("The paths that it listed as missing; empty if not readable."),
             }
         ).meaning("The index that was replaced."),
-        "findings": shape.array(shape.table(shape.text(1 << 16))).meaning("Why it was repaired."),
+        "findings": shape.array(shape.table(shape.text(1 << 16))).meaning("The findings that led to the repair."),
         "changes": shape.array(
             shape.record(
                 {
-                    "path": shape.text(1 << 14).meaning("Relative to the bundle."),
-                    "before": _ENTRY.meaning("Null: it was not listed."),
-                    "after": _ENTRY.meaning("Null: it is gone."),
+                    "path": shape.text(1 << 14).meaning("Relative to the bundle's directory."),
+                    "before": _ENTRY.meaning("Null if it was not listed."),
+                    "after": _ENTRY.meaning("Null if the file no longer exists."),
                 }
             )
         ).meaning("The index's entries before and after."),
-        "missing_after": _NAMES.meaning("What the new index lists as missing."),
+        "missing_after": _NAMES.meaning("The paths that the new index lists as missing."),
     }
 )
 _LOST = shape.record(
     {
-        "at": shape.moment.meaning("When that was found."),
-        "size": shape.count.meaning("Of the log, in bytes; 0: it could not be opened."),
-        "sha256": shape.text(64).meaning("Of the log; empty: it could not be opened."),
-        "detail": shape.text(1000).meaning("What was wrong with it."),
+        "at": shape.moment.meaning("When the loss was detected."),
+        "size": shape.count.meaning("Size of the log in bytes; 0 if it could not be opened."),
+        "sha256": shape.text(64).meaning("SHA-256 of the log; empty if it could not be opened."),
+        "detail": shape.text(1000).meaning("Why the log could not be read."),
     }
 )
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
-        "repairs": shape.array(_REPAIR).meaning("One a repair, in their order."),
+        "repairs": shape.array(_REPAIR).meaning("One entry per repair, in order."),
     },
     {
         "lost": shape.array(_LOST).meaning(
-            "Logs of earlier repairs that could not be read: what they told is not in here. Absent: there were none."
+            "Unreadable logs of earlier repairs, whose entries are lost. Absent if no log was lost."
         ),
     },
 )
 declare(
     SCHEMA,
     at="BUNDLE/repair_log.json",
-    meaning="What each repair of an index found and changed.",
+    meaning="The findings and changes of each repair of an index.",
     shape=_DOCUMENT.json_schema,
 )
 
@@ -94,17 +95,17 @@ _Path = str | os.PathLike[str]
 
 
 def reindex_strict(path: _Path) -> BundleCheck:
-    """Check a bundle against its index, logs included. Changes nothing; the findings are in the result."""
+    """Check a bundle, including its logs, against its index. Changes nothing; the result has the findings."""
     return check_bundle(resolve(path), chains=True)
 
 
 def reindex_repair(
     path: _Path, *, lock: Mode = "wait", lock_timeout: float = 30.0, clock: Clock | None = None
 ) -> tuple[Index, list[dict[str, Any]]]:
-    """Compute the index anew from what is there. Returns the new index and the changes, as the repair log has them.
+    """Rebuild the index from the current files. Return the new index and the changes recorded in the repair log.
 
-    A bundle without findings is left alone (its index comes back with no changes). Refuses a bundle in progress, one
-    whose status can't be read, and one that holds links or special files.
+    A bundle without findings is left unchanged, and its index is returned with no changes. Refuses a bundle in
+    progress, one whose status can't be read, and one that contains links or special files.
     """
     directory = resolve(path)
     now: Clock = clock or SystemClock()
@@ -121,17 +122,17 @@ def _refuse(checked: BundleCheck, directory: str) -> None:
     status = checked.status
     if any(finding.code == "in_progress" and finding.path in ("", STATUS) for finding in checked.findings):
         raise BundleInProgress(
-            f"{shown(directory)} was never committed: there is nothing to repair",
+            f"{shown(directory)} was never committed, so there is nothing to repair",
             op="bundle repair",
-            fix_hints=["look at it with open_bundle_unverified(), or run it again"],
+            fix_hints=["inspect it with open_bundle_unverified(), or run it again"],
         )
-    hopeless = [
+    irreparable = [
         each for each in checked.findings if each.code in ("symlink", "special", "unreadable", "schema_unknown")
     ]
-    if status is None or hopeless:
-        why = f"{hopeless[0].path}: {hopeless[0].detail}" if hopeless else "its run_status.json can't be read"
+    if status is None or irreparable:
+        why = f"{irreparable[0].path}: {irreparable[0].detail}" if irreparable else "its run_status.json can't be read"
         raise BundleRepairRefused(
-            f"{shown(directory)} can't be repaired without inventing something: {why}",
+            f"{shown(directory)} can't be repaired without inventing data: {why}",
             op="bundle repair",
             fix_hints=["restore the bundle from a copy"],
         )
@@ -145,9 +146,9 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
     unnameable = sorted(shown(path) for path in own if not is_artifact_path(path))
     if unnameable:
         raise BundleRepairRefused(
-            f"a file's name can't be an artifact's: {unnameable[0]}",
+            f"invalid artifact name: {unnameable[0]}",
             op="bundle repair",
-            fix_hints=["remove it yourself"],
+            fix_hints=["rename or remove the file"],
         )
     listed = dict(before.artifacts) if before is not None else {}
     entries = in_threads(lambda path: _measure(directory, path, listed.get(path)), sorted(own - {INDEX, REPAIR_LOG}))
@@ -197,7 +198,7 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
 
 
 def _status(state: str, before: Index | None, missing: tuple[str, ...]) -> str:
-    """Never better than before, and no better than partial where nothing is known of before."""
+    """Return the new status: never better than before, and at most partial if the old index is unreadable."""
     if state == "failed" or (before is not None and before.status == "failed"):
         return "failed"
     return "ok" if before is not None and before.status == "ok" and not missing else "partial"
@@ -214,12 +215,12 @@ def _measure(directory: str, path: str, listed: Artifact | None) -> Artifact:
     schema = listed.schema_version if listed is not None else None
     if path.endswith(".json") and size <= MAX_STATUS_BYTES:
         schema = schema_of(read_bounded(os.path.join(directory, path), MAX_STATUS_BYTES))
-    # A log's anchor is what its writer knew. It is kept: if the log no longer ends with it, that must go on showing.
+    # Keep the anchor that the log's writer recorded: if the log no longer matches it, verification must still fail.
     return Artifact(path, size, digest, schema, listed.chain if listed is not None else None)
 
 
 def _past_repairs(directory: str, clock: Clock) -> tuple[list[Any], list[Any]]:
-    """The repairs that the log tells of, and the logs that were lost: this one too, where it is none."""
+    """Return the repairs in the log, and the lost logs, including this one if it is unreadable."""
     data = b""
     try:
         data = read_bounded(os.path.join(directory, REPAIR_LOG), 1 << 30)

@@ -1,7 +1,7 @@
 """`run_status.json`: whether a run is still writing, and how it ended.
 
-It is written when the run begins and once more just before the index, which covers it. So `complete` here means that
-the run's work is done; that the bundle is committed, only the index says.
+It is written when the run starts and again just before the index, which covers it. `complete` here means that the run's
+work is done; only the index shows that the bundle is committed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunStatus:
     finished_at: str | None = None
     expected: tuple[str, ...] = ()
     failure: dict[str, str] | None = None
-    """stage (what the run was doing), error (the exception's class), message."""
+    """stage (the run's activity at the time), error (the exception's class), message."""
     partial_reasons: tuple[str, ...] = field(default=())
 
     def to_bytes(self) -> bytes:
@@ -56,38 +56,38 @@ class RunStatus:
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
-        "run_id": shape.text(128).meaning("The run's id; of a nested bundle, its own."),
+        "run_id": shape.text(128).meaning("The run's id; for a nested bundle, the bundle's own id."),
         "state": shape.one_of("in_progress", "complete", "failed").meaning(
-            "Of the run's work; `failed`: an exception ended it."
+            "The state of the run; `failed`: an exception ended it."
         ),
-        "dry": shape.flag.meaning("A rehearsal: LATEST does not follow it, and it can't be promoted."),
-        "writer": PROCESS.meaning("The process that writes the bundle; the last, if one took it over."),
-        "world": WORLD.meaning("Where it ran, and what recorded it."),
-        "started_at": shape.moment.meaning("When the bundle was opened; a takeover keeps it."),
-        "finished_at": shape.or_null(shape.moment).meaning("When it was committed; null: it is in progress."),
-        "expected": shape.array(shape.text()).meaning("Artifacts without which the bundle is partial."),
+        "dry": shape.flag.meaning("A dry run: it does not update LATEST and can't be promoted."),
+        "writer": PROCESS.meaning("The process that writes the bundle; after a takeover, the new writer."),
+        "world": WORLD.meaning("The host and the recording tool."),
+        "started_at": shape.moment.meaning("When the bundle was created; unchanged by a takeover."),
+        "finished_at": shape.or_null(shape.moment).meaning("When the bundle was committed; null while in progress."),
+        "expected": shape.array(shape.text()).meaning("Artifacts that a complete bundle must have."),
         "failure": shape.or_null(
             shape.record(
                 {
-                    "stage": shape.text().meaning("What the run was doing."),
+                    "stage": shape.text().meaning("The run's activity at the time of the failure."),
                     "error": shape.text().meaning("The exception's class."),
-                    "message": shape.text(1 << 16).meaning("What it said, redacted."),
+                    "message": shape.text(1 << 16).meaning("The exception's message, redacted."),
                 }
             )
-        ).meaning("What ended it; null unless it failed."),
-        "partial_reasons": shape.array(shape.text()).meaning("What the writer says is lacking; any makes it partial."),
+        ).meaning("The exception that ended the run; null unless it failed."),
+        "partial_reasons": shape.array(shape.text()).meaning("The writer's reasons for marking it partial."),
     }
 )
 declare(
     SCHEMA,
     at="BUNDLE/run_status.json",
-    meaning="Whether a run is still writing, and how it ended. That it is committed, only the index says.",
+    meaning="Whether a run is still writing, and how it ended. Only the index shows that it is committed.",
     shape=_DOCUMENT.json_schema,
 )
 
 
 def parse_status(data: bytes) -> RunStatus:
-    """Read a status, or raise ShapeError (SchemaUnknown for a version that is not known)."""
+    """Parse a status. Raises ShapeError (SchemaUnknown for an unsupported version)."""
     try:
         document = parse_strict(data)
     except CanonicalError as error:
@@ -98,7 +98,7 @@ def parse_status(data: bytes) -> RunStatus:
     _DOCUMENT(document, "status")
     del document["schema_version"]
     if not RUN_ID.fullmatch(document["run_id"]) or not all(map(is_artifact_path, document["expected"])):
-        raise ShapeError("status holds a name that can't be a run's or an artifact's")
+        raise ShapeError("status contains an invalid run id or artifact path")
     document["expected"] = tuple(document["expected"])
     document["partial_reasons"] = tuple(document["partial_reasons"])
     return RunStatus(**document)

@@ -1,7 +1,7 @@
-"""Going on with a bundle whose writer died, and seeing that somebody else went on with ours.
+"""Take over a bundle whose writer died, and detect that another writer took over this one.
 
-What is there stays and is covered as it is found. A writer may be taken for dead and live on: the status names who
-writes the bundle now, and whoever it does not name has lost it.
+Existing files are kept and indexed as they are. A writer that was declared dead may still be running: the status names
+the current writer, and any other writer has lost the bundle.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from proofbox.evidence.bundle.status import RunStatus, parse_status
 from proofbox.evidence.documents.shape import ShapeError
 
 UNFINISHED = "unfinished"
-"""Where a bundle that was taken over has what its first writer did not live to stand by."""
+"""The directory for unfinished artifacts of the dead writer."""
 
 
 def last_status(directory: Path, run_id: str) -> RunStatus | None:
-    """What its writer said last. None: it died before it said anything, and what it left of that is gone now."""
+    """Return the writer's last status. If it died before writing one, remove its leftovers and return None."""
     try:
         return parse_status(read_bounded(directory / STATUS, MAX_STATUS_BYTES))
     except FileNotFoundError:
-        _clear_unborn(directory, run_id)
+        _remove_uncreated(directory, run_id)
         return None
     except (OSError, ShapeError) as error:
-        raise BundleCorrupt(f"{run_id} has no status to go on from: {error}", op="bundle open") from error
+        raise BundleCorrupt(f"the status of {run_id} can't be read: {error}", op="bundle open") from error
 
 
 def require_left(directory: Path, before: RunStatus, *, abandoned: bool) -> None:
-    """A bundle that is committed, or not `abandoned` by its writer, is nobody's to take."""
+    """Raise BundleInProgress unless the bundle is uncommitted and `abandoned` by its writer."""
     if (directory / INDEX).exists() or not abandoned:
         raise BundleInProgress(
-            f"{before.run_id} is committed, or its writer still lives",
+            f"{before.run_id} is committed, or its writer is still alive",
             op="bundle open",
-            fix_hints=["wait until its writer has died: it can be taken over then"],
+            fix_hints=["wait until its writer has exited, then take it over"],
         )
 
 
 def continued(before: RunStatus, taker: RunStatus) -> RunStatus:
-    """The status of who goes on: begun when the first writer began, with all that either said of it."""
+    """Return the new writer's status, with the original start time and the settings of both writers combined."""
     return replace(
         taker,
         run_id=before.run_id,
         started_at=before.started_at,
         expected=tuple(dict.fromkeys((*before.expected, *taker.expected))),
-        dry=taker.dry or before.dry,  # a rehearsal does not become the real thing by a second writer
+        dry=taker.dry or before.dry,  # a second writer does not turn a dry run into a real one
         partial_reasons=before.partial_reasons,
     )
 
 
 def set_aside(directory: Path, paths: Iterable[str]) -> None:
-    """Keep what is there of `paths` below `unfinished/`: words that nobody stands by any more."""
+    """Move existing files of `paths` below `unfinished/`, because their writer never finished them."""
     for path in paths:
         if os.path.lexists(directory / path):
             target = directory / UNFINISHED / path
@@ -63,38 +63,38 @@ def set_aside(directory: Path, paths: Iterable[str]) -> None:
 
 
 def left_behind(directory: Path) -> set[str]:
-    """The files that its writer left, but for those of nested bundles, each of which is to be taken over by itself."""
+    """Return the files of the dead writer, except those of nested bundles, which are taken over separately."""
     own, interrupted = tidy(directory).split()
     torn = {os.path.dirname(index) for index in interrupted}
     return {path for path in own - {STATUS} if torn.isdisjoint(above(path))}
 
 
 def require_ours(directory: Path, mine: RunStatus, op: str) -> None:
-    """What another writer has committed, or taken over, is not ours any more."""
+    """Raise BundleExists if another writer has committed or taken over the bundle."""
     if os.path.lexists(directory / INDEX):
         raise BundleExists(
-            f"{mine.run_id} is committed already",
+            f"{mine.run_id} is already committed",
             op=op,
-            fix_hints=["look at what another writer has committed: an index is never written over"],
+            fix_hints=["check the bundle that another writer committed: an index is never overwritten"],
         )
     try:
         stated = parse_status(read_bounded(directory / STATUS, MAX_STATUS_BYTES))
     except (OSError, ShapeError):
-        return  # it is about to be written anew
+        return  # the commit rewrites it
     if stated.writer != mine.writer:
         raise BundleExists(
             f"{mine.run_id} was taken over by another writer: process {stated.writer['pid']}",
             op=op,
-            fix_hints=["leave the bundle to it"],
+            fix_hints=["leave the bundle to that process"],
         )
 
 
-def _clear_unborn(directory: Path, run_id: str) -> None:
-    """Who dies before there is a status leaves an empty directory, or a document on its way to its name."""
+def _remove_uncreated(directory: Path, run_id: str) -> None:
+    """Remove the leftovers of a writer that died before its first status: a directory, maybe a temporary file."""
     try:
         tidy(directory)
         os.rmdir(directory)
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise BundleCorrupt(f"{run_id} has files and no status: {error}", op="bundle open") from error
+        raise BundleCorrupt(f"{run_id} has files but no status: {error}", op="bundle open") from error

@@ -1,15 +1,14 @@
-"""Making a bundle: a directory that is in progress until one atomic step commits it.
+"""Write a bundle: a directory that is in progress until one atomic step commits it.
 
     with BundleWriter("out", expected=["results.json"]) as bundle:
         bundle.write_json("results.json", {"schema_version": "example/1", "passed": True})
 
-Leaving the block commits. Left by an exception, the bundle is committed as failed, with all that was written until
-then, and the exception goes on. Killed, the directory stays in progress, and every reader says so.
+Leaving the block commits. If an exception leaves the block, the bundle is committed as failed with everything written
+so far, and the exception propagates. If the process is killed, the directory stays in progress, and readers report it.
 
-Nothing a reader relies on happens before the index: artifacts are written under their final names, synced together
-with their directories at the commit, then `run_status.json`, then `artifact_index.json` by atomic replace, and only
-after that LATEST. Digests in the index are of the bytes that were handed in, not of what a file holds at the commit, so
-that a file changed in between is found rather than blessed.
+The index is the commit barrier: artifacts are written under their final names and synced with their directories at the
+commit, then `run_status.json` and `artifact_index.json` are written by atomic replace, and LATEST last. Digests in the
+index are of the bytes passed to the writer, not of the file at the commit, so a file changed in between is detected.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ _IDS = IdSource()
 
 
 class BundleWriter:
-    """Writes one run's bundle into `out/<run_id>/`. Safe to share by threads; made and committed by one process.
+    """Writes one run's bundle into `out/<run_id>/`. Thread-safe; one process creates and commits it.
 
-    `expected` are the artifacts that a complete run has: those absent at the commit are listed as missing, and the
-    bundle is then `partial`. A `dry` run commits and does not move LATEST. With a `redactor`, logs are redacted, and
-    the commit is refused if any artifact holds one of its exact secrets (`withhold_secrets` takes such out).
+    `expected` are the artifacts of a complete run: those absent at the commit are listed as missing, and the bundle is
+    then `partial`. A `dry` run commits but does not update LATEST. With a `redactor`, logs are redacted, and the commit
+    is refused if any artifact contains one of its exact secrets (`withhold_secrets` removes such artifacts).
 
-    `stage` says what the run is doing, and is recorded if it fails there.
+    `stage` describes the run's current activity and is recorded if the run fails.
     """
 
     def __init__(
@@ -89,9 +88,9 @@ class BundleWriter:
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> Self:
-        """A bundle at `path` inside another's directory, which may belong to another process's writer.
+        """Create a writer for a bundle at `path` inside another bundle, whose writer may be another process.
 
-        It commits by itself. The outer bundle, committed later, covers its index by digest.
+        It commits independently. The outer bundle, committed later, covers its index by digest.
         """
         nested = cls.__new__(cls)
         nested._setup(expected, False, redactor, clock, ids)
@@ -101,12 +100,12 @@ class BundleWriter:
         return nested
 
     def taking_over(self, *, aside: Iterable[str] = (), released: bool = False) -> Self:
-        """Go on with a bundle whose writer died: `with BundleWriter(out, run_id=…).taking_over() as bundle`.
+        """Take over a bundle whose writer died: `with BundleWriter(out, run_id=…).taking_over() as bundle`.
 
-        What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. What
-        `aside` names of it is kept below `unfinished/`: words that nobody stands by any more. That the writer is dead
-        is checked as far as it can be from here, unless it `released` the bundle, which is the caller's to know; a
-        committed bundle is refused.
+        Existing files are kept and indexed as they are. This includes logs, which get no anchor and no more entries.
+        Paths in `aside` are moved below `unfinished/`, because their writer never finished them. A bundle whose writer
+        is not known to be dead is refused, unless the caller knows that the writer `released` it. A committed bundle is
+        always refused.
         """
         self._takes_over = True
         self._released = released
@@ -149,7 +148,7 @@ class BundleWriter:
 
     def __enter__(self) -> Self:
         if self._state != "new":
-            raise UsageError("a bundle is written once", op="bundle open", fix_hints=["make a new BundleWriter"])
+            raise UsageError("a bundle is written once", op="bundle open", fix_hints=["create a new BundleWriter"])
         self._status = RunStatus(
             run_id=self.run_id,
             state="in_progress",
@@ -172,7 +171,7 @@ class BundleWriter:
         return self
 
     def _inherit(self) -> bool:
-        """Make a dead writer's bundle ours. False: it died before there was anything."""
+        """Take over a dead writer's bundle. Return False if it died before writing anything."""
         before = last_status(self.path, self.run_id)
         if before is None:
             return False
@@ -192,41 +191,41 @@ class BundleWriter:
         except BaseException as refused:
             if error is None:
                 raise
-            # What went wrong first is what the caller needs to see; that there is no commit goes with it.
+            # Raise the original error, with a note about the missing commit.
             error.add_note(f"the bundle {self.run_id} was not committed: {refused}")
         finally:
             self._state = "closed"
 
     def mark_partial(self, reason: str) -> None:
-        """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`.
+        """Mark the bundle as partial, even if every expected artifact exists: the commit won't be `ok`.
 
-        It is on the disk at once, so that it holds for whoever takes the bundle over.
+        The mark is written to disk at once, so that it survives a takeover.
         """
         self._require_open("bundle mark_partial")
-        said = preview(self._clean(reason), 1000)[0]
+        cleaned = preview(self._clean(reason), 1000)[0]
         with self._mutex, self._locked("mark"):
             require_ours(self.path, self._status, "bundle mark_partial")
-            self._partial.append(said)
+            self._partial.append(cleaned)
             self._status = replace(self._status, partial_reasons=tuple(self._partial))
             write_document(self.path / STATUS, self._status.to_bytes())
 
     def withhold_secrets(self) -> tuple[str, ...]:
-        """Rather than refuse the commit, take out what holds an exact secret: now, where it is known, and then.
+        """Remove artifacts that contain an exact secret, now and at the commit, instead of refusing the commit.
 
-        The paths of what was taken out now. Without any of it the bundle is partial, and says what it lacks.
+        Return the paths removed now. A bundle with removed artifacts is partial and lists them in its reasons.
         """
         self._require_open("bundle withhold_secrets")
         self._withholding = True
         return self._withhold()
 
     def _withhold(self) -> tuple[str, ...]:
-        # A nested bundle's index has names and digests, and is what the files beside it are found by.
+        # A nested bundle's index stays: it has only names and digests, and the files beside it are found through it.
         taken = tuple(sorted(path for path in self._secrets if not path.endswith("/" + INDEX)))
         for path in taken:
             os.unlink(self.path / path)
             self._artifacts.pop(path, None)
             self._anchors.pop(path, None)
-            self._partial.append(preview(self._clean(f"{path} held a secret, and was taken out"), 1000)[0])
+            self._partial.append(preview(self._clean(f"{path} contained a secret and was removed"), 1000)[0])
         self._secrets.clear()
         return taken
 
@@ -244,12 +243,12 @@ class BundleWriter:
         return self._store(path, [data], schema_version, "bundle write_bytes")
 
     def add_file(self, path: str, source: _Path | BinaryIO, *, schema_version: str | None = None) -> Artifact:
-        """Copy a file, or what is left in a binary stream, into the bundle."""
+        """Copy a file, or the rest of a binary stream, into the bundle."""
         with pieces_of(source) as pieces:
             return self._store(path, pieces, schema_version, "bundle add_file")
 
     def open_log(self, path: str, *, sync_every: int = SYNC_EVERY) -> BundleLog:
-        """A hash-chained log. The index anchors how many entries it has and what they hash to."""
+        """Open a hash-chained log. The index records its number of entries and its head."""
         self._claim(path, "bundle open_log")
         target = self._target(path)
         chain = ChainWriter(target, f"{self.run_id}/{path}", sync_every=sync_every)
@@ -259,7 +258,7 @@ class BundleWriter:
         return log
 
     def nested(self, path: str, *, expected: Iterable[str] = (), run_id: str | None = None) -> BundleWriter:
-        """A bundle inside this one, with an index of its own: an attempt's inside a run's."""
+        """Create a nested bundle with its own index, such as an attempt's inside a run's."""
         self._require_open("bundle nested")
         inner = BundleWriter.nested_in(
             self.path,
@@ -293,7 +292,7 @@ class BundleWriter:
         with self._mutex:
             self._require_open(op)
             if path in self._artifacts:
-                raise BundleExists(f"{path} was already written", op=op, fix_hints=["give each artifact its own name"])
+                raise BundleExists(f"{path} is already written", op=op, fix_hints=["choose another name"])
             self._artifacts[path] = None
 
     def _target(self, path: str) -> str:
@@ -314,24 +313,24 @@ class BundleWriter:
 
     def _commit(self, error: BaseException | None) -> None:
         if error is None and any(inner._state == "open" for inner in self._open_nested):
-            raise UsageError("a nested bundle is still open", op="bundle commit", fix_hints=["leave it first"])
+            raise UsageError("a nested bundle is still open", op="bundle commit", fix_hints=["close it first"])
         self._state = "closed"
         for log in self._open_logs:
             log.close()
         artifacts, interrupted = self._collect()
         if self._secrets and self._withholding and self._withhold():
             artifacts, interrupted = self._collect()
-            self._secrets.clear()  # of a nested index, which was looked at once more
+            self._secrets.clear()  # from a nested index, which was measured again
         if self._secrets:
             raise BundleSecretFound(
-                f"{len(self._secrets)} artifacts hold a secret: {', '.join(sorted(self._secrets)[:5])}",
+                f"{len(self._secrets)} artifacts contain a secret: {', '.join(sorted(self._secrets)[:5])}",
                 op="bundle commit",
-                fix_hints=["keep the secret out of what is written; this bundle stays in progress and is no evidence"],
+                fix_hints=["keep the secret out of the artifacts; this bundle stays in progress and is not evidence"],
                 details={"paths": sorted(self._secrets)},
             )
         present = [artifact.path for artifact in artifacts]
         missing = sorted(set(self._expected).difference(present) | set(interrupted))
-        sync_all(self.path, present)  # before anything says that they are there
+        sync_all(self.path, present)  # before the status and the index refer to them
         with self._locked("commit"):
             require_ours(self.path, self._status, "bundle commit")
             self._status = replace(

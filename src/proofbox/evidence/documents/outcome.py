@@ -1,11 +1,10 @@
-"""`outcome.json`: what came of an attempt. Claimed, verified and infra are three things, recorded apart.
+"""`outcome.json`: the result of an attempt. Claimed, verified and infra are recorded separately.
 
-    claimed    what the agent says of its work
+    claimed    what the agent says about its work
     verified   what a verifier found
-    infra      whether the machinery held
+    infra      whether the infrastructure worked
 
-Each says its result, by whom it was established and how. `unknown` is a result like any other, and good for nothing:
-success is never inferred from silence.
+Each has a result, who established it, and how. `unknown` never counts as success: success is never inferred.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ RESULTS = {
 }
 
 _MEANINGS = {
-    "claimed": "What the agent says of its work.",
+    "claimed": "What the agent says about its work.",
     "verified": "What a verifier found.",
-    "infra": "Whether the machinery held.",
+    "infra": "Whether the infrastructure worked.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One of the three: `by` names who established it (`runtime_reported` for an agent's own word), `how` the means."""
+    """One of the three results. `by` is its source (`runtime_reported`: the agent's own claim), `how` the method."""
 
     result: str
     by: str = ""
@@ -56,7 +55,7 @@ class Outcome:
     infra: Verdict = UNKNOWN
 
     def as_json(self) -> dict[str, Any]:
-        """The document to give to `BundleWriter.write_json("outcome.json", …)`."""
+        """Return the document for `BundleWriter.write_json("outcome.json", …)`."""
         document = {
             "schema_version": SCHEMA,
             "claimed": self.claimed.as_json(),
@@ -73,10 +72,10 @@ _DOCUMENT = shape.record(
         **{
             name: shape.record(
                 {
-                    "result": shape.one_of(*results).meaning("`unknown`: nobody established it."),
-                    "by": shape.text(1000).meaning("Who established it; `runtime_reported`: the agent's own word."),
-                    "how": shape.text(1000).meaning("By what means."),
-                    "detail": shape.text(1 << 16).meaning("More for people; may be empty."),
+                    "result": shape.one_of(*results).meaning("`unknown`: not established."),
+                    "by": shape.text(1000).meaning("The source; `runtime_reported`: the agent's own claim."),
+                    "how": shape.text(1000).meaning("The method."),
+                    "detail": shape.text(1 << 16).meaning("Details for people; may be empty."),
                 }
             ).meaning(_MEANINGS[name])
             for name, results in RESULTS.items()
@@ -86,20 +85,20 @@ _DOCUMENT = shape.record(
 declare(
     SCHEMA,
     at="BUNDLE/outcome.json of an attempt",
-    meaning="What came of an attempt: three results, established apart.",
+    meaning="The result of an attempt: three separately established results.",
     shape=_DOCUMENT.json_schema,
 )
 
 
 def check_outcome(document: Any) -> None:
-    """Raise ShapeError unless this is an outcome; a result other than unknown says by whom and how it came to be."""
+    """Raise ShapeError unless this is a valid outcome. A result other than unknown needs `by` and `how`."""
     shape.table(shape.anything)(document, "outcome")
     refuse_other_schema(document, SCHEMA)
     _DOCUMENT(document, "outcome")
     for name in RESULTS:
         verdict = document[name]
         if verdict["result"] != "unknown" and not (verdict["by"] and verdict["how"]):
-            raise shape.ShapeError(f"outcome.{name} is {verdict['result']} by nobody, or without saying how")
+            raise shape.ShapeError(f"outcome.{name} is {verdict['result']} but lacks `by` or `how`")
 
 
 def parse_outcome(document: Any) -> Outcome:

@@ -1,7 +1,7 @@
-"""Checking that a JSON document has the members it should, with the standard library alone.
+"""Validate the structure of JSON documents, using only the standard library.
 
-A check is called with a value and the name of its place. It raises ShapeError, which names the place, and never shows
-more of a hostile value than its type. It knows its own JSON Schema, so that a document is described by what checks it.
+A check is called with a value and its location. It raises ShapeError, which names the location and never shows the
+content of an untrusted value. Each check has its own JSON Schema, so the code that checks a document also describes it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ShapeError(ValueError):
-    """A document lacks a member, has one too many, or one of another type."""
+    """A document has a missing, unknown or invalid member."""
 
 
 class ValueCheck:
-    """Raises ShapeError unless a value is what `json_schema` says."""
+    """Raises ShapeError unless a value matches `json_schema`."""
 
     __slots__ = ("_run", "json_schema")
 
@@ -32,12 +32,12 @@ class ValueCheck:
         self._run(value, where)
 
     def meaning(self, words: str) -> ValueCheck:
-        """The same check, of something that has a meaning."""
+        """Return the same check with a description in its schema."""
         return ValueCheck(self._run, {**self.json_schema, "description": words})
 
 
 def checks(json_schema: Mapping[str, Any]) -> Callable[[Callable[[Any, str], None]], ValueCheck]:
-    """Makes a check of a function."""
+    """Return a decorator that turns a function into a check."""
     return lambda run: ValueCheck(run, json_schema)
 
 
@@ -45,7 +45,7 @@ def text(limit: int = 4096) -> ValueCheck:
     @checks({"type": "string", "maxLength": limit})
     def check(value: Any, where: str) -> None:
         if type(value) is not str or len(value) > limit:
-            raise ShapeError(f"{where} is not a text of at most {limit} characters")
+            raise ShapeError(f"{where} is not a string of at most {limit} characters")
 
     return check
 
@@ -53,13 +53,13 @@ def text(limit: int = 4096) -> ValueCheck:
 @checks({"type": "integer", "minimum": 0})
 def count(value: Any, where: str) -> None:
     if type(value) is not int or value < 0:
-        raise ShapeError(f"{where} is not a number of things")
+        raise ShapeError(f"{where} is not a non-negative integer")
 
 
 @checks({"type": "boolean"})
 def flag(value: Any, where: str) -> None:
     if type(value) is not bool:
-        raise ShapeError(f"{where} is neither true nor false")
+        raise ShapeError(f"{where} is not true or false")
 
 
 @checks({"type": "string", "pattern": f"^{SHA256.pattern}$"})
@@ -78,11 +78,11 @@ def moment(value: Any, where: str) -> None:
 
 @checks({})
 def anything(value: Any, where: str) -> None:
-    """Its meaning is someone else's."""
+    """Accept any value."""
 
 
 def elsewhere(inner: ValueCheck) -> ValueCheck:
-    """Described as `inner`, and checked by code of its own."""
+    """Return a check with the schema of `inner` that accepts anything, for values that other code checks."""
     return ValueCheck(anything, inner.json_schema)
 
 
@@ -90,7 +90,7 @@ def one_of(*values: str) -> ValueCheck:
     @checks({"enum": list(values)})
     def check(value: Any, where: str) -> None:
         if value not in values or type(value) is not str:
-            raise ShapeError(f"{where} is none of {', '.join(values)}")
+            raise ShapeError(f"{where} is not one of {', '.join(values)}")
 
     return check
 
@@ -116,7 +116,7 @@ def array(inner: ValueCheck) -> ValueCheck:
 
 
 def table(inner: ValueCheck) -> ValueCheck:
-    """An object whose member names are data."""
+    """Return a check for an object with arbitrary member names."""
 
     @checks({"type": "object", "additionalProperties": inner.json_schema})
     def check(value: Any, where: str) -> None:
@@ -129,7 +129,7 @@ def table(inner: ValueCheck) -> ValueCheck:
 
 
 def record(required: Mapping[str, ValueCheck], optional: Mapping[str, ValueCheck] | None = None) -> ValueCheck:
-    """An object with exactly these members. One that is not known is refused: its meaning would be lost."""
+    """Return a check for an object with exactly these members. Unknown members are refused, not ignored."""
     known = {**required, **(optional or {})}
 
     @checks(
@@ -148,7 +148,7 @@ def record(required: Mapping[str, ValueCheck], optional: Mapping[str, ValueCheck
                 raise ShapeError(f"{where} has no member {name}")
         for name, item in value.items():
             if name not in known:
-                raise ShapeError(f"{where} has a member that is not known: {name[:80]!r}")
+                raise ShapeError(f"{where} has an unknown member: {name[:80]!r}")
             known[name](item, f"{where}.{name}")
 
     return check

@@ -1,4 +1,4 @@
-"""`tree_manifest.json`: every file of an attempt's final tree, so that what is delivered can be held against it.
+"""`tree_manifest.json`: every file of an attempt's final tree, for comparison with a delivery.
 
     {"schema_version": "proofbox.tree_manifest/1", "tree_sha256": …, "entries": [
         {"path": "src/a.py", "mode": "100644", "size": 12, "sha256": …}, …]}
@@ -43,7 +43,7 @@ class TreeEntry(NamedTuple):
 
 
 def tree_manifest(entries: Iterable[TreeEntry]) -> dict[str, Any]:
-    """The document for entries that are known already, as a snapshot's are."""
+    """Return the manifest for existing entries, such as those of a snapshot."""
     ordered = [entry.as_json() for entry in sorted(entries)]
     document = {"schema_version": SCHEMA, "tree_sha256": digest_of(ordered), "entries": ordered}
     parse_tree_manifest(document)
@@ -51,7 +51,7 @@ def tree_manifest(entries: Iterable[TreeEntry]) -> dict[str, Any]:
 
 
 def scan_tree(root: str | os.PathLike[str], *, exclude: Iterable[str] = (".git",)) -> list[TreeEntry]:
-    """Every file below `root`, hashed, following nothing. `exclude` are names at the top. Specials are refused."""
+    """Hash every file below `root`, without following links. `exclude` names top-level entries to skip."""
     skipped = {os.fsencode(name) for name in exclude}
     top = os.fsencode(root)
     files: list[bytes] = []
@@ -91,16 +91,16 @@ def _entry(top: bytes, path: bytes) -> TreeEntry:
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
-        "tree_sha256": shape.sha256.meaning("Of the canonical JSON of the entries."),
+        "tree_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of the entries."),
         "entries": shape.array(
             shape.record(
                 {
-                    "path": shape.text(1 << 14).meaning("Relative to the tree; escaped, where it is not UTF-8."),
-                    "mode": shape.one_of(*MODES).meaning("Git's: a file, an executable one, a symbolic link."),
-                    "size": shape.count.meaning("In bytes; of a link, of its target."),
-                    "sha256": shape.sha256.meaning("Of the content; of a link, of its target."),
+                    "path": shape.text(1 << 14).meaning("Relative to the tree; escaped if it is not UTF-8."),
+                    "mode": shape.one_of(*MODES).meaning("Git's mode of a file, an executable or a symbolic link."),
+                    "size": shape.count.meaning("Size in bytes; for a link, of its target."),
+                    "sha256": shape.sha256.meaning("SHA-256 of the content; for a link, of its target."),
                 },
-                {"path_b64": shape.text(1 << 14).meaning("The exact bytes, where the path is not UTF-8.")},
+                {"path_b64": shape.text(1 << 14).meaning("The exact bytes of a path that is not UTF-8.")},
             )
         ).meaning("Sorted by the bytes of their path."),
     }
@@ -108,13 +108,13 @@ _DOCUMENT = shape.record(
 declare(
     SCHEMA,
     at="BUNDLE/tree_manifest.json of an attempt or a delivery",
-    meaning="Every file of a tree: what is delivered is held against it.",
+    meaning="Every file of a tree, for comparison with a delivery.",
     shape=_DOCUMENT.json_schema,
 )
 
 
 def parse_tree_manifest(document: Any) -> list[TreeEntry]:
-    """The entries of a manifest, or ShapeError: wrong members, an escape, an order or a digest that don't hold."""
+    """Return the entries of a manifest. Raises ShapeError for invalid members, paths, order or digest."""
     shape.table(shape.anything)(document, "tree_manifest")
     refuse_other_schema(document, SCHEMA)
     _DOCUMENT(document, "tree_manifest")
@@ -123,7 +123,7 @@ def parse_tree_manifest(document: Any) -> list[TreeEntry]:
     entries = [_parsed(entry) for entry in document["entries"]]
     paths = [entry.path for entry in entries]
     if paths != sorted(set(paths)):
-        raise ShapeError("tree_manifest.entries are not sorted, or a path is there twice")
+        raise ShapeError("tree_manifest.entries are not sorted or have duplicate paths")
     return entries
 
 
@@ -134,7 +134,7 @@ def _parsed(entry: dict[str, Any]) -> TreeEntry:
         raise ShapeError("a path_b64 is not base64") from None
     parts = raw.split(b"/")
     if b"\0" in raw or any(part in (b"", b".", b"..") for part in parts):
-        raise ShapeError("a path leads out of the tree, or is not in its plain form")
+        raise ShapeError("a path leads outside the tree or is not normalised")
     if path_fields(raw) != {name: entry[name] for name in ("path", "path_b64") if name in entry}:
         raise ShapeError("path and path_b64 don't name the same path")
     return TreeEntry(raw, entry["mode"], entry["size"], entry["sha256"])

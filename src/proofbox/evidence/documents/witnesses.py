@@ -1,9 +1,9 @@
-"""`path_witnesses.json`: what a path was really called by the kernel, beside what was asked for.
+"""`path_witnesses.json`: the kernel's own path for each requested path.
 
-A probe asks for one spelling and a policy may match another: links, firmlinks, mounts. So the spelling is taken from
-the open descriptor: /proc/self/fd on Linux, F_GETPATH and F_GETPATH_NOFIRMLINK on macOS (the latter is written after
-its documentation and untested). `normalized_path` is a conservative key to join by: an observed spelling where there
-is one, else the requested one made absolute; never resolved by guessing.
+A probe requests one path, but a policy may match another because of links, firmlinks or mounts. The kernel's path is
+therefore read from the open descriptor: /proc/self/fd on Linux, F_GETPATH and F_GETPATH_NOFIRMLINK on macOS (the latter
+is written from its documentation and untested). `normalized_path` is a conservative join key: the observed path, or
+else the requested path made absolute; it is never guessed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PathWitness:
     observed_path_nofirmlink: str | None
     normalized_path: str
     error: str | None = None
-    """Why there is no observation, if there is none."""
+    """The reason for a missing observation."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -51,10 +51,10 @@ class PathWitness:
 
 
 def witness(path: str | os.PathLike[str], *, platform: str = sys.platform) -> PathWitness:
-    """Open `path` for its name alone, and record what the kernel calls it."""
+    """Open `path` and record the kernel's path for it."""
     requested = os.fspath(path)
     absolute = os.path.normpath(os.path.join(os.getcwd(), requested))
-    # O_PATH asks for no permission on the file and can't hang on a FIFO.
+    # O_PATH needs no permission on the file and can't block on a FIFO.
     flags = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
     try:
         fd = os.open(requested, flags)
@@ -67,12 +67,12 @@ def witness(path: str | os.PathLike[str], *, platform: str = sys.platform) -> Pa
             observed, unlinked = _by_proc(fd), None
     finally:
         os.close(fd)
-    error_text = None if observed else "the kernel gave no name"
+    error_text = None if observed else "the kernel returned no path"
     return PathWitness(requested, observed, unlinked, unlinked or observed or absolute, error_text)
 
 
 def witnesses_document(witnesses: Iterable[PathWitness]) -> dict[str, Any]:
-    """The document to give to `BundleWriter.write_json("path_witnesses.json", …)`."""
+    """Return the document for `BundleWriter.write_json("path_witnesses.json", …)`."""
     return {"schema_version": SCHEMA, "witnesses": [each.as_json() for each in witnesses]}
 
 
@@ -83,20 +83,22 @@ _DOCUMENT = shape.record(
         "witnesses": shape.array(
             shape.record(
                 {
-                    "requested_path": _TEXT.meaning("As it was asked for."),
-                    "observed_path": shape.or_null(_TEXT).meaning("What the kernel calls it."),
-                    "observed_path_nofirmlink": shape.or_null(_TEXT).meaning("The same on macOS, without firmlinks."),
-                    "normalized_path": _TEXT.meaning("A key to join by; never resolved by guessing."),
-                    "error": shape.or_null(_TEXT).meaning("Why there is no observation, if there is none."),
+                    "requested_path": _TEXT.meaning("The requested path."),
+                    "observed_path": shape.or_null(_TEXT).meaning("The kernel's path."),
+                    "observed_path_nofirmlink": shape.or_null(_TEXT).meaning(
+                        "On macOS, the kernel's path without firmlinks."
+                    ),
+                    "normalized_path": _TEXT.meaning("A join key; never guessed."),
+                    "error": shape.or_null(_TEXT).meaning("The reason for a missing observation, else null."),
                 }
             )
-        ).meaning("One a path, in the order they were asked for."),
+        ).meaning("One per path, in the order of the requests."),
     }
 )
 declare(
     SCHEMA,
     at="BUNDLE/path_witnesses.json",
-    meaning="What the kernel called each path, beside what was asked for.",
+    meaning="The kernel's own path for each requested path.",
     shape=_DOCUMENT.json_schema,
 )
 
@@ -112,7 +114,7 @@ def _by_proc(fd: int) -> str | None:
         name = os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return None
-    # A file whose name is gone has no path any more; the kernel marks it so.
+    # A deleted file has no path any more; the kernel marks it.
     return name if name.startswith("/") and not (name.endswith(_DELETED) and not os.path.lexists(name)) else None
 
 

@@ -1,4 +1,4 @@
-"""Deciding whether a bundle may be relied on, and writing the packet that says so."""
+"""Decide whether a bundle may be relied on, and write its promotion packet."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A packet that was written. `document` is the packet itself, also where the file holds a signed envelope."""
+    """A written packet. `document` is the packet itself, even if the file contains a signed envelope."""
 
     path: str
     document: dict[str, Any]
     promotable: bool
     reasons: tuple[str, ...]
-    """Every rule that did not hold, the accepted ones too."""
+    """Every rule that failed, including accepted ones."""
     accepted: tuple[str, ...]
     signed_by: str | None
 
@@ -49,10 +49,9 @@ def emit_promotion(
 ) -> Promotion:
     """Check a bundle against a policy and write its promotion packet, by default `<run_id>.promotion.json` beside it.
 
-    A packet is written whatever the verdict, and states it; with `require_promotable` a bundle that is not promotable
-    raises PromotionRefused instead and nothing is written. `accept` names reasons that don't count against it, of
-    those that the policy allows to be accepted; the packet records them. `sign` is the file of a private key. An
-    existing packet is never replaced.
+    By default a packet is written for any verdict, which it states; with `require_promotable`, a bundle that is not
+    promotable raises PromotionRefused and nothing is written. `accept` names reasons to waive, among those that the
+    policy allows; the packet records them. `sign` is the path of a private key. An existing packet is never replaced.
     """
     directory = os.path.abspath(bundle.path if isinstance(bundle, Bundle) else resolve(bundle))
     key = None
@@ -72,7 +71,9 @@ def emit_promotion(
         raise PromotionRefused(
             f"{index.run_id} is not promotable: {', '.join(verdict['reasons'])}",
             op="promotion emit",
-            fix_hints=["see what each rule observed: emit without requiring promotability, and read gating_inputs"],
+            fix_hints=[
+                "emit the packet without requiring promotability, and read what each rule observed in gating_inputs"
+            ],
             details={"reasons": verdict["reasons"], "policy": rules["name"], "accepted": verdict["accepted"]},
         )
     parse_packet(document)
@@ -84,9 +85,9 @@ def emit_promotion(
         create_only(target, canonical_bytes(stored))
     except FileExistsError:
         raise UsageError(
-            f"{shown(target)} is already there",
+            f"{shown(target)} already exists",
             op="promotion emit",
-            fix_hints=["give another --output, or remove the old one yourself: a packet is never replaced"],
+            fix_hints=["choose another --output, or remove the old packet: packets are never replaced"],
         ) from None
     return Promotion(
         path=target,
@@ -99,7 +100,7 @@ def emit_promotion(
 
 
 def _target(directory: str, output: _Path | None) -> str:
-    """Where the packet goes: outside every bundle, since a bundle is closed."""
+    """Return the packet's path: outside every bundle, since a committed bundle takes no more files."""
     top = enclosing(directory)
     if output is None:
         return os.path.join(os.path.dirname(top), os.path.basename(directory) + SUFFIX)
@@ -108,7 +109,7 @@ def _target(directory: str, output: _Path | None) -> str:
         raise BundlePathRefused(
             f"{shown(target)} is inside the bundle",
             op="promotion emit",
-            fix_hints=["write the packet elsewhere: a committed bundle takes no more files"],
+            fix_hints=["write the packet outside the bundle: a committed bundle takes no more files"],
         )
     return target
 
@@ -119,18 +120,18 @@ def _packet(
     not_allowed = sorted(set(accept) - set(rules["acceptable"]))
     if not_allowed:
         raise UsageError(
-            f"the policy {rules['name']} does not allow to accept {', '.join(not_allowed)[:200]}",
+            f"the policy {rules['name']} does not allow accepting {', '.join(not_allowed)[:200]}",
             op="promotion emit",
-            fix_hints=[f"accept what it allows: {', '.join(rules['acceptable']) or 'nothing'}"],
+            fix_hints=[f"the policy allows accepting: {', '.join(rules['acceptable']) or 'nothing'}"],
         )
-    said = conclusions(checked, index, rules, accept)
-    return {"schema_version": SCHEMA, "emitted_at": isoformat(clock.now()), **said}
+    members = conclusions(checked, index, rules, accept)
+    return {"schema_version": SCHEMA, "emitted_at": isoformat(clock.now()), **members}
 
 
 def _relative(directory: str, target: str) -> str | None:
-    """From the packet to its bundle, if that is below and has a name that any system can hold.
+    """Return the path from the packet to its bundle, if the bundle is below it and the path is portable.
 
-    A packet elsewhere, or above such a name, needs to be told where its bundle is.
+    For any other packet, the user must give the bundle's path.
     """
     base = os.path.realpath(os.path.dirname(target))
     place = os.path.relpath(os.path.realpath(directory), base)

@@ -1,7 +1,7 @@
-"""Promotion packets: what later stages read in place of a bundle: pinned pointers into it, and a verdict.
+"""Promotion packets, which later stages read instead of a bundle: pinned pointers into it, and a verdict.
 
-`proofbox.promotion_packet/1` is written and read. `runtime-tools.promotion_packet.v0.2`, whose pointers are bare paths,
-is accepted on read, and no more: a pointer without a digest pins nothing, and verification says so.
+`proofbox.promotion_packet/1` is written and read. `runtime-tools.promotion_packet.v0.2` is only read: its pointers are
+bare paths without digests, which pin nothing, and verification reports that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_PACKET_BYTES = 1 << 24
 
 
 class Pointer(NamedTuple):
-    """An artifact of the bundle. Without size and digest it is a v0.2 pointer, and pins nothing."""
+    """A pointer to an artifact. Without size and digest (v0.2) it pins nothing."""
 
     path: str
     size: int | None
@@ -38,7 +38,7 @@ class Pointer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A packet as it was read. `document` is all of it."""
+    """A parsed packet. `document` is the whole packet."""
 
     schema_version: str
     document: dict[str, Any]
@@ -47,10 +47,10 @@ class Packet:
     reasons: tuple[str, ...]
     run_id: str | None = None
     bundle_path: str | None = None
-    """Relative to the packet's own directory, where it was emitted beside its bundle."""
+    """Relative to the packet's directory; None if the bundle is elsewhere."""
     index: Pointer | None = None
     policy: str | None = None
-    """The name that its policy bears; a v0.2 packet has none."""
+    """The name of its policy; None for a v0.2 packet."""
 
     @property
     def pinned(self) -> bool:
@@ -65,61 +65,61 @@ def _path(value: Any, where: str) -> None:
 
 _POINTER = shape.record(
     {
-        "path": _path.meaning("Relative to the bundle."),
-        "size": shape.count.meaning("In bytes."),
-        "sha256": shape.sha256.meaning("Of the file's content."),
+        "path": _path.meaning("Relative to the bundle's directory."),
+        "size": shape.count.meaning("Size in bytes."),
+        "sha256": shape.sha256.meaning("SHA-256 of the file's content."),
     }
 )
 _OTHERS = {
-    **{field: f"By default `{artifact}`; absent: it is not there." for field, artifact in OPTIONAL_FIELDS.items()},
-    "outcome": "Of an attempt, its `outcome.json`.",
-    "tree_manifest": "Of an attempt, its `tree_manifest.json`.",
-    "schedule": "Of a run, its `schedule.jsonl`.",
+    **{field: f"By default `{artifact}`; absent if it does not exist." for field, artifact in OPTIONAL_FIELDS.items()},
+    "outcome": "An attempt's `outcome.json`.",
+    "tree_manifest": "An attempt's `tree_manifest.json`.",
+    "schedule": "A run's `schedule.jsonl`.",
 }
 _NAMES = shape.array(shape.text(200))
 _PROMOTABILITY = shape.record(
     {
         "promotable_decision_stage": shape.flag.meaning("The verdict: whether the bundle may be relied on."),
-        "reasons": _NAMES.meaning("The rules that did not hold, by name."),
-        "accepted": _NAMES.meaning("Those among them that the caller accepted."),
+        "reasons": _NAMES.meaning("The names of the rules that failed."),
+        "accepted": _NAMES.meaning("The failed rules that the caller accepted."),
         "gating_inputs": shape.table(
             shape.record(
                 {
-                    "rule": shape.anything.meaning("As the policy has it."),
-                    "held": shape.flag.meaning("Whether it holds, on positive evidence."),
-                    "observed": shape.anything.meaning("What was found; cut short where it is long."),
+                    "rule": shape.anything.meaning("The rule in the policy."),
+                    "held": shape.flag.meaning("Whether positive evidence satisfies it."),
+                    "observed": shape.anything.meaning("The observed value, truncated if long."),
                 }
             )
-        ).meaning("Of each rule what it saw."),
+        ).meaning("The observation of each rule."),
         "policy": shape.checks(POLICY.json_schema)(lambda value, _: check_policy(value)).meaning(
-            "In full, so that a verifier can come to the verdict again."
+            "The whole policy, so that a verifier can recompute the verdict."
         ),
     }
 )
 _PACKET = shape.record(
     {
         "schema_version": shape.text(200),
-        "emitted_at": shape.moment.meaning("When the packet was made."),
-        "run_id": shape.text(128).meaning("The bundle's, as its index states it."),
-        "world_id": shape.sha256.meaning("Of the host and the tool that the run was made with."),
+        "emitted_at": shape.moment.meaning("When the packet was created."),
+        "run_id": shape.text(128).meaning("The bundle's run id, from its index."),
+        "world_id": shape.sha256.meaning("Digest of the host and tool that made the run."),
         "bundle": shape.record(
             {
                 "path": shape.or_null(_path).meaning(
-                    "Relative to the packet's directory; null: the bundle is not below it."
+                    "Relative to the packet's directory; null if the bundle is not below it."
                 ),
-                "index": _POINTER.meaning("Pins the index file, and by it every other."),
-                "status": shape.one_of(*STATES).meaning("As the index states it."),
-                "repairs": shape.count.meaning("Of its index and of those nested in it, together."),
+                "index": _POINTER.meaning("Pins the index file, which covers every other file."),
+                "status": shape.one_of(*STATES).meaning("The status in the index."),
+                "repairs": shape.count.meaning("Total repairs of its index and nested indexes."),
             }
-        ).meaning("The bundle that the verdict is on."),
+        ).meaning("The bundle of this verdict."),
         **{
             field: shape.or_null(_POINTER).meaning(
-                f"By default `{artifact}`; null: it is not there, or not applicable."
+                f"By default `{artifact}`; null if it does not exist or does not apply."
             )
             for field, artifact in SEED_FIELDS.items()
         },
-        "not_applicable": _NAMES.meaning("Fields that this kind of bundle has no use for."),
-        "promotability": _PROMOTABILITY.meaning("The verdict, and what it rests on."),
+        "not_applicable": _NAMES.meaning("Fields that do not apply to this kind of bundle."),
+        "promotability": _PROMOTABILITY.meaning("The verdict and its basis."),
     },
     {field: _POINTER.meaning(_OTHERS[field]) for field in FIELDS if field not in SEED_FIELDS},
 )
@@ -135,14 +135,14 @@ _SEED_PROMOTABILITY = shape.record(
 
 
 def parse_packet(document: Any) -> Packet:
-    """A packet of either version, or ShapeError."""
+    """Parse a packet of either version. Raises ShapeError."""
     shape.table(shape.anything)(document, "packet")
     version = document.get("schema_version")
     if version == SCHEMA:
         return _current(document)
     if version == SEED_SCHEMA:
         return _seed(document)
-    raise ShapeError(f"schema_version is {str(version)[:100]!r}; known are {SCHEMA!r} and {SEED_SCHEMA!r}")
+    raise ShapeError(f"schema_version is {str(version)[:100]!r}; expected {SCHEMA!r} or {SEED_SCHEMA!r}")
 
 
 def _current(document: dict[str, Any]) -> Packet:
@@ -184,7 +184,7 @@ def _seed(document: dict[str, Any]) -> Packet:
 
 
 def read_document(path: str | os.PathLike[str]) -> tuple[Any, str]:
-    """The JSON of a packet's file (the packet itself, or the envelope around it), and the SHA-256 of the file."""
+    """Return the JSON of a packet file (a packet, or its envelope) and the SHA-256 of the file."""
     place = os.fspath(path)
     try:
         data = read_bounded(place, MAX_PACKET_BYTES)

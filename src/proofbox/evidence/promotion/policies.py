@@ -1,23 +1,23 @@
-"""The policies that come with proofbox. They are data: `--policy FILE` takes one's own in the same form.
+"""The built-in promotion policies. Policies are data: `--policy FILE` accepts a custom policy in the same format.
 
-    name            what `--policy` calls it
+    name            its name for `--policy`
     fields          the packet's pointers, and the artifact each points to
-    not_applicable  fields of the packet that this kind of bundle has no use for
+    not_applicable  fields of the packet that do not apply to this kind of bundle
     acceptable      reasons that a caller may accept by name; all others are final
-    rules           what must hold. `reason` is what the packet names when it doesn't
+    rules           the conditions; `reason` is the name that the packet lists if one fails
 
-A rule holds on positive evidence only: a value that is absent, unreadable or of another type does not hold.
+A rule needs positive evidence: it fails for a value that is absent, unreadable or of another type.
 
-    integrity                                 the whole bundle is what its index says, logs and nested bundles too
-    not_repaired, not_dry                     of the bundle and those nested in it; of the run
+    integrity                                 the whole bundle matches its index, with its logs and nested bundles
+    not_repaired, not_dry                     for the bundle and nested bundles; for the run
     status         values                     of the index
     present        artifact
     equals         artifact, member, value    `member` is a list of names, from the outside in
     one_of         artifact, member, values
-    tree_manifest                             the bundle's tree_manifest.json is one
-    coverage       schedule                   every attempt of the schedule finished and is here, and no other is
-    attempts       member, values             the same member of every scheduled attempt's outcome.json; of one whose
-                                              bundle failed it never holds
+    tree_manifest                             the bundle's tree_manifest.json is valid
+    coverage       schedule                   exactly the attempts of the schedule are present, and all finished
+    attempts       member, values             the same member of every scheduled attempt's outcome.json; fails for an
+                                              attempt whose bundle failed
     attempts_status  schedule, values         of the index of every scheduled attempt
 """
 
@@ -40,7 +40,7 @@ SEED_FIELDS = {
 }
 OPTIONAL_FIELDS = {"path_witnesses": "path_witnesses.json", "impact_map": "impact_map.json"}
 FIELDS = (*SEED_FIELDS, *OPTIONAL_FIELDS, "outcome", "tree_manifest", "schedule")
-"""All that a packet can point to."""
+"""All pointer fields of a packet."""
 
 _EVERY_BUNDLE: list[dict[str, Any]] = [
     {"reason": "integrity_failed", "check": "integrity"},
@@ -112,7 +112,7 @@ ATTEMPT: dict[str, Any] = {
     ],
 }
 
-# A run may be relied on as a measurement: its missions may have failed, but every verdict on them must be known.
+# A run can be promoted as a measurement: its missions may have failed, but all of their verdicts must be known.
 RUN: dict[str, Any] = {
     "schema_version": SCHEMA,
     "name": "run",
@@ -148,8 +148,8 @@ RUN: dict[str, Any] = {
 
 POLICIES = {policy["name"]: policy for policy in (DECISION_STAGE, ATTEMPT, RUN)}
 
-# A measurement may be relied on and still say that the code is bad. Code is approved by a policy that asks for both of
-# these, and allows neither to be waived.
+# A measurement may be reliable and still say that the code is bad. A policy approves code only if it requires both of
+# these rules and allows neither to be accepted.
 _APPROVING: tuple[dict[str, Any], ...] = (
     {"check": "equals", "artifact": "outcome.json", "member": ["verified", "result"], "value": "passed"},
     {"check": "tree_manifest"},
@@ -157,7 +157,7 @@ _APPROVING: tuple[dict[str, Any], ...] = (
 
 
 def approves_code(policy: Mapping[str, Any]) -> bool:
-    """Whether a bundle that satisfies this policy approves the tree it records: a verifier passed that very tree."""
+    """Return whether the policy approves code: a satisfying bundle shows that a verifier passed its recorded tree."""
     final = [
         {name: value for name, value in rule.items() if name != "reason"}
         for rule in policy["rules"]

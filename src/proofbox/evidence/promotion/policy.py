@@ -1,4 +1,4 @@
-"""Holding a bundle against a policy: which rules hold, which don't, and by what evidence."""
+"""Evaluate a policy's rules on a bundle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from proofbox.evidence.verify.check import BundleCheck
 MAXPOLICY_BYTES = 1 << 20
 MAX_RULES = 100
 MAX_MEMBER_BYTES = 1 << 23
-"""Of a document that a rule looks into."""
+"""Maximum size of a document that a rule reads."""
 
 _NAME = shape.text(200)
 _MEMBER = shape.array(_NAME)
@@ -40,58 +40,58 @@ _RULES: dict[str, dict[str, shape.ValueCheck]] = {
 }
 POLICY = shape.record(
     {
-        "schema_version": _NAME.meaning("Which document this is, and in which version."),
-        "name": _NAME.meaning("What it is called; of one that is built in, what `--policy` takes."),
+        "schema_version": _NAME.meaning("The schema name and version."),
+        "name": _NAME.meaning("The policy's name; `--policy` accepts the names of built-in policies."),
         "fields": shape.table(_NAME).meaning("The packet's pointers, and the artifact each points to."),
-        "not_applicable": shape.array(_NAME).meaning("Fields that this kind of bundle has no use for."),
+        "not_applicable": shape.array(_NAME).meaning("Fields that do not apply to this kind of bundle."),
         "acceptable": shape.array(_NAME).meaning("Reasons that a caller may accept by name; all others are final."),
         "rules": shape.array(shape.table(shape.anything)).meaning(
-            "What must hold: `check` is one of "
+            "The conditions: `check` is one of "
             + ", ".join(_RULES)
-            + "; `reason` is what the packet names if it doesn't."
+            + "; `reason` is the name that the packet lists if it fails."
         ),
     }
 )
 declare(
     SCHEMA,
-    at="a file of yours for `promotion emit --policy`, and inside every packet",
-    meaning="What must hold of a bundle for it to be relied on.",
+    at="a custom file for `promotion emit --policy`, and inside every packet",
+    meaning="The conditions under which a bundle may be relied on.",
     shape=POLICY.json_schema,
 )
 
 
 def check_policy(policy: Any) -> None:
-    """Raise ShapeError unless this is a policy. One without the rule `integrity` is none: it would rest on nothing."""
+    """Raise ShapeError unless this is a valid policy. The rule `integrity` is required: all others depend on it."""
     shape.table(shape.anything)(policy, "policy")
     refuse_other_schema(policy, SCHEMA)
     POLICY(policy, "policy")
     if not policy["fields"].keys() <= set(FIELDS):
-        raise ShapeError(f"policy.fields names what no packet has; it has {', '.join(FIELDS)}")
+        raise ShapeError(f"policy.fields has an unknown field; a packet has {', '.join(FIELDS)}")
     if len(policy["rules"]) > MAX_RULES:
-        raise ShapeError(f"policy.rules are more than {MAX_RULES}")
+        raise ShapeError(f"policy.rules has more than {MAX_RULES} rules")
     reasons = []
     for number, rule in enumerate(policy["rules"]):
         where = f"policy.rules[{number}]"
         kind = rule.get("check")
         if type(kind) is not str or kind not in _RULES:
-            raise ShapeError(f"{where}.check is none of {', '.join(_RULES)}")
+            raise ShapeError(f"{where}.check is not one of {', '.join(_RULES)}")
         shape.record({"reason": _NAME, "check": _NAME, **_RULES[kind]})(rule, where)
         reasons.append(rule["reason"])
     if len(set(reasons)) != len(reasons):
-        raise ShapeError("policy.rules give two rules one reason")
+        raise ShapeError("policy.rules has two rules with the same reason")
     if "integrity" not in {rule["check"] for rule in policy["rules"]}:
-        raise ShapeError("policy.rules lack the rule integrity")
+        raise ShapeError("policy.rules lacks the rule integrity")
     final = {rule["reason"] for rule in policy["rules"] if rule["check"] == "integrity"}
     if not set(policy["acceptable"]) <= set(reasons) - final:
-        raise ShapeError("policy.acceptable names what no rule gives as its reason, or a broken bundle")
+        raise ShapeError("policy.acceptable names an unknown reason or that of the rule integrity")
 
 
 def load_policy(name: str) -> dict[str, Any]:
-    """A policy by its name, or from a JSON file."""
+    """Load a policy by name or from a JSON file."""
     known = POLICIES.get(name)
     if known is not None:
         return known
-    hints = [f"known are {', '.join(POLICIES)}; or give a JSON file of schema {SCHEMA}"]
+    hints = [f"use {', '.join(POLICIES)}, or a JSON file with schema {SCHEMA}"]
     if not os.path.isfile(name):
         raise PolicyInvalid(f"no policy is called {shown(name)!r}", op="promotion policy", fix_hints=hints)
     try:
@@ -101,21 +101,21 @@ def load_policy(name: str) -> dict[str, Any]:
         raise PolicyInvalid(f"{shown(name)}: {error}", op="promotion policy", fix_hints=hints) from error
     if policy["name"] in POLICIES and not is_built_in(policy):
         raise PolicyInvalid(
-            f"{shown(name)} is called {policy['name']}, and is not the policy of that name",
+            f"{shown(name)} is called {policy['name']}, but differs from the built-in policy of that name",
             op="promotion policy",
-            fix_hints=["give it a name of its own: nobody is to take it for the one that comes with proofbox"],
+            fix_hints=["choose another name, so that it is not mistaken for the built-in policy"],
         )
     return dict(policy)
 
 
 def is_built_in(policy: Mapping[str, Any]) -> bool:
-    """Whether this is the very policy that comes with proofbox by its name."""
+    """Return whether this is exactly the built-in policy of its name."""
     known = POLICIES.get(policy["name"])
     return known is not None and _same(known, policy)
 
 
 def fitting_policy(found: BundleCheck) -> dict[str, Any]:
-    """The policy for the kind of bundle this is, by what it holds."""
+    """Return the built-in policy for this kind of bundle."""
     artifacts = found.index.artifacts if found.index else {}
     if schedule.PATH in artifacts:
         return POLICIES["run"]
@@ -123,7 +123,7 @@ def fitting_policy(found: BundleCheck) -> dict[str, Any]:
 
 
 class Ruling(NamedTuple):
-    """One rule held against a bundle. `observed` is what was found, as far as a JSON document may show it."""
+    """The result of one rule. `observed` is the value found, truncated for JSON."""
 
     reason: str
     held: bool
@@ -131,7 +131,7 @@ class Ruling(NamedTuple):
 
 
 def evaluate(policy: Mapping[str, Any], found: BundleCheck) -> list[Ruling]:
-    """Every rule of the policy, in its order. Nothing a bundle holds makes this raise."""
+    """Evaluate every rule of the policy, in order. Never raises because of a bundle's content."""
     evidence = _Evidence(found)
     rulings = []
     for rule in policy["rules"]:
@@ -194,7 +194,7 @@ def _status(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
 
 
 def _present(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
-    """By the check of the whole bundle, which has read every file: a rule does not read one of any size again."""
+    """Use the check of the whole bundle, which has read every file, instead of reading a large file again."""
     evidence.bundle.artifact(rule["artifact"])
     wrong = sorted({each.code for each in evidence.found.findings if each.path in (rule["artifact"], "")})
     return not wrong, wrong or "present"
@@ -267,7 +267,7 @@ _CHECKS: dict[str, Callable[[_Evidence, Mapping[str, Any]], _Answer]] = {
 
 
 def _same(value: Any, other: Any) -> bool:
-    """As JSON: 1 and true are two values, though Python calls them equal."""
+    """Compare as JSON: 1 and true differ, though they are equal in Python."""
     return canonical_bytes(value) == canonical_bytes(other)
 
 

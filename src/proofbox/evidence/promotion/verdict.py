@@ -1,7 +1,7 @@
-"""What a packet says of a bundle: made from the bundle and a policy, and made once more to hold a packet against it.
+"""Compute a packet's statements from a bundle and a policy, and compare an existing packet with them.
 
-Whoever can write a packet can write any verdict into it, and beside it what seems to support it. So nothing that
-follows from the bundle is taken from the packet: all of it is made anew, and every difference is a finding.
+Anyone who can write a packet can write any verdict into it, with seemingly supporting data. Everything that follows
+from the bundle is therefore recomputed, never taken from the packet, and every difference is a finding.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _STATED = {"run_id": "run", "world_id": "world", "not_applicable": "list of fiel
 
 
 def conclusions(checked: BundleCheck, index: Index, policy: Mapping[str, Any], accept: Iterable[str]) -> dict[str, Any]:
-    """Every member of a packet that follows from its bundle, its policy, and the reasons that were accepted."""
+    """Return the members of a packet that follow from its bundle, its policy and the accepted reasons."""
     rulings = evaluate(policy, checked)
     reasons = [ruling.reason for ruling in rulings if not ruling.held]
     accepted = set(accept)
     rules = {rule["reason"]: rule for rule in policy["rules"]}
-    said: dict[str, Any] = {
+    members: dict[str, Any] = {
         "run_id": index.run_id,
         "world_id": index.world_id,
         "bundle": {
@@ -50,30 +50,30 @@ def conclusions(checked: BundleCheck, index: Index, policy: Mapping[str, Any], a
     for name, path in policy["fields"].items():
         artifact = index.artifacts.get(path)
         if artifact is not None:
-            said[name] = {"path": path, "size": artifact.file_size, "sha256": artifact.sha256}
-    return said
+            members[name] = {"path": path, "size": artifact.file_size, "sha256": artifact.sha256}
+    return members
 
 
 def differences(packet: Packet, checked: BundleCheck) -> Iterator[BundleFinding]:
-    """Where a packet says something else than follows from its bundle."""
+    """Yield a finding for each difference between a packet and its bundle."""
     if checked.index is None:
-        yield BundleFinding("packet_mismatch", INDEX, "the bundle has no index that can be read")
+        yield BundleFinding("packet_mismatch", INDEX, "the bundle has no readable index")
         return
     stated, verdict = packet.document, packet.document["promotability"]
     policy = verdict["policy"]
     due = conclusions(checked, checked.index, policy, verdict["accepted"])
     if not _same(stated["bundle"]["index"], due["bundle"]["index"]):
-        yield BundleFinding("packet_mismatch", INDEX, "the bundle's index is not the one that the packet pins")
+        yield BundleFinding("packet_mismatch", INDEX, "the bundle's index differs from the one that the packet pins")
     for name in ("status", "repairs"):
         if not _same(stated["bundle"][name], due["bundle"][name]):
-            yield BundleFinding("packet_mismatch", "", f"the packet states {name} other than the bundle has")
+            yield BundleFinding("packet_mismatch", "", f"{name} in the packet differs from the bundle's")
     for name, what in _STATED.items():
         if not _same(stated[name], due[name]):
-            yield BundleFinding("packet_mismatch", "", f"the packet states another {what}")
+            yield BundleFinding("packet_mismatch", "", f"the packet states a different {what}")
     for name in FIELDS:
         if not _same(stated.get(name), due.get(name)):
             pointer = stated.get(name) or due[name]
-            yield BundleFinding("packet_mismatch", pointer["path"], f"{name} is not what the policy has the packet pin")
+            yield BundleFinding("packet_mismatch", pointer["path"], f"{name} is not pinned as the policy requires")
     yield from _verdict_differences(verdict, due["promotability"])
 
 
@@ -81,19 +81,19 @@ def _verdict_differences(verdict: Mapping[str, Any], due: Mapping[str, Any]) -> 
     policy = verdict["policy"]
     if policy["name"] in POLICIES and not is_built_in(policy):
         yield BundleFinding(
-            "policy_misnamed", "", f"the packet's policy is not the one that is called {policy['name']}"
+            "policy_misnamed", "", f"the packet's policy differs from the built-in policy {policy['name']}"
         )
     if not set(verdict["accepted"]) <= set(policy["acceptable"]):
-        yield BundleFinding("verdict_wrong", "", "the packet accepts what its policy does not allow to be accepted")
-    found = ", ".join(due["reasons"]) or "nothing"
+        yield BundleFinding("verdict_wrong", "", "the packet accepts a reason that its policy does not allow accepting")
+    found = ", ".join(due["reasons"]) or "none"
     if any(not _same(verdict[name], due[name]) for name in ("promotable_decision_stage", "reasons", "accepted")):
-        yield BundleFinding("verdict_wrong", "", f"the policy finds {found} against the bundle")
+        yield BundleFinding("verdict_wrong", "", f"the bundle fails these rules of the policy: {found}")
     stated, expected = verdict["gating_inputs"], due["gating_inputs"]
     wrong = [reason for reason in {**expected, **stated} if not _same(stated.get(reason), expected.get(reason))]
     if wrong:
-        yield BundleFinding("verdict_wrong", "", f"gating_inputs are not what the bundle gives: {', '.join(wrong[:5])}")
+        yield BundleFinding("verdict_wrong", "", f"gating_inputs differ from the bundle: {', '.join(wrong[:5])}")
 
 
 def _same(one: Any, other: Any) -> bool:
-    """As JSON: 1 and true are two values, though Python calls them equal."""
+    """Compare as JSON: 1 and true differ, though they are equal in Python."""
     return canonical_bytes(one) == canonical_bytes(other)

@@ -1,7 +1,7 @@
-"""Where bundles are kept besides the machine they were made on: a small contract, and what fulfils it.
+"""Bundle stores: a small contract and its implementations.
 
-contract   five operations that every store has
+contract   the five operations of every store
 local, s3  a directory; a bucket (needs the extra `s3`)
-trial      proves that a store keeps the contract, before it is trusted
-transfer   push and pull, with the index last on both ways
+trial      tests that a store honours the contract before it is used
+transfer   push and pull, with the index last in both directions
 """

@@ -1,4 +1,4 @@
-"""What a store must do. Five operations; everything that bundles need is made of them."""
+"""The contract of a bundle store: five operations."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from proofbox.errors import StoreTooLarge, StoreUnavailable, UsageError
 from proofbox.evidence.bundle.paths import MAX_INDEX_BYTES, is_artifact_path
 
 MAX_WHOLE_BYTES = MAX_INDEX_BYTES
-"""Of an object that is read whole. An index is the largest of them."""
+"""Maximum size of an object that is read whole. Indexes are the largest."""
 
 
 class Stored(NamedTuple):
     data: bytes
     version: str
-    """Opaque; what `swap` compares."""
+    """Opaque; compared by `swap`."""
 
 
 class BundleStore(Protocol):
     """Objects by key. Keys have the form of artifact paths. Every operation is atomic: no reader sees half an object.
 
-    Failures of the store itself raise StoreError, which may be tried again.
+    Failures of the store itself raise StoreError, which is retryable.
     """
 
     def create(self, key: str, data: bytes) -> str:
-        """Put `data` where there is nothing, and return its version; StoreConflict if there is anything at all."""
+        """Create an object and return its version. Raises StoreConflict if the key exists."""
         ...
 
     def swap(self, key: str, data: bytes, version: str) -> str:
-        """Replace what is there if it still has `version`, and return the new one; StoreConflict otherwise."""
+        """Replace an object that still has `version`, and return the new version. Raises StoreConflict otherwise."""
         ...
 
     def get(self, key: str, *, limit: int = MAX_WHOLE_BYTES) -> Stored | None:
-        """What is there, or None; StoreTooLarge if it has more than `limit` bytes, which are not read."""
+        """Return the object or None. Raises StoreTooLarge, without reading it, beyond `limit` bytes."""
         ...
 
     def stream(self, key: str, *, limit: int) -> Iterator[bytes] | None:
-        """What is there, in pieces, or None; StoreTooLarge, at once or later, if it has more than `limit` bytes."""
+        """Return the object's pieces or None. Raises StoreTooLarge, at once or later, beyond `limit` bytes."""
         ...
 
     def list(self, prefix: str) -> list[str]:
-        """All keys below `prefix`, a key's leading part of whole segments (or empty for all), sorted."""
+        """Return all keys below `prefix`, sorted. The prefix consists of whole segments; empty means all keys."""
         ...
 
 
 def check_key(key: str) -> str:
     if not is_artifact_path(key):
         raise UsageError(
-            f"not a key: {key[:200]!r}", op="store", fix_hints=["give a relative key, with forward slashes"]
+            f"invalid key: {key[:200]!r}", op="store", fix_hints=["use a relative key with forward slashes"]
         )
     return key
 
 
 def bounded(key: str, pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """The pieces of an object, as long as they have at most `limit` bytes together."""
+    """Yield the pieces of an object. Raises StoreTooLarge beyond `limit` bytes in total."""
     total = 0
     for piece in pieces:
         total += len(piece)
@@ -69,7 +69,7 @@ def too_large(key: str, limit: int) -> StoreTooLarge:
 
 
 def open_store(url: str) -> BundleStore:
-    """`s3://bucket/prefix`, or the path of a directory. What S3 needs besides comes from the AWS_… environment."""
+    """Open `s3://bucket/prefix` or a directory. S3 settings come from the AWS_… environment variables."""
     if match := re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,62})(?:/(.*?))?/*", url):
         try:
             from proofbox.evidence.store.s3 import S3
@@ -78,9 +78,9 @@ def open_store(url: str) -> BundleStore:
         return S3(match[1], match[2] or "")
     if "://" in url:
         raise UsageError(
-            f"not a store: {url[:200]!r}",
+            f"unsupported store: {url[:200]!r}",
             op="store open",
-            fix_hints=["give s3://bucket/prefix, or the path of a directory"],
+            fix_hints=["use s3://bucket/prefix or the path of a directory"],
         )
     from proofbox.evidence.store.local import Local
 

@@ -1,4 +1,4 @@
-"""A store in a directory: for tests, shared file systems and copies on a disk."""
+"""A store in a directory, for tests, shared file systems and copies on a disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 
 class Local:
-    """A version is the digest of the content, so two equal contents are one version."""
+    """A store in a directory. A version is the digest of the content, so equal contents have the same version."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(directory)
@@ -34,7 +34,7 @@ class Local:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             create_only(path, data)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise StoreConflict(f"{key} is already there", op="store create") from error
+            raise StoreConflict(f"{key} already exists", op="store create") from error
         except OSError as error:
             raise _failure("create", key, error) from error
         return sha256_hex(data)
@@ -106,5 +106,5 @@ def _pieces(key: str, fd: int) -> Iterator[bytes]:
 
 def _failure(what: str, key: str, error: OSError) -> StoreError:
     return StoreError(
-        f"{key}: {error.strerror or error}", op=f"store {what}", fix_hints=["check that the directory can be written"]
+        f"{key}: {error.strerror or error}", op=f"store {what}", fix_hints=["check that the directory is writable"]
     )

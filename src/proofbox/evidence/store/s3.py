@@ -1,4 +1,4 @@
-"""A store in an S3 bucket, by conditional requests: If-None-Match to create, If-Match to swap.
+"""A store in an S3 bucket with conditional requests: If-None-Match to create, If-Match to swap.
 
 Credentials, region and endpoint come from the AWS_… environment, never from the URL.
 """
@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 
 
 class S3:
-    """A version is the object's ETag. An object is put in one request, so it may have at most 5 GB."""
+    """A store in a bucket. A version is an ETag. Objects are uploaded in one request, so the maximum size is 5 GB."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
@@ -67,7 +67,7 @@ class S3:
         return called()
 
     def _found(self, key: str, limit: int) -> obstore.GetResult | None:
-        """An object whose content is still to be read. The size is what the server says, and is checked once more."""
+        """Return an object before its content is read. The size comes from the server and is checked again later."""
         try:
             found = obstore.get(self._store, check_key(key))
         except (exceptions.NotFoundError, FileNotFoundError):
@@ -85,17 +85,17 @@ class S3:
     def _version(self, facts: object) -> str:
         tag = facts.get("e_tag") if isinstance(facts, dict) else None
         if not tag:
-            raise StoreError("the store gave no ETag, without which nothing can be compared", op="store")
+            raise StoreError("the store returned no ETag, which compare-and-swap requires", op="store")
         return str(tag)
 
     def _call(self, what: str, key: str, work: Callable[[], _Result]) -> _Result:
         try:
             return work()
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-            raise StoreConflict(f"{key} is already there, or has changed", op=f"store {what}") from error
+            raise StoreConflict(f"{key} already exists or has changed", op=f"store {what}") from error
         except exceptions.NotFoundError as error:
-            # A swap of what is not there. A bucket that is not there looks the same, and no retry helps either.
-            raise StoreConflict(f"{key} is not there", op=f"store {what}") from error
+            # A swap of a missing object. A missing bucket looks the same, and a retry does not help either.
+            raise StoreConflict(f"{key} does not exist", op=f"store {what}") from error
         except exceptions.BaseError as error:
             first = str(error).splitlines()[0][:300]
             raise StoreError(

@@ -1,8 +1,8 @@
-"""Copying committed bundles to and from a store, behind the same barrier: the index comes last, and only once.
+"""Copy committed bundles to and from a store, behind the same commit barrier: the index is written last, and once.
 
-In a store a run is `<run_id>/<path>` for each of its files. Who pushes first claims the run's name with the digest of
-its index, so that of several bundles of one name one gets in, whole, and the same one may be pushed again after an
-interruption. LATEST moves by compare-and-swap.
+In a store each file of a run has the key `<run_id>/<path>`. The first push claims the run's name with the digest of its
+index, so only one of several bundles with the same name is stored, and an interrupted push can be repeated. LATEST is
+updated by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _Path = str | os.PathLike[str]
 
 
 def push_bundle(path: _Path, store: BundleStore) -> str:
-    """Copy a committed bundle, checked in full first, into a store, and return its run id.
+    """Verify a committed bundle, copy it into a store, and return its run id.
 
-    Raises StoreConflict if another bundle of that name is there, and StoreUntrusted if the store fails its trial.
+    Raises StoreConflict if the store has another bundle of that name, and StoreUntrusted if the store fails its trial.
     """
     checked = check_bundle(resolve(path), chains=True)
     if not checked.ok:
@@ -45,7 +45,7 @@ def push_bundle(path: _Path, store: BundleStore) -> str:
     bundle = as_bundle(checked)
     if os.path.realpath(bundle.path) != enclosing(bundle.path):
         raise BundleNotFound(
-            "a nested bundle is pushed with its run", op="bundle push", fix_hints=["name the run's directory"]
+            "a nested bundle is pushed with its run", op="bundle push", fix_hints=["give the run's directory"]
         )
     check_store(store)
     _put(store, f"{_CLAIMS}/{bundle.run_id}", bundle.index_sha256.encode())
@@ -64,13 +64,13 @@ def push_bundle(path: _Path, store: BundleStore) -> str:
 
 
 def pull_bundle(store: BundleStore, out: _Path, run_id: str | None = None) -> Bundle:
-    """Copy a run (default: the one that the store's LATEST names) into `out/<run_id>`, checked byte by byte.
+    """Copy a run (default: the one that the store's LATEST names) into `out/<run_id>`, and verify it.
 
-    It appears there complete or not at all. LATEST in `out` is not moved: it names runs that were made there.
+    It appears complete or not at all. LATEST in `out` is not updated: it names runs that were created there.
     """
     name = run_id if run_id is not None else _latest(store)
     if not RUN_ID.fullmatch(name):
-        raise BundleNotFound(f"not the name of a run: {name[:200]!r}", op="bundle pull")
+        raise BundleNotFound(f"invalid run id: {name[:200]!r}", op="bundle pull")
     os.makedirs(out, exist_ok=True)
     target = os.path.join(out, name)
     if os.path.lexists(target):
@@ -98,7 +98,7 @@ def pull_bundle(store: BundleStore, out: _Path, run_id: str | None = None) -> Bu
 
 
 def _contents(bundle: Bundle, prefix: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Every file of a bundle but its own index, innermost first, each with what reads it checked."""
+    """Yield every file of a bundle except its own index, innermost first, with a function that reads and checks it."""
     for place, inner in bundle.nested.items():
         yield from _contents(inner, f"{prefix}{place}/")
     for path in bundle.artifacts:
@@ -108,18 +108,18 @@ def _contents(bundle: Bundle, prefix: str) -> Iterator[tuple[str, Callable[[], b
 def _download(
     store: BundleStore, run_id: str, place: str, prefix: str, index_bytes: bytes, depth: int = MAX_NESTING
 ) -> None:
-    """The files that one index lists, then what nested indexes list, then the index itself."""
+    """Download the files of one index, then those of nested indexes, then the index itself."""
     if depth < 0:
         raise BundleCorrupt(f"bundles in the store are nested deeper than {MAX_NESTING}", op="bundle pull")
     try:
         index: Index = parse_index(index_bytes)
     except ShapeError as error:
-        raise BundleCorrupt(f"{prefix}{INDEX} in the store is no index: {error}", op="bundle pull") from error
+        raise BundleCorrupt(f"{prefix}{INDEX} in the store is not a valid index: {error}", op="bundle pull") from error
     if not prefix and index.run_id != run_id:
         raise BundleCorrupt(
-            f"what the store calls {run_id} is the run {index.run_id}",
+            f"the store's run {run_id} is actually the run {index.run_id}",
             op="bundle pull",
-            fix_hints=["look at who wrote to the store: a push gives a run no other name than its own"],
+            fix_hints=["check the program that wrote to the store: a push never renames a run"],
         )
 
     def fetch(path: str) -> bytes | None:
@@ -148,33 +148,33 @@ def _download(
 
 
 def _write(place: str, path: str, pieces: Iterator[bytes]) -> str:
-    """Put an object into a new file, and return its digest."""
+    """Write an object to a new file, and return its digest."""
     target = os.path.join(place, path)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     return write_new(target, pieces, None).sha256
 
 
 def _differs(path: str) -> BundleCorrupt:
-    return BundleCorrupt(f"{path} in the store is not what the index says", op="bundle pull")
+    return BundleCorrupt(f"{path} in the store does not match the index", op="bundle pull")
 
 
 def _put(store: BundleStore, key: str, data: bytes) -> None:
-    """Create, or find that the very same is there already: an interrupted push goes on where it stopped."""
+    """Create an object, or accept an identical existing one, so that an interrupted push can be repeated."""
     try:
         store.create(key, data)
     except StoreConflict:
         found = _get_small(store, key, len(data))
         if found is None or found.data != data:
             raise StoreConflict(
-                f"the store holds something else at {key}",
+                f"the store has a different object at {key}",
                 op="bundle push",
-                fix_hints=["look at what is there: evidence is never overwritten"],
+                fix_hints=["inspect the existing object: evidence is never overwritten"],
                 details={"key": key},
             ) from None
 
 
 def _get_small(store: BundleStore, key: str, limit: int) -> Stored | None:
-    """What is there, if it has at most `limit` bytes."""
+    """Return the object; None if it is missing or has more than `limit` bytes."""
     try:
         return store.get(key, limit=limit)
     except StoreTooLarge:
@@ -193,19 +193,19 @@ def _move_latest(store: BundleStore, run_id: str) -> None:
         except StoreConflict:
             continue
         return
-    raise StoreConflict("LATEST kept changing", op="bundle push", fix_hints=["push once more"])
+    raise StoreConflict("LATEST kept changing", op="bundle push", fix_hints=["push again"])
 
 
 def _latest(store: BundleStore) -> str:
     found = store.get(LATEST, limit=MAX_LATEST_BYTES)
     if found is None:
-        raise BundleNotFound("the store has no LATEST", op="bundle pull", fix_hints=["name the run"])
+        raise BundleNotFound("the store has no LATEST", op="bundle pull", fix_hints=["give the run id"])
     return found.data.decode("ascii", "replace").removesuffix("\n")
 
 
 @contextmanager
 def _unfinished(place: str) -> Iterator[str]:
-    """A directory for what is not complete yet, held by a lock: so a dead pull's is told from a living one's."""
+    """Yield a locked directory for an incomplete pull. The lock distinguishes a running pull from a dead one."""
     os.makedirs(place, exist_ok=True)
     fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -219,12 +219,10 @@ def _unfinished(place: str) -> Iterator[str]:
         try:
             yield place
         finally:
-            remove_tree(place)  # where the pull succeeded, it has another name by now
+            remove_tree(place)  # after a successful pull it has been renamed
     finally:
         os.close(fd)
 
 
 def _taken(target: str) -> BundleExists:
-    return BundleExists(
-        f"{shown(target)} is already there", op="bundle pull", fix_hints=["pull into another directory"]
-    )
+    return BundleExists(f"{shown(target)} already exists", op="bundle pull", fix_hints=["pull into another directory"])

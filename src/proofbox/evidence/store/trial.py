@@ -1,7 +1,7 @@
-"""Trying a store before anything is entrusted to it: does it refuse what the contract says it must refuse?
+"""Test a store before it is used: it must refuse the writes that the contract forbids.
 
-A store that ignores conditions answers every request with success, and the last writer wins silently. So the trial does
-what must fail, and looks. It leaves one small object, the same each time.
+A store that ignores conditions reports success for every request, and the last writer wins silently. The trial
+therefore makes requests that must fail. It leaves one small object, always at the same key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ATTEMPTS = 20
 
 
 def check_store(store: BundleStore) -> None:
-    """Raise StoreUntrusted unless the store honours create-only and compare-and-swap, and lists what it holds."""
+    """Raise StoreUntrusted unless the store supports create-only and compare-and-swap, and lists its objects."""
     for _ in range(_ATTEMPTS):
         found = _ensure(store)
         _must_refuse_create(store)
@@ -24,7 +24,7 @@ def check_store(store: BundleStore) -> None:
         try:
             version = store.swap(KEY, mine, found.version)
         except StoreConflict:
-            continue  # another trial came between: that is the contract at work
+            continue  # a concurrent trial won, as the contract requires
         try:
             store.swap(KEY, secrets.token_bytes(16), found.version)
         except StoreConflict:
@@ -33,11 +33,11 @@ def check_store(store: BundleStore) -> None:
             raise _untrusted("it replaced an object that had changed since it was read")
         after = store.get(KEY)
         if after is None or (after.version == version and after.data != mine):
-            raise _untrusted("it lost what was written")
+            raise _untrusted("it lost a written object")
         if KEY not in store.list(KEY.partition("/")[0]):
-            raise _untrusted("it does not list what it holds")
+            raise _untrusted("it does not list its objects")
         return
-    raise _untrusted("it never let a swap through")
+    raise _untrusted("every swap failed")
 
 
 def _ensure(store: BundleStore) -> Stored:
@@ -49,7 +49,7 @@ def _ensure(store: BundleStore) -> Stored:
             pass
         found = store.get(KEY)
     if found is None:
-        raise _untrusted("what was written can't be read")
+        raise _untrusted("a written object can't be read")
     return found
 
 
@@ -58,7 +58,7 @@ def _must_refuse_create(store: BundleStore) -> None:
         store.create(KEY, b"a second creation")
     except StoreConflict:
         return
-    raise _untrusted("it created an object over another one")
+    raise _untrusted("it overwrote an existing object on create")
 
 
 def _untrusted(what: str) -> StoreUntrusted:

@@ -1,1 +1,1 @@
-"""Verification of bundles and packets, with the standard library alone."""
+"""Verification of bundles and packets, using only the standard library."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-if not __package__:  # started by its path: import the package from there, and nothing from beside this file
+if not __package__:  # started by path: import the package from there, not modules beside this file
     sys.path[0] = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
 
 from proofbox.evidence.verify.verifier import main

@@ -1,19 +1,19 @@
-"""What is wrong with a bundle, if anything: every difference between its index and its directory, as findings.
+"""Check a bundle and report every difference between its index and its directory as a finding.
 
 Codes of findings:
 
     in_progress       never committed: no index, or a status that says so
-    status_absent, status_malformed, index_malformed     a document of the bundle itself is not what it must be
-    too_large         such a document has more bytes than one can have
-    schema_unknown    such a document is of a version that this reader does not know
+    status_absent, status_malformed, index_malformed     the status or index is missing or malformed
+    too_large         the status or index exceeds its size limit
+    schema_unknown    the status or index has an unsupported version
     inconsistent      index and status contradict each other
     missing, size_mismatch, digest_mismatch, unreadable  of a listed artifact
     unlisted          a file or directory that no index covers
-    symlink, special  not a regular file or directory; `unreadable`: a directory that can't be looked into
-    chain_…           of a log; what follows is the chain's own code
+    symlink, special  not a regular file or directory; `unreadable`: a directory that can't be read
+    chain_…           of a log, followed by the code of `verify_chain`
     schedule_malformed                                   a run's schedule is malformed, or was never closed
-    attempt_absent, attempt_replaced, attempt_unplanned  the bundles in a run are not those of its schedule
-    more              there are further findings than are listed
+    attempt_absent, attempt_replaced, attempt_unplanned  the run's bundles do not match its schedule
+    more              not all findings are listed
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_NESTING = 8
 
 @dataclass(frozen=True, slots=True)
 class BundleFinding:
-    """One thing that does not hold. `path` is relative to the bundle (empty: the bundle as a whole)."""
+    """One failed check. `path` is relative to the bundle; empty means the bundle as a whole."""
 
     code: str
     path: str
@@ -69,7 +69,7 @@ class BundleFinding:
 
 @dataclass(slots=True)
 class CheckCounts:
-    """How much was looked at."""
+    """The number of items checked."""
 
     files: int = 0
     bytes: int = 0
@@ -85,17 +85,17 @@ class CheckCounts:
 
 @dataclass(slots=True)
 class BundleCheck:
-    """One bundle, and those nested in it. Without findings, it is what its index says."""
+    """The result of checking a bundle and its nested bundles. Without findings, it matches its index."""
 
     path: str
     directory: BundleDirectory = field(repr=False, compare=False)
-    """What was checked, whatever `path` names by now."""
+    """The directory that was checked, even if `path` now names another one."""
     status: RunStatus | None = None
     status_sha256: str = ""
-    """Of the bytes that `status` was parsed from."""
+    """The digest of the bytes that `status` was parsed from."""
     index: Index | None = None
     index_sha256: str = ""
-    """Of the index's bytes: what a packet pins and a signature covers."""
+    """The digest of the index file, which a packet pins and a signature covers."""
     index_size: int = 0
     nested: dict[str, BundleCheck] = field(default_factory=dict)
     findings: list[BundleFinding] = field(default_factory=list)
@@ -110,7 +110,7 @@ class BundleCheck:
         return self.index is not None and self.status is not None and self.status.state != "in_progress"
 
     def every(self, prefix: str = "") -> Iterator[tuple[str, BundleCheck]]:
-        """This bundle and all below it, each with its place."""
+        """Yield this bundle and all nested bundles, each with its path."""
         yield prefix, self
         for place, inner in self.nested.items():
             yield from inner.every(f"{prefix}/{place}" if prefix else place)
@@ -124,20 +124,22 @@ class BundleCheck:
 
 
 def check_bundle(directory: str | BundleDirectory, *, chains: bool = False) -> BundleCheck:
-    """Check a bundle and what is nested in it: every size and digest, and with `chains` every line of its logs."""
+    """Check a bundle and its nested bundles: every size and digest, and with `chains` every line of its logs."""
     opened = BundleDirectory(directory) if isinstance(directory, str) else directory
     return _check(opened, opened.walk, chains, MAX_NESTING)
 
 
-def _check(directory: BundleDirectory, look: Callable[[], DirectoryContents], chains: bool, depth: int) -> BundleCheck:
+def _check(
+    directory: BundleDirectory, list_contents: Callable[[], DirectoryContents], chains: bool, depth: int
+) -> BundleCheck:
     bundle = BundleCheck(directory.path, directory)
     bundle.checked.bundles = 1
-    # Status, index, directory, in this order: where there is an index, its writer is done with all the rest, so that a
-    # reader who comes in the middle of a commit sees it as in progress or complete, and never as damaged.
+    # Read status, index and directory in this order. The index is written last, so a reader during a commit sees the
+    # bundle as in progress or complete, never as damaged.
     _read_documents(bundle)
-    present = look()
+    present = list_contents()
     for path, kind in sorted(present.irregular.items()):
-        bundle.found(kind, path, f"{IRREGULAR[kind]}, which no bundle holds")
+        bundle.found(kind, path, f"{IRREGULAR[kind]}, which a bundle can't contain")
     if bundle.index is None:
         return bundle
     listed = bundle.index.artifacts
@@ -175,7 +177,7 @@ def _read_documents(bundle: BundleCheck) -> None:
         bundle.status_sha256 = sha256_hex(data)
         bundle.status = parse_status(data)
     except FileNotFoundError:
-        bundle.found("status_absent", STATUS, "there is no status")
+        bundle.found("status_absent", STATUS, "the status is missing")
     except OSError as error:
         bundle.found("too_large" if isinstance(error, TooLarge) else "status_malformed", STATUS, str(error))
     except ShapeError as error:
@@ -183,7 +185,7 @@ def _read_documents(bundle: BundleCheck) -> None:
     try:
         data = bundle.directory.read(INDEX, MAX_INDEX_BYTES)
     except FileNotFoundError:
-        bundle.found("in_progress", "", "there is no index: the bundle was never committed")
+        bundle.found("in_progress", "", "the bundle has no index: it was never committed")
         return
     except OSError as error:
         bundle.found("too_large" if isinstance(error, TooLarge) else "index_malformed", INDEX, str(error))
@@ -210,40 +212,42 @@ def _check_consistency(bundle: BundleCheck, index: Index) -> None:
     if (status.state == "failed") != (index.status == "failed"):
         bundle.found("inconsistent", INDEX, "index and status differ on whether the run failed")
     if index.status == "ok" and status.partial_reasons:
-        bundle.found("inconsistent", INDEX, "the index says ok where the status says what is lacking")
+        bundle.found("inconsistent", INDEX, "the index has status ok, but the status has partial_reasons")
     absent = [path for path in status.expected if path not in index.artifacts and path not in index.missing]
     for path in absent:
-        bundle.found("inconsistent", path, "expected, and neither listed nor named as missing")
+        bundle.found("inconsistent", path, "expected, but neither listed nor named as missing")
 
 
 _LIMITS = {STATUS: MAX_STATUS_BYTES, INDEX: MAX_INDEX_BYTES}
 
 
 def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: DirectoryContents) -> set[str]:
-    """Hold every file against the index. Returns the paths of those that are not what it says."""
+    """Compare every file with the index, and return the paths of those that differ."""
 
     def compare(artifact: Artifact) -> tuple[str, str] | None:
-        due = artifact.file_size
+        expected = artifact.file_size
         limit = _LIMITS.get(artifact.path.rpartition("/")[2])
-        if limit is not None and due > limit:
-            return "too_large", f"{due} bytes, and a document of this name has at most {limit}"
+        if limit is not None and expected > limit:
+            return "too_large", f"{expected} bytes; the limit for this document is {limit}"
         try:
             fd = bundle.directory.open(artifact.path)
         except OSError as error:
             return "unreadable", error.strerror or type(error).__name__
         try:
-            # Sizes first: a file of another size is not read, and one that grows is read no further than it should go.
+            # Check the size first: a file of the wrong size is not read, and a growing file only up to its limit.
             info = os.fstat(fd)
             size, digest = info.st_size, ""
-            if size == due or not stat.S_ISREG(info.st_mode):
-                digest, size = sha256_file(fd, limit=due)
+            if size == expected or not stat.S_ISREG(info.st_mode):
+                digest, size = sha256_file(fd, limit=expected)
         except OSError as error:
             return "unreadable", error.strerror or type(error).__name__
         finally:
             os.close(fd)
-        if size != due:
-            return "size_mismatch", f"{size} bytes where {due} are due"
-        return None if digest == artifact.sha256 else ("digest_mismatch", "the content is not what was committed")
+        if size != expected:
+            return "size_mismatch", f"{size} bytes, expected {expected}"
+        return (
+            None if digest == artifact.sha256 else ("digest_mismatch", "the content differs from the committed content")
+        )
 
     todo = [artifact for path, artifact in listed.items() if path in present.files]
     results = in_threads(compare, todo)
@@ -258,9 +262,9 @@ def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: D
 
 
 def _check_parsed(bundle: BundleCheck, path: str, sha256: str, listed: Mapping[str, Artifact]) -> None:
-    """Hold the bytes that a document was parsed from against the index: the file was opened anew to be hashed."""
+    """Compare the parsed bytes of a document with the index, since hashing opened the file a second time."""
     if path in listed and sha256 != listed[path].sha256:
-        bundle.found("digest_mismatch", path, "the bytes that were parsed are not the committed ones")
+        bundle.found("digest_mismatch", path, "the parsed bytes differ from the committed content")
 
 
 def _check_coverage(
@@ -268,7 +272,7 @@ def _check_coverage(
 ) -> None:
     for path in listed:
         if path not in present.files:
-            bundle.found("missing", path, "listed, and not there")
+            bundle.found("missing", path, "listed, but missing")
     if listed.keys() | {INDEX} == present.files and not nested:
         extra: set[str] = set()
     else:
@@ -283,11 +287,11 @@ def _check_coverage(
     holding = parents | {place for parent in parents for place in above(parent)}
     for path in sorted(present.directories - holding):
         if not any(place in nested for place in above(path)):
-            bundle.found("unlisted", path, "an empty directory that nothing covers")
+            bundle.found("unlisted", path, "an empty directory")
 
 
 def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None:
-    """Hold the attempts of a run against its schedule: a dropped, swapped or added one has an index like any other."""
+    """Compare the attempts of a run with its schedule, to detect dropped, swapped or added attempts."""
     if listed.chain is None:
         bundle.found("schedule_malformed", SCHEDULE, "the index does not list it as a log")
     try:
@@ -341,7 +345,7 @@ def _check_chains(bundle: BundleCheck, index: Index) -> None:
             continue
         anchor = artifact.chain
         with open(fd, "rb") as stream:
-            limit = artifact.file_size + 1  # a file of another size is a finding already, and may have no end
+            limit = artifact.file_size + 1  # a file of another size is already a finding and may be endless
             report = verify_chain(stream, name, anchor.head, expected_count=anchor.count, limit=limit)
         for finding in report.findings:
             bundle.found(f"chain_{finding.code}", path, f"line {finding.line}: {finding.message}")

@@ -1,4 +1,4 @@
-"""What a verification found, as an answer for people and for programs."""
+"""The result of a verification, for people and programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proofbox.evidence.verify.check import BundleFinding, CheckCounts
 
 @dataclass(slots=True)
 class Verification:
-    """What holds and what does not. `notes` are worth knowing and no findings."""
+    """The result of a verification. `notes` are informative and not findings."""
 
     path: str
     run_id: str | None = None
@@ -23,13 +23,13 @@ class Verification:
     packet: str | None = None
     promotable: bool | None = None
     policy: str | None = None
-    """The name that the packet's policy bears."""
+    """The name of the packet's policy."""
     own_policy: bool | None = None
-    """Whether it is someone's own and none of those that come with proofbox: what it demands is then theirs to say."""
+    """Whether the policy is a custom one, whose requirements its author defined, and not built in."""
     signed_by: str | None = None
-    """The id of the key that was given and did sign. None: not signed, or no key was given."""
+    """The id of the given key that signed the packet; None if it is not signed or no key was given."""
     enveloped: bool = False
-    """Whether the packet has a signature at all, checked or not."""
+    """Whether the packet has a signature, checked or not."""
     checked: CheckCounts = field(default_factory=CheckCounts)
     findings: list[BundleFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Verification:
         self.findings.append(BundleFinding(code, path, detail))
 
     def error(self) -> ProofboxError | None:
-        """What the answer "no" is called, where it is no."""
+        """Return the error for a failed verification; None if it succeeded."""
         if self.ok:
             return None
         codes = {finding.code for finding in self.findings}
@@ -53,10 +53,10 @@ class Verification:
             kind = BundleSchemaUnknown
         elif any(code.startswith(("packet_", "signature_", "verdict_", "policy_", "bundle_absent")) for code in codes):
             kind = PacketInvalid
-        return kind(self.line(), op="verify", fix_hints=["each finding says what differs, and where"])
+        return kind(self.line(), op="verify", fix_hints=["see what differs, and where, in the findings"])
 
     def line(self) -> str:
-        """The answer in one line, with the first finding."""
+        """Return the result in one line, with the first finding."""
         if not self.findings:
             return self.summary()
         first, count = self.findings[0], len(self.findings)
@@ -64,7 +64,7 @@ class Verification:
         return f"{self.summary()}; {_one_line(f'{found}: {first.code} {first.path} ({first.detail})')}"
 
     def summary(self) -> str:
-        """The answer, without what was found."""
+        """Return the result in one line, without findings."""
         checked = self.checked
         what = f"{self.run_id or shown(self.path)} ({self.status or 'no status'})"
         amounts = (
@@ -76,13 +76,13 @@ class Verification:
         amount = ", ".join(counted(number, what) for number, what in amounts)
         parts = [f"{'holds' if self.ok else 'DOES NOT HOLD'}: {what}: {amount}"]
         if self.packet is not None:
-            by = f" by a policy of its own: {self.policy!r}" if self.own_policy else ""
+            by = f" by a custom policy: {self.policy!r}" if self.own_policy else ""
             parts.append(("promotable" if self.promotable else "not promotable") + by)
             parts.append(self.standing())
         return _one_line("; ".join(parts))
 
     def standing(self) -> str:
-        """What stands behind the packet: a key that was given, or nothing but its agreement with itself."""
+        """Return the signature status of the packet."""
         if self.signed_by:
             return f"signed by {self.signed_by[:16]}…"
         if self.enveloped:

@@ -1,17 +1,17 @@
-"""The one command an auditor runs, on any Python with nothing but `cryptography` installed beside it:
+"""The auditor's command, which needs only Python and `cryptography`:
 
     python3 -I .../proofbox/evidence/verify PATH [--key PUB] [--bundle DIR] [--json]
 
-With `-I`, Python imports nothing from the current directory, which may well be the directory of the bundle. `python -m`
-would: a `json.py` beside the bundle would run before any line of this file.
+With `-I`, Python imports nothing from the current directory, which may be the directory of the bundle. With `python -m`
+a `json.py` beside the bundle would run before any line of this file.
 
-PATH is an output directory (its LATEST is followed), a run's directory, or a promotion packet. Checked are every size
-and digest, every line of every log, every nested bundle, and, where there is a packet, its pins, its verdict and its
-signature. Exit code 0: everything holds. 1: something does not, and each finding is named. 2: there is nothing to
-check.
+PATH is an output directory (the run that its LATEST names is verified), a run's directory, or a promotion packet. The
+command checks every size and digest, every line of every log, every nested bundle and, if there is a packet, its pins,
+its verdict and its signature. Exit code 0: everything holds. 1: something does not hold, and the findings are printed.
+2: there is nothing to check.
 
-Without --key and without a digest that you hold from elsewhere, this shows damage, not forgery: whoever can rewrite a
-whole bundle can make another that is consistent in itself.
+Without --key and without a digest from another source, this detects damage, not forgery: anyone who can rewrite a whole
+bundle can create another consistent one.
 
 Codes of findings, besides those of `check`: packet_malformed, packet_unpinned, packet_mismatch (with the bundle),
 verdict_wrong, policy_misnamed, signature_absent, signature_wrong, bundle_absent.
@@ -45,8 +45,8 @@ from proofbox.evidence.verify.verification import Verification
 def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str | None = None) -> Verification:
     """Verify a bundle with the packet beside it, or a packet with its bundle. `key` is the file of a public key.
 
-    `bundle` says where a packet's bundle is; with the path of a bundle, it is refused.
-    Raises a ProofboxError only where there is nothing to evaluate: no such path, no key in that file.
+    `bundle` is the path of a packet's bundle; it is refused if `path` is a bundle itself.
+    Raises a ProofboxError only if there is nothing to verify: the path does not exist, or the key file has no key.
     """
     place = os.fspath(path)
     if os.path.isfile(place):
@@ -54,9 +54,9 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
     directory = resolve(place)
     if bundle is not None:
         raise UsageError(
-            f"{shown(place)} is a bundle itself, and was to be verified with another",
+            f"{shown(place)} is a bundle itself, so --bundle can't be used with it",
             op="verify",
-            fix_hints=["name the packet's file, and its bundle with --bundle"],
+            fix_hints=["give the path of the packet, and its bundle with --bundle"],
         )
     beside = os.path.join(
         os.path.dirname(os.path.abspath(directory)), os.path.basename(os.path.abspath(directory)) + SUFFIX
@@ -68,7 +68,7 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
         _verify_bundle(result, directory)
         if key is not None:
             _public_key(key)
-            result.found("signature_absent", "", "a key was given, and there is no packet that it could have signed")
+            result.found("signature_absent", "", "a key was given, but there is no signed packet")
     result.path = place
     _note_newer(result, directory)
     return result
@@ -76,30 +76,30 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """A packet and its bundle as they were verified, each read once."""
+    """A verified packet and its bundle, each read once."""
 
     result: Verification
     packet: Packet | None
-    """As it was read; None: malformed."""
+    """The parsed packet; None if malformed."""
     packet_sha256: str
-    """Of the packet's file."""
+    """The digest of the packet's file."""
     checked: BundleCheck | None
-    """Its bundle; None: absent."""
+    """The packet's bundle; None if absent."""
 
 
 def verify_packet(path: str, *, key: str | None = None, bundle: str | None = None) -> Verification:
-    """Verify a packet: its form, its signature, its bundle, its pins, and that its verdict follows from its policy."""
+    """Verify a packet: its format, signature, bundle and pins, and that its verdict follows from its policy."""
     return examine_packet(path, keys=() if key is None else (key,), bundle=bundle).result
 
 
 def examine_packet(path: str, *, keys: Sequence[str] = (), bundle: str | None = None) -> Examination:
-    """Verify a packet as `verify_packet` does, by any of `keys`, and keep what was read of it and of its bundle."""
+    """Verify a packet like `verify_packet`, with any of `keys`, and return the packet and its bundle as well."""
     result = Verification(path, packet=path)
     document, digest = read_document(path)
     packet, signed = _open_packet(result, document, keys)
     directory = bundle or _bundle_of(path, packet)
     if directory is None or not os.path.isdir(directory):
-        result.found("bundle_absent", "", "the bundle is not where the packet says; give its directory with --bundle")
+        result.found("bundle_absent", "", "the bundle is not at the packet's path; give its directory with --bundle")
         return Examination(result, packet, digest, None)
     checked = _verify_bundle(result, resolve(directory))
     if packet is None:
@@ -111,30 +111,30 @@ def examine_packet(path: str, *, keys: Sequence[str] = (), bundle: str | None = 
         result.own_policy = not is_built_in(packet.document["promotability"]["policy"])
         result.findings += differences(packet, checked)
         if signed is not None and signed != (packet.index and packet.index.sha256):
-            result.found("packet_mismatch", INDEX, "the statement's subject is another index than the packet's")
+            result.found("packet_mismatch", INDEX, "the statement's subject differs from the packet's index")
     return Examination(result, packet, digest, checked)
 
 
 def _open_packet(result: Verification, document: Any, keys: Sequence[str]) -> tuple[Packet | None, str | None]:
-    """The packet, and the digest that its statement signs if it is in an envelope."""
+    """Return the packet, and the digest that its statement signs if it is in an envelope."""
     trusted = [_public_key(key) for key in keys]
     subject = None
     try:
         if type(document) is dict and "payloadType" in document:
-            # Imported here: without a signature, the standard library alone will do.
+            # Imported here: without a signature, the standard library is enough.
             from proofbox.evidence.attest.dsse import Envelope
 
             envelope = Envelope(document)
             result.enveloped = True
             result.signed_by = next((public.key_id for public in trusted if envelope.signed_by(public)), None)
             if not trusted:
-                result.notes.append("the packet is signed, and no key was given to check it with")
+                result.notes.append("the packet is signed, but no key was given to check the signature")
             elif result.signed_by is None:
-                which = "the key that was given" if len(trusted) == 1 else "any of the keys that are trusted"
+                which = "the given key" if len(trusted) == 1 else "any of the trusted keys"
                 result.found("signature_wrong", "", f"the packet is not signed by {which}")
             subject, document = envelope.statement(PREDICATE_TYPE)
         elif trusted:
-            result.found("signature_absent", "", "a key was given, and the packet is not signed")
+            result.found("signature_absent", "", "a key was given, but the packet is not signed")
         return parse_packet(document), subject
     except ShapeError as error:
         result.found("packet_malformed", "", str(error))
@@ -170,7 +170,7 @@ def _verify_bundle(result: Verification, directory: str) -> BundleCheck:
 
 
 def _note_renamed(result: Verification, directory: str, run_id: str) -> None:
-    """A copy may be called anything; who asked for a run by its name wants to know. A nested bundle has a place."""
+    """Add a note if the directory's name is not the run id. Nested bundles are named by their path."""
     place = os.path.realpath(directory)
     name = os.path.basename(place)
     if name != run_id and enclosing(place) == place:
@@ -187,11 +187,11 @@ def _note_newer(result: Verification, directory: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="verify.py", description="Verify a bundle or packet.")
     parser.add_argument("path", help="an output directory, a run's directory, or a promotion packet")
-    parser.add_argument("--key", metavar="PUB", help="the file of the public key that must have signed the packet")
+    parser.add_argument("--key", metavar="PUB", help="the public key file of the required signer")
     parser.add_argument(
-        "--bundle", metavar="DIR", help="where the packet's bundle is, if not beside it; with a packet only"
+        "--bundle", metavar="DIR", help="the packet's bundle, if it is not beside the packet; only for packets"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(argv)
     try:
         result = verify(options.path, key=options.key, bundle=options.bundle)
