@@ -26,10 +26,10 @@ def table(heading: str) -> str:
 def test_the_rooms_and_their_imports() -> None:
     there = {name for name in ALLOWED if name == "proofbox" or next(PACKAGE.glob(f"{name}*"), None)}
     every = there - {"errors", "proofbox", "cli"}
-    words = {"every room but `cli`": every, "every room": every | {"proofbox"}}
+    words = {"every package except `cli`": every, "every package": every | {"proofbox"}}
     said = {
         room: words.get(imports.strip(), set(re.findall(r"`(\w+)`", imports)))
-        for room, imports in ROOM.findall(table("Rooms"))
+        for room, imports in ROOM.findall(table("Packages"))
     }
     assert said == {name: ALLOWED[name] & there for name in there}
 
@@ -65,7 +65,7 @@ def test_each_step_and_each_invariant_names_who_holds_it() -> None:
     steps = re.findall(r"^\| \d+ \|.*\|$", table("One attempt, from `suite run` to a pull request"), re.MULTILINE)
     assert len(steps) >= 15
     assert all("`proofbox." in step.rsplit("|", 2)[1] for step in steps)
-    invariants = table("What always holds").partition("|---|---|---|\n")[2].strip().splitlines()
+    invariants = table("Invariants").partition("|---|---|---|\n")[2].strip().splitlines()
     assert len(invariants) >= 15
     for row in invariants:
         _, _, held, shown, _ = row.split("|")
