@@ -1,13 +1,13 @@
-"""Reads a page of Markdown as a program: what of it is run, what it writes down as a file, and what is left out.
+"""Parse a Markdown page as a program: blocks to run, files to write, and blocks to skip.
 
-What matters on it, each at the start of a line:
+Recognized syntax, each at the start of a line:
 
-    ```console                  `$` lines are run; what follows one is what it prints
-    ```python                   is run
-    ```toml title="suite.toml"  any language with a title: a file that the reader is told to write
-    <!-- not run: needs … -->   right before a block: it is not run, and this is why
+    ```console                  run the `$` lines; the lines after one are its expected output
+    ```python                   run it
+    ```toml title="suite.toml"  any language with a title: a file to write
+    <!-- not run: needs … -->   directly before a block: skip it, for this reason
 
-In printed text `…` stands for any part of a line, and a line of `…` for any lines.
+In expected output, `…` matches any part of a line, and a line of only `…` matches any lines.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TOUR = re.compile(r"<!-- tour -->\n(.*?)<!-- /tour -->", re.DOTALL)
 ANYTHING = "…"
 READ_ALONE = ("diff", "json", "text", "toml", "yaml")
 RUN_ELSEWHERE = re.compile(r"\./scripts/(?:demo|test)\b")
-"""Commands that tests and CI run by themselves: the demo has a test of its own, and a test can't run all tests."""
+"""Commands that are tested elsewhere: the demo has its own test, and a test cannot run all tests."""
 
 
 class Block(NamedTuple):
-    """One fence of a page, with the prose that leads to it."""
+    """One fenced block of a page, with the prose before it."""
 
     prose: str
     language: str
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One command, and what the page says it prints."""
+    """One command and its expected output."""
 
     command: str
     expected: str
@@ -70,13 +70,13 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def tour_of(text: str) -> str:
-    """The part of a page that is its tour; all of it, where no part is marked."""
+    """Return the marked tour of a page, or the whole page if no part is marked."""
     found = TOUR.search(text)
     return found[1] if found else text
 
 
 def steps(body: str) -> list[Step]:
-    """The commands of a console block. A line that begins with `> ` goes on with the one before it."""
+    """Return the commands of a console block. A line that begins with `> ` continues the previous line."""
     found: list[Step] = []
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         lines = part.splitlines(keepends=True)
@@ -88,7 +88,7 @@ def steps(body: str) -> list[Step]:
 
 
 def agrees(expected: str, output: str) -> bool:
-    """Whether a command printed what the page says."""
+    """Return whether the output matches the expected output."""
     pattern = "".join(
         r"(?:[^\n]*\n)*" if line.strip() == ANYTHING else _pattern(line) for line in expected.splitlines(keepends=True)
     )
@@ -100,27 +100,27 @@ def _pattern(line: str) -> str:
 
 
 def faults(page: Path, text: str) -> Iterator[str]:
-    """Where a page has shell that nothing would run, or that could not fail."""
+    """Report commands on a page that no test would run, or that could not fail."""
     fenced = FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
     lines = ["", *fenced.splitlines()]
     for number, (before, line) in enumerate(pairwise(lines), 1):
         if not before.strip() and re.match(r"(?: {4}|\t)\s*\S", line):
-            yield f"{page}:{number}: an indented block; use console, or text for what is no command: {line.strip()}"
+            yield f"{page}:{number}: an indented block; use console for commands, or text: {line.strip()}"
         if re.match(r"\s*```", line):
-            yield f"{page}:{number}: a fence that does not stand at the start of a line, or has no end"
+            yield f"{page}:{number}: a fence is unterminated or not at the start of a line"
     for block in blocks(text):
         place = f"{page}:{block.line}"
         if block.language not in ("console", "python", *READ_ALONE) and block.title is None:
-            yield f"{place}: {block.language or 'no language'!r}; use console, or text for what is no command"
+            yield f"{place}: {block.language or 'no language'!r}; use console for commands, or text"
         if block.language not in ("console", "python") and block.not_run:
-            yield f"{place}: `not run` before a block that would not be run anyway"
+            yield f"{place}: `not run` before a block that is never run"
         if block.not_run and not block.not_run.startswith("needs "):
-            yield f"{place}: `not run` has to say what the block needs: {block.not_run}"
+            yield f"{place}: `not run` must say what the block needs: {block.not_run}"
         if block.language == "text" and re.search(r"^(?:\$|proofbox) ", block.body, re.MULTILINE):
             yield f"{place}: commands in a text block; use console"
         if block.language == "console" and not block.body.startswith("$ "):
-            yield f"{place}: a console block begins with `$ `"
+            yield f"{place}: a console block must begin with `$ `"
         if block.language == "console":
             for step in steps(block.body):
                 if step.expected.strip() == ANYTHING:
-                    yield f"{place}: nothing is shown of what `{step.command}` prints"
+                    yield f"{place}: no output is shown for `{step.command}`"

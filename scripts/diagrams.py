@@ -1,6 +1,6 @@
 """Draws docs/diagrams/*.svg, each from the TOML file beside it: `scripts/docs diagrams`.
 
-A diagram is a panel of its own colours, so that it reads the same on a light page and on a dark one. Its texts are
+A diagram has its own background colours, so it looks the same on light and dark pages. Its texts are
 measured, roughly, and one that would not fit its box is an error. What a box names in `names` exists: a path below
 src/proofbox, a command, or a word of the code; tests/test_docs.py looks.
 

@@ -1,16 +1,16 @@
-"""Says what was left behind: processes, containers, mounts, network namespaces, sockets, control groups, directories.
+"""Report leftovers: processes, containers, mounts, network namespaces, sockets, control groups, directories.
 
-scripts/leftovers -- COMMAND [ARG...]   run it; exit 1 with a list if anything of it is left, else as it did
-scripts/leftovers --before FILE         write down what there is of ours on this machine
-scripts/leftovers --after FILE          say what is there now and was not then; exit 1 if anything is
-scripts/leftovers                       say what there is
+scripts/leftovers -- COMMAND [ARG...]   run it; exit 1 with a list if it leaves anything, else with its exit code
+scripts/leftovers --before FILE         record what proofbox currently has on this machine
+scripts/leftovers --after FILE          list what was added since; exit 1 if anything was
+scripts/leftovers                       list everything
 
-With a command only that command is looked at, whoever else works on the machine: its orphans become children of this
-process, however they hid, and it has a directory for temporary files of its own. Containers, network namespaces and
-control groups have no such bond: those that are new and bear our names count. The other forms compare the whole
-machine, which then has to be quiet.
+With a command, only that command is checked, even if other users work on the machine: its orphaned processes become
+children of this process, and it gets a separate directory for temporary files. Containers, network namespaces and
+control groups cannot be attributed in this way; new ones with our names count. The other forms compare the whole
+machine, which must be idle.
 
-What is about to end is waited for, for LEFTOVERS_GRACE seconds (30). The standard library alone: it runs on any Python.
+Leftovers that are about to end get LEFTOVERS_GRACE seconds (30). Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 PREFIXES = ("proofbox-", "pbt-", "pbe-", "pbp-", "pbl-")
 PROGRAMS = ("boxagent", "boxlaunch", "boxrun", "treestat")
 LABEL = "proofbox.session"
-GRACE = float(os.environ.get("LEFTOVERS_GRACE", "30"))  # seconds that what is ending may take: machines are busy
+GRACE = float(os.environ.get("LEFTOVERS_GRACE", "30"))  # seconds to wait for ending processes on a busy machine
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 NAMESPACES = (Path("/run/netns"), Path("/run/docker/netns"))
 PR_SET_CHILD_SUBREAPER = 36
@@ -67,16 +67,16 @@ def tell(left: Sequence[str]) -> int:
     return 1 if left else 0
 
 
-# A command of ours, and what became of it
+# Run one command and check what it left
 
 
 def watch(command: Sequence[str]) -> int:
     place = Path(tempfile.mkdtemp(prefix="pbl-"))
-    # As the system's own directory for temporary files: a command may run parts of itself as another user.
+    # World-writable with the sticky bit, like /tmp: a command may run parts of itself as another user.
     place.chmod(0o1777)
     before = set(nameless())
     adopt_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells the command as well, and that decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also signals the command, which decides
     process = subprocess.Popen(
         command,
         env={**os.environ, "TMPDIR": str(place)},
@@ -95,12 +95,12 @@ def watch(command: Sequence[str]) -> int:
 
     left = wait_for_none(look)
     with contextlib.suppress(OSError):
-        place.rmdir()  # only if it is empty: what is in there is to be looked at
+        place.rmdir()  # only if it is empty; otherwise keep it for inspection
     return tell(left) or code
 
 
 def adopt_orphans() -> None:
-    """Whoever loses its parent below this process becomes its child, and not that of init."""
+    """Make this process the parent of orphaned descendants, instead of init."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -119,11 +119,11 @@ def reap() -> None:
             pass
 
 
-# What there is
+# Current state of the machine
 
 
 def snapshot() -> list[str]:
-    """All there is of ours on this machine."""
+    """Return everything that proofbox has on this machine."""
     found = describe_processes(processes_of_ours())
     found += [f"mount {point}" for point in mounts() if named_like_ours(point)]
     found += [f"socket {path}" for path in listening() if named_like_ours(path)]
@@ -135,14 +135,14 @@ def snapshot() -> list[str]:
 
 
 def nameless() -> list[str]:
-    """What neither a process nor a path binds to who made it."""
+    """Return resources that cannot be attributed to a process or a path."""
     return [*containers(), *network_namespaces(), *control_groups()]
 
 
 def containers() -> Iterator[str]:
-    """Each with the project that it was made for."""
+    """Yield each container with its project."""
     shown = '{{.ID}} {{.Label "proofbox.project"}}'
-    # An ordinary user's podman leaves a process of its own behind when it is asked anything.
+    # An ordinary user's podman leaves a process behind after any request.
     for engine in ("docker", "podman") if os.geteuid() == 0 else ("docker",):
         if shutil.which(engine):
             words = [engine, "ps", "--all", "--no-trunc", "--filter", f"label={LABEL}", "--format", shown]

@@ -31,10 +31,10 @@ from screen import Cell, Row, Screen
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "proofbox demo"
 
-LONGEST_PAUSE = 1.2  # seconds: what is longer is shortened to it
+LONGEST_PAUSE = 1.2  # seconds: longer pauses are shortened to this
 TYPING = 0.06  # seconds a letter of the command
 LAST = 8.0  # seconds that the last screen stays
-STEP = 0.12  # seconds: what comes closer together is one frame
+STEP = 0.12  # seconds: output closer together is one frame
 
 ADVANCE, LEADING, SIZE = 8.43, 19, 14  # px: a column, a row, a letter
 MARGIN, BAR = 16, 34
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def capture(words: Sequence[str], columns: int, rows: int, env: dict[str, str], cwd: str) -> tuple[int, list[Piece]]:
-    """Run a program at a terminal of its own; what it wrote, and when."""
+    """Run a program in a new terminal and return its output with timestamps."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     with subprocess.Popen(

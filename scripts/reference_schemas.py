@@ -65,7 +65,7 @@ def _opening(contract: ContractDocument) -> Iterator[str]:
 
 
 class Parts:
-    """The definitions that documents share. Two of one name that differ are told apart by a number."""
+    """Return the definitions that documents share; different ones with the same name get a number."""
 
     def __init__(self) -> None:
         self._titles: dict[tuple[str, str], str] = {}
@@ -162,7 +162,7 @@ class Parts:
         return f"[{self._titles[key]}](#{slug(self._titles[key])})"
 
     def _register(self, schema: Schema, definitions: Schema) -> None:
-        """What a part is made of is a part as well, whether or not its table was written yet."""
+        """Parts of a part are parts as well, even if their table was not written yet."""
         for _ in self._rows(schema, definitions):
             pass
 

@@ -15,7 +15,7 @@ from proofbox.cli.schemas import meanings
 
 WIDTH = 110
 
-# What is only met on the way: docs/design/0050-the-public-face.md.
+# Result types: docs/design/0050-the-public-face.md.
 MET = {
     "sandbox.service": ("Session",),
     "sandbox.async_service": ("AsyncSession",),
@@ -93,7 +93,7 @@ def _members(kind: type) -> Iterator[str]:
 
 
 def _public(kind: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties of ours, those of a base first seen where the class has them."""
+    """Return our own methods and properties, including inherited ones."""
     seen: set[str] = set()
     for base in kind.__mro__:
         if not base.__module__.startswith("proofbox"):
@@ -154,7 +154,7 @@ def _parameter(each: inspect.Parameter) -> str:
         text += f": {_plain(each.annotation)}"
     if each.default is not each.empty:
         shown = repr(each.default)
-        # What has no spelling in source (a sentinel, a struct) is told as "some default".
+        # A default without a source spelling (a sentinel, a struct) is shown as "some default".
         text += f" = {shown if isinstance(each.default, str | int | float | bool | tuple | None) else '...'}"
     return text
 

@@ -70,7 +70,7 @@ PACKAGES = {
         ),
         Package("bindfs", ("bindfs",), "the test of projects on FUSE"),
         Package("ripgrep", ("rg",), "the search that the one in Python is compared with"),
-        Package("strace", ("strace",), "the test of what a commit leaves after a power cut"),
+        Package("strace", ("strace",), "the power-cut test of commits"),
         Package("zsh", ("zsh",), "the test of its tab completion"),
     ],
 }

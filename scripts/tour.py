@@ -4,7 +4,7 @@ scripts/tour                    README's tour, as a person watches it
 scripts/tour docs/tutorial.md   another page
 scripts/tour --check PAGE…      compare what came out with what the page says, and exit 1 where they differ
 
-What a page is made of, `blocks.py` says. The directory has one file in it, hello.txt. State, cache and configuration
+`blocks.py` describes the page syntax. The directory contains one file, hello.txt. State, cache and configuration
 are the page's own. Where a page says port 3000 a free one is meant: several may be run at once.
 """
 
@@ -177,7 +177,7 @@ def script(block: Block) -> list[Planned]:
 
 
 def python(block: Block, imports: list[str]) -> Planned:
-    """A page is read from its top: what one block has imported is there in the next."""
+    """Blocks run in order: imports of one block are available in the next."""
     source = "\n".join([*imports, block.body])
     return Planned(f"(python, line {block.line})", f"python3 -c {quote(source)}", "", shown=False)
 

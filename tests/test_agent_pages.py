@@ -1,4 +1,4 @@
-"""AGENTS.md and the skill teach what is true: their commands are commands, and the skill's recipes work."""
+"""The commands in AGENTS.md and the skill are valid, and the skill's recipes work."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), [pytest.param(*each, id=f"{each[0]}: {each[1][:60]}") for each in lines()])
-def test_every_command_line_is_one(page: str, line: str) -> None:
+def test_every_command_line_parses(page: str, line: str) -> None:
     mentioned = {command.path for command in COMMANDS}  # a command's name alone, in running text
     for words in commandlines.invocations(line):
         if line not in PLACEHOLDERS and " ".join(words) not in mentioned:
             commandlines.refuse_unknown(words)
 
 
-def test_the_pages_are_looked_at() -> None:
-    """The patterns find the commands: each page has some, the skill most of the groups."""
+def test_commands_are_found_on_every_page() -> None:
+    """The patterns find commands on each page, and most command groups in the skill."""
     found = list(lines())
     assert {page for page, _ in found} == {page.name for page in PAGES}
     groups = {words[0] for _, line in found for words in commandlines.invocations(line)}
@@ -48,7 +48,7 @@ def test_the_pages_are_looked_at() -> None:
     assert len(groups & known) >= 15
 
 
-def test_the_exit_codes_of_the_skill_are_those_there_are() -> None:
+def test_skill_lists_every_exit_code() -> None:
     text = SKILL.read_text()
     said = {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| ([^|]+?) \|", text, re.MULTILINE)}
     assert said.keys() == EXIT_CODES.keys()
@@ -59,7 +59,7 @@ def test_the_exit_codes_of_the_skill_are_those_there_are() -> None:
     assert set(re.findall(r"`([^`]+)`", passing[1])) == {each.path for each in COMMANDS if each.passes_exit_code}
 
 
-def test_the_codes_of_the_pages_are_those_there_are() -> None:
+def test_error_codes_on_the_pages_exist() -> None:
     known = {kind.code for kind in error_classes()}
     areas = {code.partition("_")[0] for code in known}
     said = {
@@ -72,7 +72,7 @@ def test_the_codes_of_the_pages_are_those_there_are() -> None:
     assert said <= known
 
 
-def test_the_skill_says_what_it_is_for() -> None:
+def test_skill_has_a_name_and_a_description() -> None:
     head = SKILL.read_text().split("---\n")[1]
     assert re.search(r"^name: proofbox$", head, re.MULTILINE)
     description = head.partition("description: >-\n")[2]
@@ -81,8 +81,8 @@ def test_the_skill_says_what_it_is_for() -> None:
 
 @pytest.mark.needs("bubblewrap", "git", "limits")
 @pytest.mark.timeout(300)
-def test_the_recipes_work(tmp_path: Path) -> None:
-    """All of them, in their order, in one shell: what one makes the next one uses."""
+def test_skill_recipes_work(tmp_path: Path) -> None:
+    """Run all recipes in order in one shell, because they depend on each other."""
     recipes = RECIPE.findall(SKILL.read_text())
     assert len(recipes) >= 8
     project = tmp_path / "project"

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md is true: its rooms, and every module, function and test that it names."""
+"""The packages, modules, functions and tests named in ARCHITECTURE.md exist."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def table(heading: str) -> str:
     return TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
 
 
-def test_the_rooms_and_their_imports() -> None:
+def test_package_table_matches_the_allowed_imports() -> None:
     there = {name for name in ALLOWED if name == "proofbox" or next(PACKAGE.glob(f"{name}*"), None)}
     every = there - {"errors", "proofbox", "cli"}
-    words = {"every room but `cli`": every, "every room": every | {"proofbox"}}
+    words = {"every package except `cli`": every, "every package": every | {"proofbox"}}
     said = {
         room: words.get(imports.strip(), set(re.findall(r"`(\w+)`", imports)))
-        for room, imports in ROOM.findall(table("Rooms"))
+        for room, imports in ROOM.findall(table("Packages"))
     }
     assert said == {name: ALLOWED[name] & there for name in there}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_named_is_there(name: str) -> None:
+def test_every_named_module_and_function_exists(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     try:
         importlib.import_module(name)
@@ -50,22 +50,22 @@ def functions(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_the_tests_are_there(name: str) -> None:
+def test_every_named_test_exists(name: str) -> None:
     path, _, function = name.partition("::")
     assert (ROOT / path).is_file()
     assert not function or function in functions(path)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_files_are_there(path: str) -> None:
+def test_every_named_file_exists(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-def test_each_step_and_each_invariant_names_who_holds_it() -> None:
+def test_each_step_and_invariant_names_its_code_and_test() -> None:
     steps = re.findall(r"^\| \d+ \|.*\|$", table("One attempt, from `suite run` to a pull request"), re.MULTILINE)
     assert len(steps) >= 15
     assert all("`proofbox." in step.rsplit("|", 2)[1] for step in steps)
-    invariants = table("What always holds").partition("|---|---|---|\n")[2].strip().splitlines()
+    invariants = table("Invariants").partition("|---|---|---|\n")[2].strip().splitlines()
     assert len(invariants) >= 15
     for row in invariants:
         _, _, held, shown, _ = row.split("|")

@@ -49,20 +49,20 @@ class References(HTMLParser):
 
 
 @pytest.mark.needs("zensical")
-def test_the_site_builds_strictly_and_from_its_own_files_alone(tmp_path: Path) -> None:
+def test_site_builds_strictly_from_local_files_only(tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     done = build(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     site = tmp_path / "site"
     pages = sorted(site.rglob("*.html"))
-    assert len(pages) > len(list(DOCS.rglob("*.md")))  # one for each, and one for what is not found
+    assert len(pages) > len(list(DOCS.rglob("*.md")))  # one per page, and the 404 page
     wrong = [f"{page.relative_to(site)}: {each}" for page in pages for each in wrong_references(page, site)]
     assert not wrong, "\n".join(wrong)
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(\s*[\"']?(?:https?:)?//|@import", sheet.read_text()), sheet
 
-    # And what is broken is found. (A picture that is not there is not; `wrong_references` has looked.)
+    # A broken page fails the build. (A missing picture does not; `wrong_references` checks those.)
     (tmp_path / "docs/broken.md").write_text("# x\n\n[a](no-such-page.md) [b](tutorial.md#no-such-anchor)\n")
     broken = build(tmp_path)
     assert broken.returncode != 0
@@ -80,7 +80,7 @@ def wrong_references(page: Path, site: Path) -> Iterator[str]:
         parts = urlsplit(address)
         if parts.scheme or parts.netloc or not parts.path:
             continue
-        # The page for what is not found is served at any path, so that its own are from the root.
+        # The 404 page is served at any path, so its references start at the root.
         start = site if page.name == "404.html" else page.parent
         target = start / unquote(parts.path).lstrip("/")
         if not target.exists():
@@ -88,7 +88,7 @@ def wrong_references(page: Path, site: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.stem)
-def test_the_links_of_a_page_beside_the_sources_lead_somewhere(page: Path) -> None:
+def test_links_of_top_level_pages_resolve(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     local = [unquote(urlsplit(link).path) for link in links if not urlsplit(link).scheme and not link.startswith("#")]
     assert not [path for path in local if not (ROOT / path).exists()]
@@ -104,14 +104,14 @@ def test_every_page_is_in_the_navigation() -> None:
 # Diagrams
 
 
-def test_the_diagrams_are_as_they_are_drawn() -> None:
+def test_committed_diagrams_are_up_to_date() -> None:
     drawn = {f"{diagram.name}.svg": draw(diagram) for diagram in DIAGRAMS}
     kept = {path.name: path.read_text() for path in (DOCS / "diagrams").glob("*.svg")}
     assert kept == drawn, "scripts/docs diagrams draws them anew"
 
 
 @pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda diagram: diagram.name)
-def test_a_diagram_stands_alone_and_names_what_exists(diagram: Diagram) -> None:
+def test_diagram_is_self_contained_and_names_existing_files(diagram: Diagram) -> None:
     root = ET.fromstring(draw(diagram))  # noqa: S314 (our own)
     assert root.attrib["aria-label"] == diagram.alt
     texts = "".join(element.text or "" for element in root.iter() if element.tag.endswith("text"))
@@ -135,17 +135,17 @@ def exists(name: str) -> bool:
     return any(f'"{name}"' in path.read_text() for path in SOURCES.rglob("*.py"))
 
 
-def test_a_text_too_long_for_its_box_is_an_error() -> None:
+def test_text_too_long_for_its_box_is_an_error() -> None:
     first = DIAGRAMS[0]
     narrow = first._replace(box=(first.box[0]._replace(title="far too long " * 5),), arrow=())
     with pytest.raises(Misfit):
         draw(narrow)
 
 
-# What a page says of the tree
+# References from the pages to the source tree
 
 
-def test_the_threats_name_checks_and_tests_that_exist() -> None:
+def test_threat_table_names_existing_checks_and_tests() -> None:
     table = (DOCS / "security.md").read_text().partition("## Threats")[2].partition("\n## ")[0]
     rows = [row for row in table.splitlines() if row.startswith("| ") and not row.startswith(("| threat", "|---"))]
     assert len(rows) >= 15
@@ -159,8 +159,8 @@ def test_the_threats_name_checks_and_tests_that_exist() -> None:
         assert not set(names) - known, row
 
 
-def test_the_python_of_the_pages_names_what_is_public() -> None:
-    """The tutorial's and the guides' is run; of the rest at least the names are right."""
+def test_python_on_the_pages_uses_public_names() -> None:
+    """The tutorial and the guides are run; on the other pages, at least the names are checked."""
     found = [block for page in DOCS.glob("*.md") for block in blocks(page.read_text()) if block.language == "python"]
     assert found
     for block in found:
@@ -171,8 +171,8 @@ def test_the_python_of_the_pages_names_what_is_public() -> None:
                 assert node.attr in proofbox.__all__, block.body
 
 
-def test_the_commands_of_the_pages_in_depth_exist() -> None:
-    """These pages show forms to be filled in, which can't be run; their commands and flags are compared instead."""
+def test_commands_on_the_in_depth_pages_exist() -> None:
+    """These pages show placeholders and cannot be run, so their commands and flags are checked instead."""
     commands = json.loads((ROOT / "tests/cli/contract.json").read_text())["commands"]
     wrong = []
     for page in DOCS.glob("*.md"):

@@ -24,7 +24,7 @@ NAMES = ("Debian", "Fedora", "Harbor", "Podman")
 COMMAND = "|".join({command.path.split()[0] for command in COMMANDS})
 
 
-def test_every_code_is_one_class_and_drawn_in_the_tree() -> None:
+def test_every_code_has_one_class_and_a_place_in_the_tree() -> None:
     kinds = list(error_classes())
     assert len({kind.code for kind in kinds}) == len(kinds)
     drawn = errors.__doc__ or ""
@@ -35,12 +35,12 @@ def test_every_code_is_one_class_and_drawn_in_the_tree() -> None:
         assert ("retryable" in line) == kind.retryable
 
 
-def test_every_class_is_had_from_the_package() -> None:
+def test_every_error_class_is_exported() -> None:
     assert all(getattr(errors, name) is kind for name, kind in KINDS.items())
 
 
 @pytest.mark.parametrize("kind", list(KINDS.values())[1:], ids=lambda kind: kind.__name__)
-def test_every_class_says_what_it_is_and_what_to_do(kind: type[ProofboxError]) -> None:
+def test_every_error_class_has_a_docstring_and_hints(kind: type[ProofboxError]) -> None:
     assert kind.code == kind.code.upper()
     assert kind.exit_code in (1, 2, 3, 4, 126, 127, 130)
     assert kind.__doc__
@@ -48,7 +48,7 @@ def test_every_class_says_what_it_is_and_what_to_do(kind: type[ProofboxError]) -
     assert not [problem for hint in kind.hints for problem in wrong_with(hint)]
 
 
-def test_better_advice_takes_the_place_of_the_class_own() -> None:
+def test_given_hints_replace_the_class_defaults() -> None:
     assert SessionUnknown("no such session").fix_hints == SessionUnknown.hints
     assert SessionUnknown("no such session", fix_hints=["look there"]).fix_hints == ("look there",)
     assert SessionUnknown("no such session").as_dict()["fix_hints"] == list(SessionUnknown.hints)
@@ -107,21 +107,21 @@ def wrong_with(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("part", ["message", "fix_hints", "op"])
-def test_what_is_raised_reads_alike(part: str) -> None:
+def test_raised_messages_have_one_style(part: str) -> None:
     found = raised(part)
     assert len(found) > 250, "the source was not read"
     wrong = [f"{each.where}: {problem}: {each.text}" for each in found for problem in wrong_with(each.text)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_error_says_during_what() -> None:
+def test_every_error_names_its_operation() -> None:
     without = [where for where, node in made() if not {"op", None} & {keyword.arg for keyword in node.keywords}]
     assert not without, f"no op: {without}"
     dotted = [f"{each.where}: {each.text}" for each in raised("op") if "." in each.text]
     assert not dotted, "words with spaces between, as a command has: " + "; ".join(dotted)
 
 
-def test_what_hints_tell_to_type_is_there() -> None:
+def test_commands_in_hints_exist() -> None:
     commands = json.loads(CONTRACT.read_text())["commands"]
     flags = {each["name"] for facts in commands.values() for each in facts["parameters"]} | {"--help"}
     hints = [*raised("fix_hints"), *(Text(name, hint) for name, kind in KINDS.items() for hint in kind.hints)]
@@ -131,7 +131,7 @@ def test_what_hints_tell_to_type_is_there() -> None:
             if first in GROUPS and f"{first} {second}" not in commands:
                 wrong.append(f"{where}: no command {first} {second}: {text}")
         if "proofbox " in text or text.startswith("--") or ": --" in text:
-            ours = re.sub(r"'[^']*'", "", text)  # what is quoted is for another program
+            ours = re.sub(r"'[^']*'", "", text)  # quoted text is for another program
             wrong += [
                 f"{where}: no {flag}: {text}" for flag in re.findall(r"--[a-z][a-z-]+", ours) if flag not in flags
             ]

@@ -40,7 +40,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(tmp_path_factory.mktemp("plain"))
 
 
-def test_the_wheel_says_what_it_is_and_has_all_it_needs() -> None:
+def test_wheel_has_complete_metadata_and_files() -> None:
     with zipfile.ZipFile(built_release().wheel) as archive:
         names = set(archive.namelist())
         info = next(name.partition("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
@@ -60,7 +60,7 @@ def test_the_wheel_says_what_it_is_and_has_all_it_needs() -> None:
 
 
 @pytest.mark.needs("index")
-def test_it_is_found_by_its_command_and_as_a_module(plain: Installed) -> None:
+def test_installed_command_and_module_run(plain: Installed) -> None:
     where = plain.run("python", "-c", "import proofbox; print(proofbox.__file__)").stdout
     assert Path(where.strip()).is_relative_to(plain.bin.parent)
     said = f"proofbox {proofbox.__version__}\n"
@@ -69,7 +69,7 @@ def test_it_is_found_by_its_command_and_as_a_module(plain: Installed) -> None:
 
 
 @pytest.mark.needs("index", "bubblewrap", "git")
-def test_the_demo_works_from_it_and_leaves_nothing(plain: Installed) -> None:
+def test_demo_works_after_install_and_leaves_nothing(plain: Installed) -> None:
     done = plain.run(str(ROOT / "scripts/leftovers"), "--", "proofbox", "demo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Nothing is left behind" in done.stdout
@@ -85,7 +85,7 @@ def test_the_demo_works_from_it_and_leaves_nothing(plain: Installed) -> None:
         (("bundle", "pull", "s3://bucket/x"), "BUNDLE_STORE_UNAVAILABLE", "proofbox[s3]"),
     ],
 )
-def test_without_an_extra_it_says_what_to_install(
+def test_missing_extra_error_names_the_package_to_install(
     words: tuple[str, ...], code: str, hint: str, plain: Installed, tmp_path: Path
 ) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path)}
@@ -98,7 +98,7 @@ def test_without_an_extra_it_says_what_to_install(
 
 
 @pytest.mark.needs("index")
-def test_the_extra_mcp_alone_serves(tmp_path: Path) -> None:
+def test_mcp_extra_is_enough_to_serve(tmp_path: Path) -> None:
     here = Installed(tmp_path, "mcp")
     assert here.run("python", "-c", "import obstore").returncode == 1
     assert here.run("proofbox", "workspace", "init").returncode == 0
@@ -122,7 +122,7 @@ def bucket() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.needs("index", "bubblewrap")
-def test_the_extra_s3_alone_pushes_and_pulls(tmp_path: Path, bucket: dict[str, str]) -> None:
+def test_s3_extra_is_enough_to_push_and_pull(tmp_path: Path, bucket: dict[str, str]) -> None:
     here = Installed(tmp_path, "s3")
     assert here.run("python", "-c", "import mcp").returncode == 1
     (here.cwd / "suite.toml").write_text(SUITE)

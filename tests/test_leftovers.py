@@ -1,4 +1,4 @@
-"""What is left behind is found: by `scripts/leftovers`, and at the end of a test run."""
+"""`scripts/leftovers` and the end of a test run report leftovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LISTENER = (
 
 
 class Watched:
-    """Commands under `scripts/leftovers`; what they left is ended and removed after the test."""
+    """Run commands under `scripts/leftovers`; their leftovers are removed after the test."""
 
     def __init__(self, temporary: Path) -> None:
         self.env = {**os.environ, "TMPDIR": str(temporary), "LEFTOVERS_GRACE": "3"}
@@ -56,20 +56,20 @@ def watched() -> Iterator[Watched]:
     shutil.rmtree(place)
 
 
-def test_a_command_that_leaves_nothing_keeps_its_exit_code(watched: Watched) -> None:
+def test_command_without_leftovers_keeps_its_exit_code(watched: Watched) -> None:
     assert watched.run("--", "sh", "-c", 'mkdir "$TMPDIR/x" && rmdir "$TMPDIR/x"; sleep 0 & wait; exit 7') == 7
     assert watched.said == ""
     assert list(Path(watched.env["TMPDIR"]).iterdir()) == []
 
 
-def test_a_process_is_found_however_it_hid(watched: Watched) -> None:
+def test_hidden_process_is_found(watched: Watched) -> None:
     hide = "import os, sys; os.fork() and sys.exit(); os.setsid(); os.fork() and sys.exit(); os.environ.clear();"
     program = hide + "os.chdir('/'); os.closerange(0, 100); os.execv('/bin/sleep', ['sleep', '601'])"
     assert watched.run("--", sys.executable, "-c", program) == 1
     assert [words.partition(": ")[2] for words in watched.left("process")] == ["sleep 601"]
 
 
-def test_a_directory_a_file_and_a_socket_are_found(watched: Watched) -> None:
+def test_directory_file_and_socket_are_found(watched: Watched) -> None:
     script = """
     mkdir "$TMPDIR/some"; touch "$TMPDIR/file"
     "$1" -c "$2" >/dev/null 2>&1 &
@@ -83,7 +83,7 @@ def test_a_directory_a_file_and_a_socket_are_found(watched: Watched) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_mount_is_found(watched: Watched) -> None:
+def test_mount_is_found(watched: Watched) -> None:
     mounted = 'mkdir "$TMPDIR/m" && mount -t tmpfs none "$TMPDIR/m"'
     if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"], check=False).returncode:
         pytest.skip("nothing may be mounted here")
@@ -91,7 +91,7 @@ def test_a_mount_is_found(watched: Watched) -> None:
     assert len(watched.left("mount")) == 1
 
 
-def test_a_network_namespace_and_a_control_group_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_namespace_and_control_group_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In places of the test's own: another proofbox on this machine removes a group whose maker is dead."""
     monkeypatch.setattr(leftovers, "CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(leftovers, "NAMESPACES", (tmp_path / "netns",))
@@ -108,7 +108,7 @@ def test_a_network_namespace_and_a_control_group_are_found(tmp_path: Path, monke
     ]
 
 
-def test_a_container_is_found(watched: Watched, tmp_path: Path) -> None:
+def test_container_is_found(watched: Watched, tmp_path: Path) -> None:
     """By what the engine's own command lists; here a command that lists one more each time."""
     engine = tmp_path / "docker"
     engine.write_text(f'#!/bin/sh\ncat "{tmp_path}/list"\nprintf "%s\\n" "abc /project" >>"{tmp_path}/list"\n')
@@ -121,7 +121,9 @@ def test_a_container_is_found(watched: Watched, tmp_path: Path) -> None:
     assert set(watched.left("container")) == {"docker abc /project"}
 
 
-def test_the_whole_machine_before_and_after(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_is_compared_before_and_after(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = Path(watched.env["TMPDIR"])
     found: list[str] = []
     monkeypatch.setattr(leftovers, "snapshot", lambda: ["process 1: boxagent", *found])
@@ -135,7 +137,7 @@ def test_the_whole_machine_before_and_after(watched: Watched, tmp_path: Path, mo
     assert leftovers.main() == 1
 
 
-def test_a_snapshot_has_what_bears_our_names(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_lists_resources_with_our_names(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: watched.env["TMPDIR"])
     place = Path(watched.env["TMPDIR"], "proofbox-planted")
     assert f"directory {place}" not in leftovers.snapshot()
@@ -155,7 +157,7 @@ def test_plants():
 """
 
 
-def test_a_run_of_tests_that_leaves_something_fails(tmp_path: Path, watched: Watched) -> None:
+def test_test_run_with_leftovers_fails(tmp_path: Path, watched: Watched) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_plants.py").write_text(PLANTS)
     (tmp_path / "test_clean.py").write_text("def test_clean():\n    pass\n")

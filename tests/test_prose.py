@@ -1,4 +1,4 @@
-"""What the source and the docs say of the source is true: a file that they name is there."""
+"""Every source file named in code or documentation exists."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = re.compile(r"`([\w/.-]+\.(?:py|c))`")
 
-# Names of files that are not ours.
+# File names that do not belong to this project.
 OTHERS = {"anyio.py", "json.py", "sitecustomize.py", "usercustomize.py"}
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_file_named_in_prose_exists() -> None:
     files = [path for place in ("src", "tests", "scripts", "benchmarks") for path in (ROOT / place).rglob("*")]
     there = {f"/{path.relative_to(ROOT)}" for path in [*files, *ROOT.glob("*.py")]}
     prose = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]

@@ -1,4 +1,4 @@
-"""The recording of a terminal: what was seen is what is drawn, and nothing that was written can be more than text."""
+"""Terminal recordings draw what was shown, and treat all output as plain text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_screen_shows_what_a_terminal_would(data: bytes, lines: list[str]) -
     assert ["".join(cell.text for cell in row) for row in screen.picture()] == lines
 
 
-def test_colours_and_looks() -> None:
+def test_colours_and_text_styles() -> None:
     screen = Screen(20, 1)
     screen.feed(b"\x1b[1;31mR\x1b[22mr\x1b[39mp\x1b[38;5;2mg\x1b[38;2;1;2;3mt\x1b[96mC\x1b[0;2;3;4mx\x1b[m.")
     looks = [cell.style for cell in screen.picture()[0]]
@@ -88,7 +88,7 @@ def test_a_program_at_a_terminal_is_captured_with_its_times(tmp_path: Path) -> N
     assert [piece.seconds for piece in pieces] == sorted(piece.seconds for piece in pieces)
 
 
-def test_pauses_are_shortened_and_what_comes_together_is_one_frame() -> None:
+def test_pauses_are_shortened_and_close_frames_merged() -> None:
     pieces = [Piece(0.0, b"a"), Piece(0.01, b"b"), Piece(0.02, b"c"), Piece(60.0, b"d")]
     found = frames(pieces, 20, 3)[len(record.COMMAND) + 1 :]
     texts = ["".join(cell.text for cell in frame.picture[1]) for frame in found]
@@ -108,7 +108,7 @@ def test_without_motion_the_last_screen_is_shown() -> None:
     assert "animation:play 3.00s steps(1,end) infinite" in picture
 
 
-def test_the_recording_in_the_docs_is_one_and_says_nothing_of_a_machine() -> None:
+def test_committed_recording_is_valid_and_names_no_machine() -> None:
     picture = (ROOT / "docs/demo.svg").read_text()
     assert len(picture) < 200_000
     texts = [element.text or "" for element in ET.fromstring(picture).iter(f"{SVG}text")]  # noqa: S314 (our own)

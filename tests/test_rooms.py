@@ -102,12 +102,12 @@ def is_ours(name: str) -> bool:
     return name.split(".")[0] == "proofbox"
 
 
-def test_every_room_has_its_place_in_the_order() -> None:
+def test_every_package_has_a_place_in_the_import_order() -> None:
     rooms = {room(dotted(path)) for path in modules()}
     assert rooms <= set(ALLOWED), f"not in the order of rooms: {sorted(rooms - set(ALLOWED))}"
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_follow_the_allowed_order() -> None:
     wrong = [
         f"{found.where}: {room(dotted(path))} imports {found.name}"
         for path in modules()
@@ -123,7 +123,7 @@ def bare_modules() -> list[str]:
     return [name for name in map(dotted, modules()) if f"{name}.".startswith(wanted)]
 
 
-def test_what_an_auditor_needs_names_the_standard_library_alone() -> None:
+def test_auditor_modules_import_only_the_standard_library() -> None:
     bare = set(bare_modules())
     wrong = [
         f"{found.where}: imports {found.name}"
@@ -136,14 +136,14 @@ def test_what_an_auditor_needs_names_the_standard_library_alone() -> None:
 
 
 @pytest.mark.parametrize("module", bare_modules())
-def test_what_an_auditor_needs_loads_without_any_installed_package(module: str) -> None:
+def test_auditor_modules_load_without_installed_packages(module: str) -> None:
     # -S leaves site-packages out, so that what the packages' own __init__ pull in counts as well.
     program = f"import sys; sys.path.insert(0, {str(SRC)!r}); import {module}"
     done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_no_room_is_empty() -> None:
+def test_no_package_is_empty() -> None:
     def says_something(path: Path) -> bool:
         body = ast.parse(path.read_bytes()).body
         plain = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]

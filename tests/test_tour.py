@@ -1,7 +1,7 @@
-"""The pages that tell a reader what to type do what they say, to the letter.
+"""The commands on the pages print exactly the shown output.
 
-README, the tutorial and the guides are run by `scripts/tour`: each page in a directory of its own, every command in
-order, what it prints compared with what the page shows. What a page leaves out is listed here, and bounded.
+`scripts/tour` runs README, the tutorial and the guides: each page in a separate directory, every command in order, and
+compares the output with the page. The number of skipped blocks per page is limited here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blocks import RUN_ELSEWHERE, agrees, blocks, faults, steps, tour_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/tutorial.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
-# How many blocks of a page may say that they are not run; a page that is not named has none.
+# The number of blocks that a page may mark as not run; pages that are not listed may mark no blocks.
 LEFT_OUT = {
     "tutorial.md": 1,  # the installation
     "sandbox-an-agent.md": 1,  # a real model
@@ -33,7 +33,7 @@ def tour(*words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.needs("bubblewrap", "debian", "git")
 @pytest.mark.timeout(360)
 @each_page
-def test_a_page_gives_the_output_it_shows(page: Path) -> None:
+def test_page_commands_print_the_shown_output(page: Path) -> None:
     done = tour("--check", page)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 steps" not in done.stdout
@@ -51,17 +51,17 @@ def test_the_tour_for_people_shows_every_step() -> None:
 
 
 @each_page
-def test_a_page_has_no_shell_that_nothing_runs(page: Path) -> None:
+def test_every_shell_block_of_a_page_is_run(page: Path) -> None:
     assert not list(faults(page, page.read_text()))
 
 
 @each_page
-def test_what_a_page_leaves_out_is_bounded(page: Path) -> None:
+def test_number_of_skipped_blocks_is_limited(page: Path) -> None:
     left_out = [f"{page.name}:{each.line}: {each.not_run}" for each in blocks(page.read_text()) if each.not_run]
     assert len(left_out) <= LEFT_OUT.get(page.name, 0), "\n".join(left_out)
 
 
-def test_most_of_it_is_run() -> None:
+def test_most_blocks_are_run() -> None:
     every = [block for page in PAGES for block in blocks(page.read_text()) if block.language in ("console", "python")]
     run = [block for block in every if block.runs or block.title]
     assert len(run) >= 0.85 * len(every)
@@ -83,7 +83,7 @@ BAD_PAGES = {
 
 
 @pytest.mark.parametrize("text", BAD_PAGES.values(), ids=BAD_PAGES)
-def test_a_page_that_could_say_anything_is_found(text: str) -> None:
+def test_page_without_checkable_output_is_reported(text: str) -> None:
     assert list(faults(Path("page.md"), text))
 
 
@@ -100,12 +100,12 @@ def test_a_page_that_could_say_anything_is_found(text: str) -> None:
         ("1 (a.b)\n", "1 (aXb)\n", False),
     ],
 )
-def test_what_agrees(expected: str, output: str, same: bool) -> None:
+def test_output_matching(expected: str, output: str, same: bool) -> None:
     assert agrees(expected, output) is same
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_page_that_is_wrong_fails(tmp_path: Path) -> None:
+def test_page_with_wrong_output_fails(tmp_path: Path) -> None:
     """The executor itself: what differs, what fails in silence, what ends the shell, and what is left running."""
     page = tmp_path / "page.md"
     page.write_text(
@@ -123,7 +123,7 @@ def test_a_page_that_is_wrong_fails(tmp_path: Path) -> None:
     assert tour("--check", page).returncode == 1
 
 
-def test_only_what_is_run_elsewhere_is_passed_over() -> None:
+def test_only_commands_tested_elsewhere_are_skipped() -> None:
     assert RUN_ELSEWHERE.match("./scripts/demo --codex")
     assert not RUN_ELSEWHERE.match("./scripts/setup")
     assert (ROOT / "tests/cli/test_demo.py").is_file()

@@ -53,7 +53,7 @@ def site_packages(request: pytest.FixtureRequest, built: Built, tmp_path_factory
 
 
 @pytest.mark.needs("zig")
-def test_the_sdist_has_the_sources_and_no_binaries(built: Built) -> None:
+def test_sdist_has_sources_and_no_binaries(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"src/proofbox/sandbox/agent/{name}.c" for name in PROGRAMS} <= names
@@ -62,7 +62,7 @@ def test_the_sdist_has_the_sources_and_no_binaries(built: Built) -> None:
 
 
 @pytest.mark.needs("zig")
-def test_one_wheel_carries_every_binary_and_nothing_more(built: Built) -> None:
+def test_wheel_contains_exactly_the_expected_binaries(built: Built) -> None:
     assert built.wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(built.wheel) as archive:
         inside = {name for name in archive.namelist() if name.startswith(f"{BIN}/")}
@@ -71,7 +71,7 @@ def test_one_wheel_carries_every_binary_and_nothing_more(built: Built) -> None:
 
 @pytest.mark.needs("zig")
 @pytest.mark.parametrize("binary", EVERY_BINARY)
-def test_a_binary_is_static_executable_and_names_no_path_of_the_build(built: Built, binary: str) -> None:
+def test_binary_is_static_and_contains_no_build_path(built: Built, binary: str) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         mode = archive.getinfo(f"{BIN}/{binary}").external_attr >> 16
         content = archive.read(f"{BIN}/{binary}")
@@ -95,13 +95,13 @@ def segment_types(elf: bytes) -> Iterator[int]:
 
 @pytest.mark.needs("zig")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_native_binary_runs_after_an_install(site_packages: Path, name: str) -> None:
+def test_native_binary_runs_after_install(site_packages: Path, name: str) -> None:
     assert_tells_its_version([str(site_packages / BIN / f"{name}-{native_arch()}")], name)
 
 
 @pytest.mark.needs("zig", "qemu-user")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_foreign_binary_runs_under_qemu_after_an_install(site_packages: Path, name: str) -> None:
+def test_foreign_binary_runs_under_qemu_after_install(site_packages: Path, name: str) -> None:
     binary = site_packages / BIN / f"{name}-{foreign_arch()}"
     assert os.access(binary, os.X_OK)
     assert_tells_its_version([qemu_user() or "", str(binary)], name)
@@ -114,7 +114,7 @@ def assert_tells_its_version(argv: list[str], name: str) -> None:
 
 
 @pytest.mark.needs("zig")
-def test_the_same_sources_give_the_same_wheel(built: Built, tmp_path: Path) -> None:
+def test_wheel_build_is_reproducible(built: Built, tmp_path: Path) -> None:
     again = build("wheel", unpack(built.sdist, tmp_path), tmp_path)
     assert again.read_bytes() == built.wheel.read_bytes()
 
@@ -132,7 +132,7 @@ def test_the_same_sources_give_the_same_wheel(built: Built, tmp_path: Path) -> N
         pytest.param("wheel", "native", "", False, marks=pytest.mark.needs("cc")),
     ],
 )
-def test_zig_is_asked_for_only_where_it_is_needed(kind: str, choice: str, compiler: str, asks_for_zig: bool) -> None:
+def test_zig_is_required_only_if_needed(kind: str, choice: str, compiler: str, asks_for_zig: bool) -> None:
     program = f"import hatch_build; print(hatch_build.get_requires_for_build_{kind}())"
     env = {**os.environ, "PROOFBOX_BUILD_AGENT": choice, "CC": compiler}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
@@ -143,7 +143,7 @@ def test_zig_is_asked_for_only_where_it_is_needed(kind: str, choice: str, compil
 @pytest.mark.parametrize(
     ("choice", "says"), [("native", "no compiler for the box agent"), ("both", "none of native, all, none")]
 )
-def test_a_build_that_can_not_be_says_why(choice: str, says: str, tmp_path: Path) -> None:
+def test_impossible_build_explains_the_reason(choice: str, says: str, tmp_path: Path) -> None:
     agent = tmp_path / "src/proofbox/sandbox/agent"
     agent.mkdir(parents=True)
     for name in PROGRAMS:
