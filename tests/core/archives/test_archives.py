@@ -307,9 +307,9 @@ def test_sparse_file_is_refused(tmp_path: Path) -> None:
 def test_unreadable_directory_is_an_error(ordinary_user: OrdinaryUser) -> None:
     program = (
         "import pathlib, sys, tempfile\n"
-        "from proofbox.core.files.overlaying import Overlaid\n"
+        "from proofbox.core.files.overlaying import OverlayWriter\n"
         "with tempfile.TemporaryDirectory() as dest:\n"
-        "    try: Overlaid(pathlib.Path(dest)).lay(pathlib.Path(sys.argv[1]))\n"
+        "    try: OverlayWriter(pathlib.Path(dest)).lay(pathlib.Path(sys.argv[1]))\n"
         "    except PermissionError as error: print('refused', error.filename)\n"
     )
     with tempfile.TemporaryDirectory() as scratch:
