@@ -292,7 +292,7 @@ def test_edited_ledger_does_not_change_results(ran: Path, capsys: pytest.Capture
     assert printed(capsys)["attempts"] == before["attempts"]
     if "verified" in edit:
         assert main(["attempt", "explain", "lies.1", "--run", str(ran)]) == 0
-        assert "states another result than the run's ledger" in capsys.readouterr().out
+        assert "its result differs from the one in the run's ledger" in capsys.readouterr().out
 
 
 def test_contradicting_ledger_fails_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ def test_interrupted_run_prints_a_json_document(tmp_path: Path) -> None:
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: its workers receive it as well
     said, beside = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert beside.startswith("interrupted; go on with: ")
+    assert beside.startswith("interrupted; resume with: ")
     assert beside.count("\n") == 1
     out, run_id = find_run(tmp_path / "out")
     error = json.loads(said)["error"]

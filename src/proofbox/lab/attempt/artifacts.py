@@ -61,7 +61,7 @@ EXPECTED = (
 DETAIL = 4000
 
 
-class AttemptFacts(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything known about an attempt when it ends."""
 
     attempt: Attempt
@@ -93,7 +93,7 @@ def index_sha256(bundle: Path) -> str:
     return sha256_file(bundle / INDEX)[0]
 
 
-def write_all(bundle: BundleWriter, facts: AttemptFacts, redactor: Redactor) -> None:
+def write_all(bundle: BundleWriter, facts: FinishedAttempt, redactor: Redactor) -> None:
     """Write every document except those that were written during the attempt."""
     documents: dict[str, Any] = {
         ATTEMPT: _attempt(facts),
@@ -160,7 +160,7 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
     bundle.mark_partial(f"infra: {lost.code}")
 
 
-def _attempt(facts: AttemptFacts) -> AttemptRecord:
+def _attempt(facts: FinishedAttempt) -> AttemptRecord:
     mission = facts.mission
     return AttemptRecord(
         attempt_id=facts.attempt.id,
@@ -191,7 +191,7 @@ def _attempt(facts: AttemptFacts) -> AttemptRecord:
     )
 
 
-def _metrics(facts: AttemptFacts) -> RunnerMetrics:
+def _metrics(facts: FinishedAttempt) -> RunnerMetrics:
     result = facts.result
     return RunnerMetrics(
         status=None if result is None else result.status,
@@ -201,7 +201,7 @@ def _metrics(facts: AttemptFacts) -> RunnerMetrics:
     )
 
 
-def _outcome(facts: AttemptFacts, redactor: Redactor) -> outcome.Outcome:
+def _outcome(facts: FinishedAttempt, redactor: Redactor) -> outcome.Outcome:
     claimed = {"success": "passed", "failure": "failed"}.get(facts.feedback.claimed)
     verified = facts.verified if facts.verified != "none" else None
     runtime = str(facts.runner.get("runtime", "") or "none")
@@ -217,7 +217,7 @@ def _outcome(facts: AttemptFacts, redactor: Redactor) -> outcome.Outcome:
     )
 
 
-def _report(facts: AttemptFacts) -> AttemptReport:
+def _report(facts: FinishedAttempt) -> AttemptReport:
     session_facts = facts.runner.get("facts", {})
     return AttemptReport(
         attempt_id=facts.attempt.id,

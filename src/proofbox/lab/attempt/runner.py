@@ -413,7 +413,7 @@ class _Supervisor:
     def _write_documents(self, bundle: BundleWriter) -> None:
         artifacts.write_all(
             bundle,
-            artifacts.AttemptFacts(
+            artifacts.FinishedAttempt(
                 attempt=self._attempt,
                 run_id=self._context.run_id,
                 suite_id=self._context.suite.id,
