@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, plan
+from suites import HEAD, attempts, conduct, document, plan, serving
 
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.reports.validation import validate
@@ -33,17 +30,6 @@ def ask(prompt, path="/responses"):
         print(error)
 
 """
-
-
-@contextlib.contextmanager
-def serving(*argv: str) -> Iterator[str]:
-    server = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        yield server.stdout.readline().strip()
-    finally:
-        server.terminate()
-        server.communicate()
 
 
 @pytest.fixture

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, plan
+from suites import HEAD, attempts, conduct, document, plan, serving
 
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.reports.validation import validate
@@ -51,17 +48,6 @@ for _ in range(int(sys.argv[1])):
 if len(sys.argv) > 2:
     print(json.dumps({"type": "usage", "input_tokens": int(sys.argv[2]), "output_tokens": 100}))
 """
-
-
-@contextlib.contextmanager
-def serving(*argv: str) -> Iterator[str]:
-    server = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        yield server.stdout.readline().strip()
-    finally:
-        server.terminate()
-        server.communicate()
 
 
 @pytest.fixture
