@@ -1,0 +1,44 @@
+"""Statistics for comparing agents: small pure functions that need only the standard library.
+
+    >>> from proofbox.lab.statistics import wilson
+    >>> low, high = wilson(5, 5)
+    >>> round(low, 3), high
+    (0.566, 1.0)
+
+Each function names its reference. The tests compare them with SciPy and statsmodels, and check by simulation that the
+intervals cover and that verdicts are wrong no more often than stated.
+"""
+
+from proofbox.lab.statistics.comparison import Comparison, MissionScores, Verdict, compare, compare_all
+from proofbox.lab.statistics.distributions import Distribution, describe
+from proofbox.lab.statistics.hypotheses import SignFlip, holm, mcnemar, sign_flip
+from proofbox.lab.statistics.intervals import t_interval, tango, wilson
+from proofbox.lab.statistics.planning import detectable_difference, missions_needed, replicates_needed
+from proofbox.lab.statistics.rates import LossBounds, PassRate, flaky, loss_bounds, pass_at_k, pass_hat_k, pass_rate
+
+__all__ = [
+    "Comparison",
+    "Distribution",
+    "LossBounds",
+    "MissionScores",
+    "PassRate",
+    "SignFlip",
+    "Verdict",
+    "compare",
+    "compare_all",
+    "describe",
+    "detectable_difference",
+    "flaky",
+    "holm",
+    "loss_bounds",
+    "mcnemar",
+    "missions_needed",
+    "pass_at_k",
+    "pass_hat_k",
+    "pass_rate",
+    "replicates_needed",
+    "sign_flip",
+    "t_interval",
+    "tango",
+    "wilson",
+]

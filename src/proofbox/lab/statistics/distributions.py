@@ -1,0 +1,51 @@
+"""Distributions of tokens, time and cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from proofbox.lab.statistics.functions import binomial_cdf
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """A sample described by its order statistics."""
+
+    n: int
+    total: float
+    median: float
+    low: float | None  # the interval of the median; None if the sample is too small for one at this level
+    high: float | None
+    p10: float
+    p90: float
+    smallest: float
+    largest: float
+
+
+def describe(values: Sequence[float], level: float = 0.95) -> Distribution | None:
+    """Describe a sample; None if it is empty.
+
+    The interval of the median consists of two order statistics and assumes nothing about the distribution: W. J.
+    Conover, Practical Nonparametric Statistics (1999), section 3.2. At 95 % it needs six values.
+    """
+    if not values:
+        return None
+    ordered = sorted(values)
+    n = len(ordered)
+    rank = 0  # the largest number of values cut off on each side that keeps the coverage
+    while rank < n // 2 and 2 * binomial_cdf(rank, n, 0.5) <= 1 - level:
+        rank += 1
+    deciles = statistics.quantiles(ordered, n=10, method="inclusive") if n > 1 else ordered * 9
+    return Distribution(
+        n=n,
+        total=sum(ordered),
+        median=statistics.median(ordered),
+        low=ordered[rank - 1] if rank else None,
+        high=ordered[n - rank] if rank else None,
+        p10=deciles[0],
+        p90=deciles[8],
+        smallest=ordered[0],
+        largest=ordered[-1],
+    )

@@ -1,0 +1,147 @@
+"""Verdicts of comparisons, and what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from proofbox.lab.statistics import (
+    MissionScores,
+    Verdict,
+    compare,
+    compare_all,
+    describe,
+    detectable_difference,
+    flaky,
+    loss_bounds,
+    missions_needed,
+    pass_at_k,
+    pass_hat_k,
+    pass_rate,
+    replicates_needed,
+    wilson,
+)
+
+
+def scores(*passed: int, of: int = 1) -> MissionScores:
+    return {f"m{i}": (count, of) for i, count in enumerate(passed)}
+
+
+def test_five_of_five_is_not_certain() -> None:
+    low, high = wilson(5, 5)
+    assert (round(low, 3), high) == (0.566, 1.0)
+
+
+def test_no_trials_say_nothing() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert pass_rate([]).rate is None
+
+
+@pytest.mark.parametrize(("passed", "n"), [(-1, 5), (6, 5), (0, -1)])
+def test_impossible_counts_are_refused(passed: int, n: int) -> None:
+    with pytest.raises(ValueError, match="between 0 and n"):
+        wilson(passed, n)
+
+
+def test_replicates_that_always_agree_count_once() -> None:
+    alike = pass_rate([(5, 5)] * 6 + [(0, 5)] * 4)
+    assert alike.effective_n == pytest.approx(10)
+    assert (alike.low, alike.high) == pytest.approx(wilson(6, 10))
+
+
+def test_replicates_that_vary_count_in_full() -> None:
+    assert pass_rate([(3, 5), (2, 5), (3, 5), (2, 5), (3, 5), (2, 5)]).effective_n == 30
+
+
+def test_missions_that_all_passed_count_once_each() -> None:
+    assert pass_rate([(5, 5)] * 8).effective_n == 8
+
+
+def test_fewer_than_six_missions_are_never_significant() -> None:
+    comparison = compare("a", scores(5, 5, 5, 5, 5, of=5), "b", scores(0, 0, 0, 0, 0, of=5), margin=0.05)
+    assert comparison.verdict is Verdict.UNDERPOWERED
+    assert comparison.reason == "5 missions can never be significant: the smallest p-value is 0.062"
+    assert comparison.missions_needed is not None
+    assert comparison.missions_needed > 5
+
+
+def test_six_missions_can_be() -> None:
+    comparison = compare("a", scores(*[5] * 6, of=5), "b", scores(*[0] * 6, of=5), margin=0.05)
+    assert (comparison.verdict, comparison.p) == (Verdict.BETTER, 2 / 64)
+    assert compare("b", scores(*[0] * 6), "a", scores(*[1] * 6), margin=0.05).verdict is Verdict.WORSE
+
+
+def test_correction_over_several_pairs_raises_the_bar() -> None:
+    flows = {"a": scores(*[5] * 6, of=5), "b": scores(*[0] * 6, of=5), "c": scores(*[0] * 6, of=5)}
+    first = compare_all(flows, margin=0.05)[0]
+    assert first.corrected_p == pytest.approx(3 * first.p)
+    assert first.verdict is Verdict.UNDERPOWERED
+    assert [(c.first, c.second) for c in compare_all(flows, margin=0.05, against="c")] == [("a", "c"), ("b", "c")]
+
+
+def test_identical_results_on_few_missions_are_not_equivalent() -> None:
+    few = compare("a", scores(*[5] * 10, of=5), "b", scores(*[5] * 10, of=5), margin=0.05)
+    assert few.verdict is Verdict.UNDERPOWERED
+    assert few.high - few.low > 0.5
+    assert few.missions_needed == 52
+    assert few.replicates_needed is None
+    many = compare("a", scores(*[5] * 52, of=5), "b", scores(*[5] * 52, of=5), margin=0.05)
+    assert (many.verdict, many.reason) == (Verdict.EQUIVALENT, "the 90 % interval lies within 5 points")
+
+
+def test_a_significant_difference_within_the_margin_is_equivalent_and_says_both() -> None:
+    slightly = {f"m{i}": (96 if i % 2 else 98, 100) for i in range(200)}
+    base = {f"m{i}": (95, 100) for i in range(200)}
+    comparison = compare("a", slightly, "b", base, margin=0.05)
+    assert comparison.verdict is Verdict.EQUIVALENT
+    assert comparison.corrected_p < 0.05
+    assert comparison.reason == (
+        "the 90 % interval lies within 5 points; the difference is nevertheless significant (a is better)"
+    )
+
+
+def test_missions_that_one_flow_lost_are_dropped_and_counted() -> None:
+    a, b = scores(1, 1, 0, 1), {**scores(1, 0, 0, 1), "m1": (0, 0), "m9": (1, 1)}
+    comparison = compare("a", a, "b", b, margin=0.1)
+    assert (comparison.missions, comparison.dropped) == (3, 2)
+
+
+def test_flows_without_a_shared_mission_say_nothing() -> None:
+    comparison = compare("a", scores(1), "b", {"other": (1, 1)}, margin=0.1)
+    assert (comparison.verdict, comparison.low, comparison.high) == (Verdict.UNDERPOWERED, -1.0, 1.0)
+
+
+def test_replicates_cannot_replace_missions() -> None:
+    """Flows that differ from mission to mission need more missions, however often each is repeated."""
+    comparison = compare("a", scores(*[5, 0] * 10, of=5), "b", scores(*[0, 5] * 10, of=5), margin=0.05)
+    assert comparison.verdict is Verdict.UNDERPOWERED
+    assert comparison.replicates_needed is None
+    assert comparison.missions_needed == missions_needed(0.05, 2 / (19 / 20) ** 0.5 / 2)
+
+
+def test_planning_is_consistent() -> None:
+    difference = detectable_difference(50, 8)
+    assert replicates_needed(difference, 50) == 8
+    assert replicates_needed(difference / 2, 50) == 32
+    assert replicates_needed(0.05, 20, between=0.5) is None
+
+
+def test_pass_at_k_and_pass_hat_k() -> None:
+    counts = [(1, 2), (2, 2), (0, 2), (1, 1)]
+    assert pass_at_k(counts, 2) == pytest.approx(2 / 3)
+    assert pass_hat_k(counts, 2) == pytest.approx(1 / 3)
+    assert pass_at_k(counts, 3) is None
+    assert flaky(counts) == [0]
+
+
+def test_losses_bound_the_rate() -> None:
+    bounds = loss_bounds(6, 8, 2)
+    assert (bounds.lowest, bounds.highest) == (0.6, 0.8)
+
+
+def test_small_samples_have_no_interval_of_the_median() -> None:
+    five, six = describe([1, 2, 3, 4, 5]), describe([1, 2, 3, 4, 5, 6])
+    assert five is not None
+    assert six is not None
+    assert (five.median, five.low, five.high) == (3, None, None)
+    assert (six.low, six.high) == (1, 6)
+    assert describe([]) is None
