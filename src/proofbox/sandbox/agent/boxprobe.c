@@ -122,7 +122,7 @@ static long dir_list(char **args) {
     return count;
 }
 
-static long file_lower(char **args) { /* by a handle, which bypasses the path */
+static long file_handle_open(char **args) { /* by a handle, which bypasses the path */
     struct { struct file_handle head; unsigned char body[128]; } handle = {.head.handle_bytes = 128};
     int mount, root = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (name_to_handle_at(AT_FDCWD, args[0], &handle.head, &mount, 0)) return -1;
@@ -201,12 +201,37 @@ static long namespace_join(char **args) {
     return fd < 0 ? -1 : setns(fd, 0);
 }
 
-static long mount_new(char **args) { return mount("none", args[1], args[0], 0, NULL); }
-static long mount_bind(char **args) { return mount(args[0], args[1], NULL, MS_BIND, NULL); }
-static long mount_writable(char **args) { return mount("none", args[0], NULL, MS_REMOUNT | MS_BIND, NULL); }
-static long mount_remove(char **args) { return umount2(args[0], MNT_DETACH); }
+/* Where nothing stands in the way, a mount is tried in a mount namespace of its own, so that the host keeps its mounts. */
+static void own_mounts(void) {
+    if (!unshare(CLONE_NEWNS)) mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL);
+    errno = 0;
+}
+
+static long mount_new(char **args) {
+    own_mounts();
+    return mount("none", args[1], args[0], 0, NULL);
+}
+
+static long mount_bind(char **args) {
+    own_mounts();
+    return mount(args[0], args[1], NULL, MS_BIND, NULL);
+}
+
+static long mount_writable(char **args) {
+    own_mounts();
+    return mount("none", args[0], NULL, MS_REMOUNT | MS_BIND, NULL);
+}
+
+static long mount_remove(char **args) {
+    own_mounts();
+    return umount2(args[0], MNT_DETACH);
+}
+
 static long root_change(char **args) { return chroot(args[0]); }
-static long root_pivot(char **args) { return syscall(SYS_pivot_root, args[0], args[0]); }
+static long root_pivot(char **args) {
+    own_mounts();
+    return syscall(SYS_pivot_root, args[0], args[0]);
+}
 
 /* Network */
 
@@ -439,7 +464,7 @@ static const struct { const char *name; int args; long (*run)(char **args); } OP
     {"file-chown", 3, file_chown},
     {"file-create", 1, file_create},
     {"file-device", 4, file_device},
-    {"file-handle", 1, file_lower},
+    {"file-handle", 1, file_handle_open},
     {"file-link", 2, file_link},
     {"file-open-write", 1, file_open_write},
     {"file-read", 1, file_read},
