@@ -15,7 +15,7 @@ from proofbox.probes.plan import Plan
 from proofbox.probes.results import REASONS, ProbeResult, unexplained
 
 EXPECTED: Final = (
-    *("run_manifest.json", "plan.toml", "apply_preflight.json", "expected_matrix.json", "runtime_results.json"),
+    *("run_manifest.json", "plan.json", "apply_preflight.json", "expected_matrix.json", "runtime_results.json"),
     *("runtime_events.normalized.json", "baseline_results.json", "oracle_results.json", "mismatch_summary.json"),
     *("mismatch_packets.jsonl", "path_witnesses.json", "summary.json", "summary.md"),
 )
@@ -85,7 +85,8 @@ class ExpectedRow(msgspec.Struct, frozen=True, kw_only=True):
     probe_id: str
     operation: str
     args: tuple[str, ...]
-    expected: Literal["allow", "deny"]
+    expected: Literal["allow", "deny", "baseline"]
+    """`baseline`: the same as without a sandbox."""
     effect: str
     control: bool
     reason: str

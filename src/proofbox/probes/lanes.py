@@ -18,7 +18,7 @@ import msgspec
 from proofbox.config.settings import Settings
 from proofbox.errors import ProbeDriverFailed, ProofboxError, SandboxLost
 from proofbox.probes.decoys import DRIVER, ENVIRONMENT_VARIABLE, Decoys
-from proofbox.probes.operations import OPERATIONS, SELF_STATUS, Answer, Oracle
+from proofbox.probes.operations import SELF_STATUS, Answer, Oracle, skipped
 from proofbox.probes.plan import Plan, Probe, Profile
 from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.host.binaries import program
@@ -95,13 +95,6 @@ def measure(
             wanted, decoys, partial(_run, [str(decoys.driver), str(PROBE_SECONDS)], decoys), "baseline", sha256
         )
     return Measured(sha256, baseline.status, tuple(lanes), baseline)
-
-
-def skipped(probe: Probe) -> str:
-    """Return why the probe has no baseline; empty if it has one."""
-    if OPERATIONS[probe.operation].host_wide:
-        return probe.baseline_reason or "it acts on the whole host, or uses up resources"
-    return (probe.baseline_reason or "the plan skips it") if probe.baseline == "skip" else ""
 
 
 def _scenario(

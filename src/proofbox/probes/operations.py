@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from proofbox.probes.plan import Decision
+from proofbox.probes.plan import Decision, Probe
 
 # Errors by which a sandbox or the kernel refuses: no permission, hidden, read-only, unreachable, or over a limit.
 _REFUSED: Final = frozenset(
@@ -37,6 +37,8 @@ class Operation(msgspec.Struct, frozen=True):
     host_wide: bool = False
     """It acts on the whole host or uses up resources, so there is no baseline."""
     refused: frozenset[int] = _REFUSED
+    reached: frozenset[int] = frozenset()
+    """Errors that the kernel reports only after it has granted permission."""
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -44,13 +46,13 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "dir-make": Operation(("path",), changes=True),
     "env-read": Operation(("name",)),
     "file-chmod": Operation(("path", "mode"), changes=True),
-    "file-chown": Operation(("path", "uid", "gid"), changes=True),
+    "file-chown": Operation(("path", "uid", "gid"), changes=True, refused=_REFUSED | {errno.EINVAL, errno.EOVERFLOW}),
     "file-create": Operation(("path",), changes=True),
     "file-device": Operation(("path", "kind", "major", "minor"), changes=True, host_wide=True),
     "file-handle": Operation(("path",)),
     "file-link": Operation(("path", "new path"), changes=True),
-    "file-open-write": Operation(("path",)),
-    "file-read": Operation(("path",)),
+    "file-open-write": Operation(("path",), reached=frozenset((errno.ETXTBSY,))),
+    "file-read": Operation(("path",), reached=frozenset((errno.EINVAL, errno.EAGAIN, errno.EIO, errno.EISDIR))),
     "file-rename": Operation(("path", "new path"), changes=True),
     "file-stat": Operation(("path",)),
     "file-symlink": Operation(("text", "path"), changes=True),
@@ -73,7 +75,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "network-unix": Operation(("path or @name", "text")),
     "process-descriptor": Operation(("pid", "descriptor")),
     "process-exec": Operation(("path", "arguments")),
-    "process-memory": Operation(("pid", "address")),
+    "process-memory": Operation(("pid", "address"), reached=frozenset((errno.EFAULT, errno.EIO))),
     "ptrace": Operation(("pid",)),
     "resource-descriptors": Operation(("count",), host_wide=True, refused=_OVER_LIMIT),
     "resource-disk": Operation(("path", "megabytes"), changes=True, host_wide=True, refused=_REFUSED | _OVER_LIMIT),
@@ -121,6 +123,13 @@ class Ruling(msgspec.Struct, frozen=True):
     detail: str
 
 
+def skipped(probe: Probe) -> str:
+    """Return why the probe has no baseline; empty if it has one."""
+    if OPERATIONS[probe.operation].host_wide:
+        return probe.baseline_reason or "it acts on the whole host, or uses up resources"
+    return (probe.baseline_reason or "the plan skips it") if probe.baseline == "skip" else ""
+
+
 def decide(operation: str, answer: Answer | None, oracle: Oracle | None, *, secret: str = "") -> Ruling:
     """Decide whether an operation was allowed. What was seen from outside takes precedence.
 
@@ -139,9 +148,13 @@ def decide(operation: str, answer: Answer | None, oracle: Oracle | None, *, secr
     if answer.result >= 0:
         return _succeeded(operation, answer, oracle, secret)
     if answer.errno in OPERATIONS[operation].refused:
-        return Ruling("deny", own, answer.error)
-    if operation == "system-call" and answer.errno != errno.ENOTSUP:
-        return Ruling("allow", own, f"{answer.error}: the kernel examined the arguments")
+        return (
+            Ruling("deny", own, answer.error)
+            if oracle is None
+            else Ruling("deny", "host_fact", f"{answer.error}; {oracle.seen}")
+        )
+    if answer.errno in OPERATIONS[operation].reached or (operation == "system-call" and answer.errno != errno.EBADRQC):
+        return Ruling("allow", own, f"{answer.error}: the kernel granted permission, and failed later")
     return Ruling("unknown", own, f"{answer.error or 'no error'} says neither allowed nor denied")
 
 

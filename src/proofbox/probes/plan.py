@@ -50,7 +50,8 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     operation: Text
     args: tuple[str, ...] = ()
     """The target and further arguments. `{outside}` and the like stand for decoys that the run creates."""
-    expect: Literal["allow", "deny"]
+    expect: Literal["allow", "deny", "baseline"]
+    """`baseline`: the same as without a sandbox."""
     reason: Text
     """Why this is expected: the promise that the probe checks."""
     profiles: tuple[Identifier, ...] = ()
@@ -66,7 +67,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """A known gap: explains a mismatch, which then does not fail the run."""
 
 
-@stored(SCHEMA, at="PLAN.toml")
+@stored(SCHEMA, at="BUNDLE/plan.json, and a file for `plan run`")
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A set of measurements of a sandbox."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import string
 import tomllib
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from proofbox.core.spec_files.problems import Problem, Problems, invalid, toml_p
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import PlanInvalid, PlanUnknown
+from proofbox.probes.corpus import built_in_plan, built_in_plans
 from proofbox.probes.decoys import FILES, NEW, PLACEHOLDERS
 from proofbox.probes.operations import OPERATIONS
 from proofbox.probes.plan import Plan
@@ -31,21 +31,16 @@ class LoadedPlan(msgspec.Struct, frozen=True):
     """A plan with the digest of everything that decides what it measures."""
 
     plan: Plan
-    source: str
     digest: str
     path: Path | None
     """None for a built-in plan."""
 
 
-def built_in_plans() -> list[str]:
-    """Return the ids of the built-in plans."""
-    return sorted(each.name.removesuffix(".toml") for each in _plans().iterdir() if each.name.endswith(".toml"))
-
-
 def load_plan(name: str) -> LoadedPlan:
     """Load a built-in plan by its id, or a plan from a file."""
     if _BUILT_IN.fullmatch(name) and name in built_in_plans():
-        return parse_plan((_plans() / f"{name}.toml").read_text("utf-8"), name=name)
+        plan = built_in_plan(name)
+        return LoadedPlan(plan, digest_of(msgspec.to_builtins(plan)), None)
     path = Path(name)
     if not path.exists():
         known = built_in_plans()
@@ -75,7 +70,7 @@ def parse_plan(text: str, *, name: str, path: Path | None = None) -> LoadedPlan:
     _check(plan, problems)
     if problems.found:
         raise invalid(name, problems.found, PlanInvalid, "plan")
-    return LoadedPlan(plan, text, digest_of({"plan": msgspec.to_builtins(plan)}), path)
+    return LoadedPlan(plan, digest_of(msgspec.to_builtins(plan)), path)
 
 
 def _check(plan: Plan, problems: Problems) -> None:
@@ -109,6 +104,8 @@ def _check(plan: Plan, problems: Problems) -> None:
                     f"{probe.operation} changes files, so it may only name decoys of its own, not {argument!r}",
                     f"use one of {own}",
                 )
+        if probe.expect == "baseline" and (probe.baseline == "skip" or operation.host_wide):
+            problems.say((*at, "expect"), "there is no baseline to compare with")
         if probe.baseline == "skip" and not probe.baseline_reason:
             problems.say((*at, "baseline"), "a skipped baseline needs a baseline_reason")
 
@@ -137,7 +134,3 @@ def _check_unique(table: str, ids: list[str], problems: Problems) -> None:
     for number, id in enumerate(ids):
         if id in ids[:number]:
             problems.say((table, number, "id"), f"two tables [[{table}]] have the id {id!r}")
-
-
-def _plans() -> Path:
-    return Path(str(files("proofbox.probes"))) / "plans"

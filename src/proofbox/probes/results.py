@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
 
-from proofbox.probes.lanes import LaneResult, Measured, Observation, skipped
-from proofbox.probes.operations import Ruling, decide
-from proofbox.probes.plan import Plan, Probe
+from proofbox.probes.lanes import LaneResult, Measured, Observation
+from proofbox.probes.operations import Ruling, decide, skipped
+from proofbox.probes.plan import Decision, Plan, Probe
 
 Reason = Literal[
     "unexpected_allow",
@@ -37,7 +38,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     probe_id: str
     operation: str
     args: tuple[str, ...]
-    expected: Literal["allow", "deny"]
+    expected: Literal["allow", "deny", "unknown"]
     decision: Literal["allow", "deny", "unknown"]
     evidence_class: str
     detail: str
@@ -59,16 +60,19 @@ def judge(plan: Plan, measured: Measured) -> list[ProbeResult]:
     results = []
     for lane in measured.scenario:
         found = [(probes[each.probe], each, rule_on(probes[each.probe], each)) for each in lane.observations]
-        controls_hold = all(_fits(probe, each, ruling) is None for probe, each, ruling in found if probe.control)
+        wanted = {probe.id: _expected(probe, baseline) for probe, _, _ in found}
+        controls_hold = all(
+            _fits(probe, wanted[probe.id], each, ruling) is None for probe, each, ruling in found if probe.control
+        )
         for probe, each, ruling in found:
-            mismatch = _mismatch(lane, probe, each, ruling, controls_hold)
+            mismatch = _mismatch(lane, probe, wanted[probe.id], each, ruling, controls_hold)
             results.append(
                 ProbeResult(
                     profile=lane.profile,
                     probe_id=probe.id,
                     operation=probe.operation,
                     args=each.args,
-                    expected=probe.expect,
+                    expected=wanted[probe.id],
                     decision=ruling.decision,
                     evidence_class=ruling.evidence,
                     detail=each.problem or ruling.detail,
@@ -93,23 +97,29 @@ def rule_on(probe: Probe, each: Observation) -> Ruling:
     return decide(probe.operation, each.answer, each.oracle, secret=each.secret)
 
 
-def _mismatch(lane: LaneResult, probe: Probe, each: Observation, ruling: Ruling, controls_hold: bool) -> Reason | None:
+def _expected(probe: Probe, baseline: Mapping[str, Ruling]) -> Decision:
+    return probe.expect if probe.expect != "baseline" else baseline[probe.id].decision
+
+
+def _mismatch(
+    lane: LaneResult, probe: Probe, expected: Decision, each: Observation, ruling: Ruling, controls_hold: bool
+) -> Reason | None:
     if lane.problem:
         return "profile_not_applied"
     if not lane.driver_intact:
         return "driver_changed"
-    wrong = _fits(probe, each, ruling)
+    wrong = _fits(probe, expected, each, ruling)
     if wrong is None and not controls_hold:
         return "control_failed"
     return wrong
 
 
-def _fits(probe: Probe, each: Observation, ruling: Ruling) -> Reason | None:
+def _fits(probe: Probe, expected: Decision, each: Observation, ruling: Ruling) -> Reason | None:
     """Return how the result differs from what is expected; None if it does not."""
     if probe.effect == "box" and each.oracle is not None and each.oracle.happened:
         return "reached_the_host"
     if ruling.decision == "unknown" or ruling.evidence == "self_report":
         return "unknown"
-    if ruling.decision != probe.expect:
+    if ruling.decision != expected:
         return "unexpected_allow" if ruling.decision == "allow" else "unexpected_deny"
     return None

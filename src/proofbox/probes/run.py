@@ -25,7 +25,8 @@ from proofbox.errors import ProbeDriverFailed, ProofboxError, UsageError
 from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import documents
-from proofbox.probes.lanes import Measured, Progress, measure, skipped
+from proofbox.probes.lanes import Measured, Progress, measure
+from proofbox.probes.operations import skipped
 from proofbox.probes.plan import Plan
 from proofbox.probes.reading import LoadedPlan, load_plan
 from proofbox.probes.results import ProbeResult, judge, rule_on, unexplained
@@ -283,7 +284,7 @@ def _write(
         for probe in plan.probe
         if skipped(probe)
     ]
-    bundle.write_bytes("plan.toml", loaded.source.encode())
+    bundle.write_json("plan.json", _json(loaded.plan))
     bundle.write_json("run_manifest.json", _json(manifest))
     bundle.write_json("apply_preflight.json", _json(found))
     bundle.write_json("expected_matrix.json", _json(documents.expected_matrix(plan)))

@@ -424,7 +424,7 @@ static long system_call(char **args) {
             const long *a = CALLS[i].args;
             return syscall(CALLS[i].number, a[0], a[1], a[2], a[3], a[4]);
         }
-    errno = ESRCH;
+    errno = EBADRQC;
     return -1;
 }
 
@@ -524,13 +524,10 @@ static _Noreturn void try(int out, int count, char **fields) {
     char *args[MAX_FIELDS + 1] = {NULL};
     for (int i = 2; i < count; i++) args[i - 2] = fields[i];
     answer.result = -1;
-    answer.error = ENOTSUP;
+    answer.error = EBADRQC; /* an unknown operation, or too few arguments */
     for (size_t i = 0; i < sizeof OPERATIONS / sizeof *OPERATIONS; i++)
         if (!strcmp(fields[1], OPERATIONS[i].name)) {
-            if (count - 2 < OPERATIONS[i].args) {
-                answer.error = EINVAL;
-                break;
-            }
+            if (count - 2 < OPERATIONS[i].args) break;
             errno = 0;
             answer.result = OPERATIONS[i].run(args);
             answer.error = answer.result < 0 ? errno : 0;
