@@ -27,8 +27,9 @@ from proofbox.probes.plan import Probe
 
 ENVIRONMENT_VARIABLE: Final = "PROOFBOX_PROBE_DECOY"
 DRIVER: Final = ".probe/driver"
-FILES: Final = ("inside", "mounted", "victim")
-"""Placeholders for a file of the probe's own: in the project, in the mounted directory, outside."""
+FILES: Final = ("directory", "inside", "mounted", "victim")
+"""Placeholders for what a probe has of its own: a directory and a file in the project, a file in the mounted directory
+and one outside."""
 NEW: Final = ("new_inside", "new_mounted", "new_outside")
 """Placeholders for a path of the probe's own where nothing exists."""
 SHARED: Final = (
@@ -141,7 +142,11 @@ class _Names(dict[str, object]):
                 places.get(name.removeprefix("new_"), decoys.outside)
                 / f"{self._probe.id}{'.new' if name in NEW else ''}"
             )
-            if name in FILES:
+            if name == "directory":
+                path = decoys.project / f"{self._probe.id}.directory"
+                path.mkdir(exist_ok=True)
+                path.chmod(0o777)
+            elif name in FILES:
                 _write(path, self._mark)
             self.own.append(str(path))
             return self.setdefault(name, path)
@@ -257,7 +262,7 @@ def _state(path: str) -> str:
 
 
 def _names_secret(args: Sequence[str]) -> bool:
-    return any(each in args[0] for each in ("{secret}", "{link}")) or args[0].endswith("outside/secret")
+    return any(each in args[0] for each in ("{secret}", "{link}", "{outside}/secret", "/outside/secret"))
 
 
 def _died(process: subprocess.Popen[bytes]) -> bool:

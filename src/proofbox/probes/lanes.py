@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import shlex
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +20,22 @@ import msgspec
 from proofbox.config.settings import Settings
 from proofbox.errors import ProbeDriverFailed, ProofboxError, SandboxLost
 from proofbox.probes.decoys import DRIVER, ENVIRONMENT_VARIABLE, Decoys
-from proofbox.probes.operations import SELF_STATUS, Answer, Oracle, skipped
+from proofbox.probes.operations import LOST, SELF_STATUS, Answer, Oracle, skipped
 from proofbox.probes.plan import Plan, Probe, Profile
-from proofbox.sandbox.contract import ExecResult, Mount
+from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.contract import Mount, Output
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.service import Sandboxes
+from proofbox.sandbox.service import Sandboxes, Session
 
 PROBE_SECONDS: Final = 5.0
 START_SECONDS: Final = 60.0
 MAX_OUTPUT: Final = 8 << 20
+MAX_FAILURES: Final = 3
+"""Runs of the driver without any answer after which the rest is given up."""
 
 Progress = Callable[[str, int, int], None]
-Run = Callable[[bytes, float], bytes]
-"""Runs the driver with requests as its input, within some seconds, and returns its output."""
+Run = Callable[[bytes, float], tuple[bytes, str]]
+"""Runs the driver with requests as its input, within some seconds; returns its output, and why there is no more."""
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -111,41 +116,55 @@ def _scenario(
         found = _observe(probes, decoys, partial(_run, adapted(adapter, decoys), decoys), profile.id, sha256)
         return msgspec.structs.replace(found, provider=adapter, isolation="foreign")
     shared = Mount(decoys.mounted, str(decoys.mounted), writable=profile.mount == "rw")
-    try:
-        with (
-            Sandboxes(decoys.project, settings=settings) as boxes,
-            boxes.start_session(
-                provider=provider,
-                network=profile.network,
-                access=profile.access,
-                memory=profile.memory,
-                pids=profile.pids,
-                cpus=profile.cpus,
-                disk=profile.disk_mb,
-                mounts=[] if profile.mount == "none" else [shared],
-                image=profile.image,
-                runtime=profile.runtime,
-            ) as session,
-        ):
-            results: list[ExecResult] = []
+    with Sandboxes(decoys.project, settings=settings) as boxes:
+        policy: PolicyOptions = {
+            "network": profile.network,
+            "access": profile.access,
+            "memory": profile.memory,
+            "pids": profile.pids,
+            "cpus": profile.cpus,
+            "disk": profile.disk_mb,
+            "mounts": [] if profile.mount == "none" else [shared],
+            "image": profile.image,
+            "runtime": profile.runtime,
+        }
+        box = _BoxedDriver(lambda: boxes.start_session(provider=provider, **policy))
+        try:
+            lane = _observe(probes, decoys, box.run, profile.id, sha256)
+        except ProofboxError as error:
+            nothing = tuple(Observation(p.id, p.args, None, None, problem=error.message) for p in probes)
+            return LaneResult(profile.id, nothing, problem=f"{error.code}: {error.message}")
+        return msgspec.structs.replace(lane, provider=box.provider, isolation=box.isolation, policy=box.policy)
 
-            def run(requests: bytes, seconds: float) -> bytes:
-                driver = [f"{session.inside.guest_project}/{DRIVER}", str(PROBE_SECONDS)]
-                results.append(session.exec(driver, stdin=requests, timeout=seconds, max_output=MAX_OUTPUT))
-                return results[-1].stdout_bytes
 
-            lane = _observe(probes, decoys, run, profile.id, sha256)
-            if not results:
-                return lane
-            return msgspec.structs.replace(
-                lane,
-                provider=results[0].provider,
-                isolation=results[0].isolation.value,
-                policy=msgspec.to_builtins(results[0].policy, enc_hook=str),
-            )
-    except ProofboxError as error:
-        nothing = tuple(Observation(p.id, p.args, None, None, problem=error.message) for p in probes)
-        return LaneResult(profile.id, nothing, problem=f"{error.code}: {error.message}")
+class _BoxedDriver:
+    """Runs the driver in a box, and in a new one after a box was lost."""
+
+    def __init__(self, start: Callable[[], Session]) -> None:
+        self._start = start
+        self._session: Session | None = None
+        self.provider = self.isolation = ""
+        self.policy: Mapping[str, object] = {}
+
+    def run(self, requests: bytes, seconds: float) -> tuple[bytes, str]:
+        if self._session is None:
+            self._session = self._start()
+        inside = self._session.inside
+        self.provider, self.isolation = inside.provider, inside.isolation.value
+        self.policy = msgspec.to_builtins(inside.policy, enc_hook=str)
+        driver = [f"{inside.guest_project}/{DRIVER}", str(PROBE_SECONDS)]
+        output: list[bytes] = []
+
+        def keep(piece: Output) -> None:
+            if piece.stream == "stdout":
+                output.append(piece.data)
+
+        try:
+            self._session.exec(driver, stdin=requests, timeout=seconds, max_output=MAX_OUTPUT, on_output=keep)
+        except SandboxLost as error:
+            self._session = None
+            return b"".join(output), f"{LOST}: {error.message}"
+        return b"".join(output), "the driver ended before it answered"
 
 
 def _observe(probes: Sequence[Probe], decoys: Decoys, run: Run, profile: str, sha256: str) -> LaneResult:
@@ -155,22 +174,17 @@ def _observe(probes: Sequence[Probe], decoys: Decoys, run: Run, profile: str, sh
     lost: dict[str, str] = {}
     lines = {SELF_STATUS: _line(SELF_STATUS, SELF_STATUS, ())}
     lines |= {probe.id: _line(probe.id, probe.operation, arguments[probe.id]) for probe in probes}
-    waiting = list(lines)
-    while waiting:
+    waiting, failures = list(lines), 0
+    while waiting and failures < MAX_FAILURES:
         requests = "".join(lines[each] for each in waiting).encode()
-        try:
-            output = run(requests, START_SECONDS + PROBE_SECONDS * len(waiting))
-            problem = "the driver ended before it answered"
-        except SandboxLost as error:
-            output, problem = b"", error.message
+        output, problem = run(requests, START_SECONDS + PROBE_SECONDS * len(waiting))
         found = parse_answers(output, set(waiting))
         answers |= found
         waiting = [each for each in waiting if each not in found]
-        if waiting and not found:
-            lost[waiting.pop(0)] = problem
-            if problem and not output:
-                lost |= dict.fromkeys(waiting, problem)
-                break
+        failures = 0 if found else failures + 1
+        if waiting:
+            lost[waiting.pop(0)] = problem  # the driver was at this one
+    lost |= dict.fromkeys(waiting, "the driver gave no answers")
     intact = hashlib.sha256(decoys.driver.read_bytes()).hexdigest() == sha256
     observations = tuple(
         Observation(
@@ -227,25 +241,28 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
     return word
 
 
-def _run(argv: Sequence[str], decoys: Decoys, requests: bytes, seconds: float) -> bytes:
+def _run(argv: Sequence[str], decoys: Decoys, requests: bytes, seconds: float) -> tuple[bytes, str]:
+    """Run the driver on this host, or in a foreign sandbox, and kill all of its processes if it takes too long."""
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             argv,
-            input=requests,
-            capture_output=True,
-            timeout=seconds,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             cwd=decoys.project,
             start_new_session=True,
-            check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        return error.stdout or b""
     except OSError as error:
         raise ProbeDriverFailed(f"{argv[0]} did not start: {error.strerror}", op="plan run") from None
-    if not done.stdout and done.returncode:
-        shown = done.stderr.decode("utf-8", "replace")[-500:].strip()
-        raise ProbeDriverFailed(f"{argv[0]} exited {done.returncode}: {shown}", op="plan run")
-    return done.stdout[:MAX_OUTPUT]
+    with process:
+        try:
+            output, errors = process.communicate(requests, timeout=seconds)
+        except subprocess.TimeoutExpired as late:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return (late.stdout or b"")[:MAX_OUTPUT], "the driver did not end in time"
+    shown = errors.decode("utf-8", "replace").strip()[-300:]
+    return output[:MAX_OUTPUT], f"{argv[0]} exited {process.returncode}" + (f": {shown}" if shown else "")
 
 
 def _decoys(driver: Path) -> Decoys:

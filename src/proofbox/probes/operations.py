@@ -24,6 +24,8 @@ _REFUSED: Final = frozenset(
     )
 )
 _OVER_LIMIT: Final = frozenset((errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EFBIG))
+# Without a baseline nothing shows that the target exists, so an absent target says nothing.
+_REFUSED_SURELY: Final = _REFUSED - {errno.ENOENT, errno.ENOTDIR}
 # The calls have arguments without effect. Any other error shows that the kernel examined them.
 _CALL_REFUSED: Final = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 
@@ -48,11 +50,13 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "file-chmod": Operation(("path", "mode"), changes=True),
     "file-chown": Operation(("path", "uid", "gid"), changes=True, refused=_REFUSED | {errno.EINVAL, errno.EOVERFLOW}),
     "file-create": Operation(("path",), changes=True),
-    "file-device": Operation(("path", "kind", "major", "minor"), changes=True, host_wide=True),
-    "file-handle": Operation(("path",)),
+    "file-device": Operation(("path", "kind", "major", "minor"), changes=True, host_wide=True, refused=_REFUSED_SURELY),
+    "file-handle": Operation(("path",), refused=_REFUSED | {errno.EOPNOTSUPP}),
     "file-link": Operation(("path", "new path"), changes=True),
-    "file-open-write": Operation(("path",), reached=frozenset((errno.ETXTBSY,))),
-    "file-read": Operation(("path",), reached=frozenset((errno.EINVAL, errno.EAGAIN, errno.EIO, errno.EISDIR))),
+    "file-open-write": Operation(("path",)),
+    "file-read": Operation(
+        ("path",), refused=_REFUSED | {errno.EISDIR}, reached=frozenset((errno.EINVAL, errno.EAGAIN, errno.EIO))
+    ),
     "file-rename": Operation(("path", "new path"), changes=True),
     "file-stat": Operation(("path",)),
     "file-symlink": Operation(("text", "path"), changes=True),
@@ -60,10 +64,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "file-unlink": Operation(("path",), changes=True),
     "file-write": Operation(("path", "text"), changes=True),
     "identity-set": Operation(("kind", "id"), refused=_REFUSED | {errno.EINVAL}),
-    "mount-bind": Operation(("path", "at"), changes=True, host_wide=True),
-    "mount-new": Operation(("type", "at"), changes=True, host_wide=True),
-    "mount-remove": Operation(("path",), host_wide=True, refused=_REFUSED | {errno.EINVAL}),
-    "mount-writable": Operation(("path",), host_wide=True, refused=_REFUSED | {errno.EINVAL}),
+    "mount-bind": Operation(("path", "at"), changes=True, host_wide=True, refused=_REFUSED_SURELY),
+    "mount-new": Operation(("type", "at"), changes=True, host_wide=True, refused=_REFUSED_SURELY),
+    "mount-remove": Operation(("path",), host_wide=True, refused=_REFUSED_SURELY | {errno.EINVAL}),
+    "mount-writable": Operation(("path",), host_wide=True, refused=_REFUSED_SURELY | {errno.EINVAL}),
     "namespace-clone": Operation(("kind",), refused=_REFUSED | {errno.EINVAL, errno.ENOSPC, errno.EUSERS}),
     "namespace-join": Operation(("path",), refused=_REFUSED | {errno.EINVAL}),
     "namespace-new": Operation(("kind",), refused=_REFUSED | {errno.EINVAL, errno.ENOSPC, errno.EUSERS}),
@@ -78,15 +82,18 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "process-memory": Operation(("pid", "address"), reached=frozenset((errno.EFAULT, errno.EIO))),
     "ptrace": Operation(("pid",)),
     "resource-descriptors": Operation(("count",), host_wide=True, refused=_OVER_LIMIT),
-    "resource-disk": Operation(("path", "megabytes"), changes=True, host_wide=True, refused=_REFUSED | _OVER_LIMIT),
+    "resource-disk": Operation(
+        ("path", "megabytes"), changes=True, host_wide=True, refused=_REFUSED_SURELY | _OVER_LIMIT
+    ),
     "resource-memory": Operation(("megabytes",), host_wide=True, refused=_OVER_LIMIT),
     "resource-pids": Operation(("count",), host_wide=True, refused=_OVER_LIMIT),
     "root-change": Operation(("path",), refused=_REFUSED),
-    "root-pivot": Operation(("path",), host_wide=True, refused=_REFUSED | {errno.EINVAL, errno.EBUSY}),
+    "root-pivot": Operation(("path",), host_wide=True, refused=_REFUSED_SURELY | {errno.EINVAL, errno.EBUSY}),
     "signal": Operation(("pid", "signal")),
     "system-call": Operation(("name",), refused=_CALL_REFUSED),
 }
 SELF_STATUS: Final = "self-status"
+LOST: Final = "the box was lost"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -130,15 +137,20 @@ def skipped(probe: Probe) -> str:
     return (probe.baseline_reason or "the plan skips it") if probe.baseline == "skip" else ""
 
 
-def decide(operation: str, answer: Answer | None, oracle: Oracle | None, *, secret: str = "") -> Ruling:
+def decide(
+    operation: str, answer: Answer | None, oracle: Oracle | None, *, secret: str = "", problem: str = ""
+) -> Ruling:
     """Decide whether an operation was allowed. What was seen from outside takes precedence.
 
     `secret` is the content of the decoy that a `file-read` names: an answer that contains it proves that it was read.
+    `problem` says why there is no answer.
     """
     if oracle is not None and oracle.happened:
         return Ruling("allow", "host_fact", oracle.seen)
+    if answer is None and operation == "resource-memory" and problem.startswith(LOST):
+        return Ruling("deny", "host_fact", problem)  # some sandboxes kill the whole box at the limit
     if answer is None:
-        return Ruling("unknown", "self_report", "the driver gave no answer")
+        return Ruling("unknown", "self_report", problem or "the driver gave no answer")
     own = "constrained_observation"
     if answer.timed_out:
         return Ruling("unknown", own, "the operation did not end in time")

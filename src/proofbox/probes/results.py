@@ -75,7 +75,7 @@ def judge(plan: Plan, measured: Measured) -> list[ProbeResult]:
                     expected=wanted[probe.id],
                     decision=ruling.decision,
                     evidence_class=ruling.evidence,
-                    detail=each.problem or ruling.detail,
+                    detail=ruling.detail,
                     errno=each.answer.errno if each.answer else 0,
                     error=each.answer.error if each.answer else "",
                     duration_ns=each.answer.ns if each.answer else 0,
@@ -94,7 +94,7 @@ def unexplained(results: list[ProbeResult]) -> list[ProbeResult]:
 
 
 def rule_on(probe: Probe, each: Observation) -> Ruling:
-    return decide(probe.operation, each.answer, each.oracle, secret=each.secret)
+    return decide(probe.operation, each.answer, each.oracle, secret=each.secret, problem=each.problem)
 
 
 def _expected(probe: Probe, baseline: Mapping[str, Ruling]) -> Decision:

@@ -82,6 +82,7 @@ def run_plan(
     *,
     provider: str | None = None,
     adapter: str | None = None,
+    image: str | None = None,
     channel: Channel = "clean",
     only_profiles: Sequence[str] = (),
     only_probes: Sequence[str] = (),
@@ -98,10 +99,10 @@ def run_plan(
         for result in run.unexplained:
             print(result.probe_id, result.mismatch, result.detail)
 
-    `plan` is the id of a built-in plan or a file. `provider` replaces the profiles' own; `adapter` is the command line
-    of a foreign sandbox with `{command}` in it. With `dry`, nothing is run or written. Raises `PlanInvalid`,
-    `PlanUnknown`, `ConsentRequired` for a plan that asks for more than your settings allow, and `BundleLocked` if
-    another run writes to `out`. A mismatch is a result, not an error.
+    `plan` is the id of a built-in plan or a file. `provider` and `image` replace the profiles' own; `adapter` is the
+    command line of a foreign sandbox with `{command}` in it. With `dry`, nothing is run or written. Raises
+    `PlanInvalid`, `PlanUnknown`, `ConsentRequired` for a plan that asks for more than your settings allow, and
+    `BundleLocked` if another run writes to `out`. A mismatch is a result, not an error.
     """
     loaded = plan if isinstance(plan, LoadedPlan) else load_plan(plan)
     if provider is not None and adapter is not None:
@@ -111,6 +112,9 @@ def run_plan(
             "the adapter has no {command}", op="plan run", fix_hints=["--adapter 'bwrap --ro-bind / / {command}'"]
         )
     chosen = select(loaded.plan, only_profiles, only_probes)
+    if image is not None:
+        profiles = tuple(msgspec.structs.replace(profile, image=image) for profile in chosen.profile)
+        chosen = msgspec.structs.replace(chosen, profile=profiles)
     if adapter is None:
         _require_consent(loaded, chosen, provider, trust=trust)
     clock = clock or SystemClock()
