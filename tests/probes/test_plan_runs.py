@@ -1,4 +1,4 @@
-"""Plans are run for real: what a sandbox enforces is measured, compared and kept as evidence."""
+"""Run plans in real sandboxes, compare the results and keep them as evidence."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ id = "write"
 operation = "file-write"
 args = ["{victim}", "{mark}"]
 expect = "allow"
-reason = "nothing stands in the way"
+reason = "there is no sandbox"
 [[probe]]
 id = "read-hostname"
 operation = "file-read"

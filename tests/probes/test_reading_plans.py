@@ -32,9 +32,9 @@ reason = "hidden"
     [
         ('"file-write"', '"file-wrote"', "9:1: no operation is called 'file-wrote' (did you mean file-write?)"),
         ("{victim}", "{victm}", "there is no decoy {victm} (did you mean victim?)"),
-        ("{victim}", "/etc/passwd", "changes files, so it may only name decoys of its own, not '/etc/passwd'"),
-        ("{victim}", "{outside}/secret", "changes files, so it may only name decoys of its own"),
-        ("{victim}", "{victim}/../x", "changes files, so it may only name decoys of its own"),
+        ("{victim}", "/etc/passwd", "changes files, so it can only name the probe's decoys, not '/etc/passwd'"),
+        ("{victim}", "{outside}/secret", "changes files, so it can only name the probe's decoys"),
+        ("{victim}", "{victim}/../x", "changes files, so it can only name the probe's decoys"),
         ("{victim}", "{victim", "a brace is not closed"),
         ('["{victim}", "{mark}"]', '["{victim}"]', "10:1: file-write needs path, text; 1 given"),
         ('["{victim}", "{mark}"]', '["{victim}", "a", "b"]', "10:1: file-write needs path, text; 3 given"),
@@ -69,7 +69,7 @@ def test_the_digest_covers_everything_but_the_formatting() -> None:
 
 
 def test_built_in_plans_are_listed_and_valid() -> None:
-    assert built_in_plans() == ["bubblewrap", "docker", "docker-runsc", "off"]
+    assert built_in_plans() == ["bubblewrap", "docker", "docker-runsc", "hostile", "off"]
     used = set()
     for name in built_in_plans():
         plan = built_in_plan(name)

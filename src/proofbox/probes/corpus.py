@@ -1,7 +1,7 @@
 """The built-in plans: one corpus of probes, and for each provider its profiles and exceptions.
 
-A plan's file lists the profiles of a provider and the probes of the corpus for which something else is expected there,
-each with its reason. Probes of profiles that a provider lacks are left out.
+A plan's file lists the profiles of a provider and its exceptions: the probes with another expected result, each with
+its reason. Probes of profiles that a provider lacks are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CORPUS: Final = "corpus"
 
 
 class ProbeException(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Probes for which a provider makes another promise."""
+    """Probes whose expected result differs for this provider."""
 
     probes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Their ids; `call.*` stands for all that begin with `call.`."""
@@ -33,7 +33,11 @@ class ProbeException(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 class _BuiltIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     plan: PlanFields
     profile: tuple[Profile, ...]
+    include: tuple[str, ...] = ("*",)
+    """The probes of the corpus that belong to the plan."""
     exception: tuple[ProbeException, ...] = ()
+    probe: tuple[Probe, ...] = ()
+    """Probes of the plan's own."""
 
 
 class _Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +56,8 @@ def built_in_plan(name: str) -> Plan:
     found = msgspec.convert(_read(name), _BuiltIn)
     profiles = {profile.id for profile in found.profile}
     probes = []
-    for probe in msgspec.convert(_read(CORPUS), _Corpus).probe:
+    corpus = msgspec.convert(_read(CORPUS), _Corpus).probe
+    for probe in (*(each for each in corpus if any(_names(text, each.id) for text in found.include)), *found.probe):
         other = next((each for each in found.exception if any(_names(text, probe.id) for text in each.probes)), None)
         wanted = tuple(id for id in probe.profiles if id in profiles)
         left_out = other is not None and (other.expect == "skip" or (other.expect == "baseline" and skipped(probe)))

@@ -1,7 +1,7 @@
 """Decoys: files, processes and listeners that a run creates as the targets of its probes.
 
-Each lane has decoys of its own, and each probe has files of its own, so that one probe does not disturb another. They
-are readable and writable by everyone: only the sandbox stands between a probe and its decoy.
+Each lane has separate decoys, and each probe has separate files, so that probes do not affect each other. Everyone may
+read and write them: only the sandbox can keep a probe from its decoy.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from proofbox.probes.plan import Probe
 ENVIRONMENT_VARIABLE: Final = "PROOFBOX_PROBE_DECOY"
 DRIVER: Final = ".probe/driver"
 FILES: Final = ("directory", "inside", "mounted", "victim")
-"""Placeholders for what a probe has of its own: a directory and a file in the project, a file in the mounted directory
-and one outside."""
+"""Placeholders for paths that only this probe uses: a directory and a file in the project, a file in the mounted
+directory, a file outside."""
 NEW: Final = ("new_inside", "new_mounted", "new_outside")
-"""Placeholders for a path of the probe's own where nothing exists."""
+"""Placeholders for paths that do not exist and that only this probe uses."""
 SHARED: Final = (
     *("project", "outside", "secret", "link", "root_link", "parent_link"),
     *("tcp_port", "udp_port", "abstract", "socket", "pid", "variable", "mark"),
@@ -98,7 +98,7 @@ class Decoys:
         return process.pid
 
     def knows(self, probe: Probe) -> str:
-        """Return the content that only a probe which reached its decoy can report; empty if there is none."""
+        """Return the secret that proves that the probe reached its decoy, or an empty string."""
         if probe.operation == "file-read" and _names_secret(probe.args):
             return self.secret
         return self.secret if probe.operation == "env-read" and "{variable}" in probe.args else ""

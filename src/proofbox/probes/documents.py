@@ -72,7 +72,7 @@ class ApplyPreflight(msgspec.Struct, frozen=True, kw_only=True):
 
     apply_ok: bool
     channel_clean: bool
-    """Measured: a session of its own, no ignored signals, no inherited descriptors."""
+    """Measured: the process leads a session, and ignores and blocks no signals."""
     sandbox_check_self: SelfCheck
     profiles: tuple[ProfileApplication, ...]
     schema_version: str = "proofbox.apply_preflight/1"

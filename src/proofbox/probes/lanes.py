@@ -56,7 +56,7 @@ class LaneResult(msgspec.Struct, frozen=True):
     profile: str
     observations: tuple[Observation, ...]
     status: str = ""
-    """What the driver measured of its own process."""
+    """The driver's own status lines: seccomp mode, capabilities and the like."""
     provider: str = ""
     isolation: str = ""
     policy: Mapping[str, object] = {}
@@ -271,7 +271,7 @@ def _decoys(driver: Path) -> Decoys:
 
 
 class _variable:
-    """Sets the decoy variable in this process's environment, from which a box must not take it."""
+    """Sets the decoy variable in this process's environment. A box must not receive it."""
 
     def __init__(self, decoys: Decoys) -> None:
         self._value = decoys.secret

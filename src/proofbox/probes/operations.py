@@ -14,7 +14,7 @@ import msgspec
 
 from proofbox.probes.plan import Decision, Probe
 
-# Errors by which a sandbox or the kernel refuses: no permission, hidden, read-only, unreachable, or over a limit.
+# Errors that mean a refusal by the sandbox or the kernel: no permission, hidden, read-only, unreachable, or over a limit.
 _REFUSED: Final = frozenset(
     (
         *(errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSYS),
@@ -110,7 +110,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> str:
-        """The name of the error, such as `EACCES`; empty if there is none."""
+        """The name of the error (`EACCES`), or an empty string."""
         return errno.errorcode.get(self.errno, str(self.errno)) if self.errno else ""
 
 

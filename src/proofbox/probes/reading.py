@@ -101,7 +101,7 @@ def _check(plan: Plan, problems: Problems) -> None:
                 own = ", ".join(f"{{{each}}}" for each in sorted(_OWN))
                 problems.say(
                     (*at, "args"),
-                    f"{probe.operation} changes files, so it may only name decoys of its own, not {argument!r}",
+                    f"{probe.operation} changes files, so it can only name the probe's decoys, not {argument!r}",
                     f"use one of {own}",
                 )
         if probe.expect == "baseline" and (probe.baseline == "skip" or operation.host_wide):

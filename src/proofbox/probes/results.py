@@ -46,7 +46,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     duration_ns: int
     baseline: str
-    """The decision without a sandbox, or why there is none."""
+    """The decision without a sandbox, or the reason why the baseline was skipped."""
     matched: bool
     mismatch: Reason | None
     explained: str

@@ -25,6 +25,7 @@ from proofbox.errors import ProbeDriverFailed, ProofboxError, UsageError
 from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import documents
+from proofbox.probes.adapters import ADAPTERS, command_line
 from proofbox.probes.lanes import Measured, Progress, measure
 from proofbox.probes.operations import skipped
 from proofbox.probes.plan import Plan
@@ -69,7 +70,7 @@ class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasureRequest(msgspec.Struct, frozen=True):
-    """What the clean process is told to measure."""
+    """The request to the clean process."""
 
     plan: Plan
     provider: str | None
@@ -107,10 +108,12 @@ def run_plan(
     loaded = plan if isinstance(plan, LoadedPlan) else load_plan(plan)
     if provider is not None and adapter is not None:
         raise UsageError("give either a provider or an adapter", op="plan run")
+    name = adapter or ""
+    if adapter is not None:
+        adapter = command_line(adapter, image)
     if adapter is not None and "{command}" not in adapter:
-        raise UsageError(
-            "the adapter has no {command}", op="plan run", fix_hints=["--adapter 'bwrap --ro-bind / / {command}'"]
-        )
+        hints = [f"use {', '.join(ADAPTERS)}, or a command line with {{command}} in it"]
+        raise UsageError(f"the adapter {adapter!r} has no {{command}}", op="plan run", fix_hints=hints)
     chosen = select(loaded.plan, only_profiles, only_probes)
     if image is not None:
         profiles = tuple(msgspec.structs.replace(profile, image=image) for profile in chosen.profile)
@@ -118,7 +121,7 @@ def run_plan(
     if adapter is None:
         _require_consent(loaded, chosen, provider, trust=trust)
     clock = clock or SystemClock()
-    name = adapter or provider or ", ".join(sorted({p.provider or "auto" for p in chosen.profile}))
+    name = name or provider or ", ".join(sorted({p.provider or "auto" for p in chosen.profile}))
     if dry:
         return PlanRun(
             run_id="",

@@ -2,7 +2,7 @@
  *
  *   boxprobe SECONDS < REQUESTS
  *
- * A request is a line of fields separated by tabs: id, operation, arguments. Each runs in a process of its own with a time
+ * A request is a line of fields separated by tabs: id, operation, arguments. Each runs in a separate process with a time
  * limit, so that one that hangs, crashes or is killed does not affect the others. The answer is a line of JSON on stdout:
  *
  *   {"id":"…","result":0,"errno":13,"ns":1200,"timed_out":false,"signal":0,"path":"…","value":"…"}
@@ -201,7 +201,7 @@ static long namespace_join(char **args) {
     return fd < 0 ? -1 : setns(fd, 0);
 }
 
-/* Where nothing stands in the way, a mount is tried in a mount namespace of its own, so that the host keeps its mounts. */
+/* Outside a sandbox, a mount is tried in a new mount namespace, so that the host keeps its mounts. */
 static void own_mounts(void) {
     if (!unshare(CLONE_NEWNS)) mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL);
     errno = 0;
@@ -536,7 +536,7 @@ static _Noreturn void try(int out, int count, char **fields) {
     _exit(write(out, &answer, sizeof answer) == sizeof answer ? 0 : 1);
 }
 
-/* Runs one request in a child, and waits for it at most so many seconds. */
+/* Runs one request in a child process with a time limit. */
 static void run(int count, char **fields, double seconds) {
     int report[2], status = 0;
     bool timed_out = false;

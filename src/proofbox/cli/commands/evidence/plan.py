@@ -131,8 +131,8 @@ def run(
         str | None,
         Parameter(
             name="--adapter",
-            help="Measure a foreign sandbox: its command line, with {command} for the driver and {project} for the"
-            " project's directory.",
+            help="Measure another sandbox: bwrap, docker-run, firejail, nsjail, srt, systemd-run, or a command line"
+            " with {command} for the driver and {project} for the project's directory.",
         ),
     ] = None,
     image: Annotated[str | None, Parameter(name="--image", help="The image for providers that run images.")] = None,
@@ -166,7 +166,7 @@ def run(
     For example:
       proofbox plan run bubblewrap
       proofbox plan run docker --image debian:12 --out measured
-      proofbox plan run hostile --adapter 'bwrap --ro-bind / / --bind {project} {project} {command}'
+      proofbox plan run hostile --adapter bwrap
     """
     from proofbox.probes.run import run_plan
 
