@@ -233,7 +233,7 @@ def test_unknown_profiles_probes_and_adapters_without_a_command_are_refused(tmp_
     with pytest.raises(UsageError, match="no probe x"):
         run_plan("off", tmp_path / "out", only_probes=["x"])
     with pytest.raises(UsageError, match=r"no \{command\}"):
-        run_plan("off", tmp_path / "out", adapter="bwrap")
+        run_plan("off", tmp_path / "out", adapter="unshare")
     with pytest.raises(UsageError, match="either a provider or an adapter"):
         run_plan("off", tmp_path / "out", provider="off", adapter="{command}")
 
