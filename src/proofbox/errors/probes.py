@@ -41,4 +41,4 @@ class PlanMismatch(ProbeError):
 
     code = "PLAN_MISMATCH"
     exit_code = 1
-    hints = ("see each mismatch: proofbox plan show RUN",)
+    hints = ("read each mismatch in summary.md of the bundle",)

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final, Literal
 
 import msgspec
 
-from proofbox import __version__
 from proofbox.config import consent
 from proofbox.config.consent import Widening
 from proofbox.config.settings import Settings, load
@@ -147,7 +147,7 @@ def run_plan(
             channel="spawn_clean" if channel == "clean" and found.channel_clean else "direct",
             provider=name,
             adapter=adapter,
-            proofbox=__version__,
+            proofbox=version("proofbox"),
             kernel=platform.release(),
             machine=platform.machine(),
             driver_sha256=measured.driver_sha256,
