@@ -14,7 +14,7 @@ import msgspec
 
 from proofbox.probes.plan import Decision, Probe
 
-# Errors that mean a refusal by the sandbox or the kernel: no permission, hidden, read-only, unreachable, or over a limit.
+# Errors that mean a refusal by the sandbox or the kernel: no permission, hidden, read-only or unreachable.
 _REFUSED: Final = frozenset(
     (
         *(errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSYS),
