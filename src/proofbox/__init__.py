@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from proofbox.evidence.bundle.writer import BundleWriter as BundleWriter
     from proofbox.evidence.promotion.emit import emit_promotion as emit_promotion
     from proofbox.evidence.verify.verifier import verify as verify
+    from proofbox.probes.run import run_plan as run_plan
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.contract import Mount as Mount
     from proofbox.sandbox.images.catalogue import list_images as list_images
@@ -71,6 +72,7 @@ _HOME = {
     "open_toolbox": "proofbox.workspace.tools.toolbox",
     "pull_image": "proofbox.sandbox.images.pull",
     "resolve_default_image": "proofbox.sandbox.images.catalogue",
+    "run_plan": "proofbox.probes.run",
     "run_trial": "proofbox.agents.trials.trial",
     "verify": "proofbox.evidence.verify.verifier",
 }

@@ -116,6 +116,11 @@
     │   ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
     │   └── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
+    ├── ProbeError               PLAN_FAILED                 exit 4
+    │   ├── PlanInvalid          PLAN_INVALID                exit 1
+    │   ├── PlanUnknown          PLAN_UNKNOWN                exit 2
+    │   ├── ProbeDriverFailed    PLAN_DRIVER_FAILED          exit 3
+    │   └── PlanMismatch         PLAN_MISMATCH               exit 1
     └── DeliveryError            DELIVERY_FAILED             exit 4
         ├── SettingsInvalid      DELIVERY_SETTINGS_INVALID   exit 2
         ├── SourceRefused        DELIVERY_SOURCE_REFUSED     exit 2
@@ -282,6 +287,13 @@ from proofbox.errors.lab import (
     SuiteInvalid as SuiteInvalid,
     SuiteNotPassed as SuiteNotPassed,
     WorkerLost as WorkerLost,
+)
+from proofbox.errors.probes import (
+    PlanInvalid as PlanInvalid,
+    PlanMismatch as PlanMismatch,
+    PlanUnknown as PlanUnknown,
+    ProbeDriverFailed as ProbeDriverFailed,
+    ProbeError as ProbeError,
 )
 from proofbox.errors.delivery import (
     BackendConflict as BackendConflict,

@@ -16,10 +16,10 @@ from harbor_tasks import TOML, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proofbox.core.spec_files.problems import MOST
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.suite.harbor import task_table
 from proofbox.lab.suite.harbor.tasks import read_tasks
-from proofbox.lab.suite.problems import MOST
 from proofbox.lab.suite.reading import Suite, parse_suite, read_suite
 from proofbox.lab.suite.spec import SuiteDocument
 

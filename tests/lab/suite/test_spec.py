@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proofbox.core.spec_files.positions import key_positions
 from proofbox.errors import NotFoundError, SuiteInvalid
-from proofbox.lab.suite.positions import key_positions
 from proofbox.lab.suite.reading import parse_suite, read_suite
 from proofbox.lab.suite.spec import VerifyCommand
 

@@ -62,7 +62,7 @@ DECISION_STAGE: dict[str, Any] = {
             "check": "one_of",
             "artifact": "run_manifest.json",
             "member": ["channel"],
-            "values": ["clean", "launchd_clean"],
+            "values": ["launchd_clean", "spawn_clean"],
         },
         {"reason": "preflight_absent", "check": "present", "artifact": "apply_preflight.json"},
         {

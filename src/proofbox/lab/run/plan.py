@@ -19,6 +19,7 @@ from proofbox.core.digest import sha256_hex
 from proofbox.core.files.locks import locked
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
+from proofbox.core.spec_files.text_files import Unreadable
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.sharing import SharedSession
@@ -28,7 +29,6 @@ from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite, parse_suite
 from proofbox.lab.suite.spec import Isolation
-from proofbox.lab.suite.text_files import Unreadable
 
 PLAN = "plan"
 WORK = ".work"

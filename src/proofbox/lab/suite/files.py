@@ -18,8 +18,8 @@ from typing import Self
 import msgspec
 
 from proofbox.core.files.nofollow import READ, open_below
+from proofbox.core.spec_files.text_files import Absent, Unreadable, decode, kind_of
 from proofbox.lab.suite.spec import Mission
-from proofbox.lab.suite.text_files import Absent, Unreadable, decode, kind_of
 from proofbox.workspace.capabilities.grants import PRESETS
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
+from proofbox.core.spec_files.positions import Path
+from proofbox.core.spec_files.problems import Problems
+from proofbox.core.spec_files.text_files import Unreadable
 from proofbox.errors import CapabilitiesRefused, ProofboxError
 from proofbox.lab.suite.files import SuiteFiles, paths_of
-from proofbox.lab.suite.positions import Path
-from proofbox.lab.suite.problems import Problems
 from proofbox.lab.suite.spec import CommandCondition, Mission, SuiteFields, VerifyCommand
-from proofbox.lab.suite.text_files import Unreadable
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import refuse_execute
 from proofbox.workspace.capabilities.grants import PRESETS, SIZE_LIMIT, parse

@@ -10,15 +10,15 @@ import msgspec
 
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import digest_of
+from proofbox.core.spec_files.positions import read_toml
+from proofbox.core.spec_files.problems import Problem, Problems, invalid, json_problem, toml_problem
+from proofbox.core.spec_files.shape import Shape
+from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
 from proofbox.errors import NotFoundError
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import check_meaning, check_values
-from proofbox.lab.suite.positions import read_toml
-from proofbox.lab.suite.problems import Problem, Problems, invalid, json_problem, toml_problem
 from proofbox.lab.suite.runnable import check_archive, check_mission, check_suite
-from proofbox.lab.suite.shape import Shape
-from proofbox.lab.suite.spec import Mission, MissionFields, SuiteDocument, SuiteFields
-from proofbox.lab.suite.text_files import Absent, Unreadable, read_text
+from proofbox.lab.suite.spec import Mission, MissionFields, SuiteDocument, SuiteFields, other_table
 
 SIZE_LIMIT = 4 << 20
 BYTE_ORDER_MARK = "\ufeff"
@@ -99,7 +99,7 @@ def parse_suite(
     problems = Problems(positions, table)
     check_values(values, problems)
     if not problems.found:
-        Shape(problems).visit(SuiteDocument, values, ())
+        Shape(problems, "suite", other_table).visit(SuiteDocument, values, ())
         _check_parts(table, base if pinned is None else None, problems, unpacking=unpacking)
     if problems.found:
         raise invalid(name, problems.found)

@@ -19,6 +19,9 @@ from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.allowlist import parse_network
 from proofbox.core.archives.unpack import ArchiveRefused, unpack
 from proofbox.core.nearest import nearest
+from proofbox.core.spec_files.positions import Path
+from proofbox.core.spec_files.problems import Problems
+from proofbox.core.spec_files.shape import Shape
 from proofbox.errors import (
     EnvPolicyRefused,
     ProofboxError,
@@ -28,9 +31,6 @@ from proofbox.errors import (
     StrategyUnsupported,
 )
 from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.suite.positions import Path
-from proofbox.lab.suite.problems import Problems
-from proofbox.lab.suite.shape import Shape
 from proofbox.lab.suite.spec import Mission, SuiteFields
 from proofbox.sandbox.client.requests import encode_env
 from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
@@ -167,7 +167,7 @@ def _check_variable(entry: str, problems: Problems, at: Path) -> None:
 
 def _check_step(table: dict[str, Any], problems: Problems, at: Path) -> None:
     before = len(problems.found)
-    Shape(problems).visit(ScriptStep, table, at)
+    Shape(problems, "suite").visit(ScriptStep, table, at)
     if len(problems.found) > before:
         return
     step = msgspec.convert(table, ScriptStep)

@@ -19,6 +19,7 @@ import msgspec
 
 from proofbox.core.documents import stored
 from proofbox.core.size import PATTERN, megabytes
+from proofbox.core.spec_files.shape import fields_of
 
 SCHEMA = "proofbox.suite/1"
 
@@ -280,3 +281,12 @@ class SuiteDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Values for all missions that do not set their own."""
     mission: Annotated[tuple[Mission, ...], msgspec.Meta(min_length=1)]
     """The missions; their ids must be unique."""
+
+
+def other_table(struct: type[msgspec.Struct], name: str) -> str:
+    """Return a hint for a field that is valid in another table of a suite."""
+    if struct in (SuiteFields, SuiteDocument) and name in fields_of(MissionFields):
+        return f"write it in [defaults] for every mission, or in a [[mission]]: {name} = ..."
+    if struct in (SuiteDocument, MissionFields) and name in fields_of(SuiteFields):
+        return f"write it in [suite]: {name} = ..."
+    return ""

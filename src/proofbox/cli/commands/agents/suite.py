@@ -20,6 +20,7 @@ from proofbox.cli.progress import watched
 from proofbox.cli.schemas import json_schema
 from proofbox.config.consent import Widening, agree, describe
 from proofbox.core.ids import IdSource
+from proofbox.core.spec_files.problems import Problem
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import (
@@ -34,7 +35,6 @@ from proofbox.errors import (
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.totals import Totals, final_attempts, totals
 from proofbox.lab.run.ledger import Attempt, Ledger
-from proofbox.lab.suite.problems import Problem
 from proofbox.lab.suite.spec import SuiteDocument as SuiteFile
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from proofbox.lab.suite.positions import read_toml
-from proofbox.lab.suite.problems import Problems, invalid, toml_problem
+from proofbox.core.spec_files.positions import read_toml
+from proofbox.core.spec_files.problems import Problems, invalid, toml_problem
 
 LONGEST = 7 * 86_400.0
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?\s*", re.IGNORECASE)

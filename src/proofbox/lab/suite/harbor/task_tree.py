@@ -16,11 +16,11 @@ from pathlib import Path
 from proofbox.core.digest import sha256_file
 from proofbox.core.files.nofollow import directory_below, open_regular
 from proofbox.core.files.overlaying import Identity
+from proofbox.core.spec_files import text_files
+from proofbox.core.spec_files.problems import Problem, invalid
 from proofbox.core.text import printable
-from proofbox.errors import SuiteInvalid
-from proofbox.lab.suite import text_files
+from proofbox.errors import ProofboxError
 from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.suite.problems import Problem, invalid
 
 MOST_ENTRIES = 100_000
 MOST_BYTES = 8 << 30
@@ -124,6 +124,6 @@ def _listed(
     ]
 
 
-def _refused(root: Path, what: str, line: int = 0) -> SuiteInvalid:
+def _refused(root: Path, what: str, line: int = 0) -> ProofboxError:
     problem = Problem(printable(what)[:1000], line, min(line, 1), "a task may only contain its own regular files")
     return invalid(str(root), [problem])

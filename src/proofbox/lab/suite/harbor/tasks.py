@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 
 from proofbox.agents.environment import is_blocked
+from proofbox.core.spec_files.problems import Problem, invalid
 from proofbox.core.text import printable
 from proofbox.errors import ImageAbsent, ProviderUnavailable, StartFailed, SuiteInvalid
 from proofbox.lab.suite.harbor import task_table
 from proofbox.lab.suite.harbor.dockerfile import Copy, Dockerfile, read_dockerfile
 from proofbox.lab.suite.harbor.task_tree import MOST_ENTRIES, read_text, tree_sha256
-from proofbox.lab.suite.problems import Problem, invalid
 from proofbox.lab.suite.reading import Suite, parse_suite
 from proofbox.sandbox.containers.image_files import working_directory
 from proofbox.sandbox.providers import provider_named

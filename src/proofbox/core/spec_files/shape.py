@@ -1,7 +1,8 @@
-"""Checks the shape of a suite: compares parsed values with the types of `spec.py`."""
+"""Checks the shape of a file: compares parsed values with the structs that describe it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -10,21 +11,28 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 from proofbox.core.nearest import nearest
-from proofbox.lab.suite.positions import Path
-from proofbox.lab.suite.problems import Problems
-from proofbox.lab.suite.spec import MissionFields, SuiteDocument, SuiteFields
+from proofbox.core.spec_files.positions import Path
+from proofbox.core.spec_files.problems import Problems
+
+Elsewhere = Callable[[type[msgspec.Struct], str], str]
 
 
 @cache
-def _fields(struct: type[msgspec.Struct]) -> dict[str, FieldInfo]:
+def fields_of(struct: type[msgspec.Struct]) -> dict[str, FieldInfo]:
+    """Return the fields of a struct by name."""
     return {field.name: field for field in msgspec.structs.fields(struct)}
 
 
 class Shape:
-    """Reports every value that does not fit its type, not only the first."""
+    """Reports every value that does not fit its type, not only the first.
 
-    def __init__(self, problems: Problems) -> None:
+    `noun` is the kind of file. `elsewhere` returns a hint for a field that is valid in another table.
+    """
+
+    def __init__(self, problems: Problems, noun: str, elsewhere: Elsewhere = lambda _struct, _name: "") -> None:
         self._problems = problems
+        self._noun = noun
+        self._elsewhere = elsewhere
 
     def visit(self, kind: Any, value: Any, path: Path) -> None:
         bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
@@ -44,28 +52,19 @@ class Shape:
             except msgspec.ValidationError as error:
                 words = [word for each in options if get_origin(each) is Literal for word in get_args(each)]
                 hint = nearest(value, words) if words and isinstance(value, str) else ""
-                self._problems.say(path, f"{self._problems.shown(path) or 'the suite'}: {error}", hint)
-
-    @staticmethod
-    def _elsewhere(struct: type[msgspec.Struct], name: str) -> str:
-        """Return a hint for a field that is valid in another table."""
-        if struct in (SuiteFields, SuiteDocument) and name in _fields(MissionFields):
-            return f"write it in [defaults] for every mission, or in a [[mission]]: {name} = ..."
-        if struct in (SuiteDocument, MissionFields) and name in _fields(SuiteFields):
-            return f"write it in [suite]: {name} = ..."
-        return ""
+                self._problems.say(path, f"{self._problems.shown(path) or f'the {self._noun}'}: {error}", hint)
 
     def _struct(self, struct: type[msgspec.Struct], value: dict[str, Any], path: Path) -> None:
-        fields = _fields(struct)
+        fields = fields_of(struct)
         for name in value:
             if name not in fields and not self._problems.enough:
                 self._problems.say(
                     (*path, name),
-                    f"{self._problems.shown(path) or 'a suite'} has no field {name[:80]!r}",
+                    f"{self._problems.shown(path) or f'a {self._noun}'} has no field {name[:80]!r}",
                     self._elsewhere(struct, name) or nearest(name, fields),
                 )
         for name, field in fields.items():
             if name in value:
                 self.visit(field.type, value[name], (*path, name))
             elif field.required:
-                self._problems.say(path, f"{self._problems.shown(path) or 'the suite'} needs {name!r}")
+                self._problems.say(path, f"{self._problems.shown(path) or f'the {self._noun}'} needs {name!r}")

@@ -1,4 +1,4 @@
-"""Problems of a suite or a task, each with its position, and one error that reports them all."""
+"""Problems of a file, each with its position, and one error that reports them all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from proofbox.core.canonical import CanonicalError
+from proofbox.core.spec_files.positions import Path, Position
 from proofbox.core.toml import TomlRefused
-from proofbox.errors import SuiteInvalid
-from proofbox.lab.suite.positions import Path, Position
+from proofbox.errors import ProofboxError, SuiteInvalid
 
 MOST = 100
 """The maximum number reported per file."""
@@ -41,11 +41,11 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Problems:
     """Collects the problems of one file. `positions` maps keys to positions, None for JSON. `values` is the parsed
-    file, valid or not: missions are referred to by their ids."""
+    file, valid or not: the tables of an array are referred to by their ids."""
 
     def __init__(self, positions: Mapping[Path, Position] | None, values: Mapping[str, Any] | None = None) -> None:
         self._positions = positions
-        self._missions = (values or {}).get("mission")
+        self._values = values or {}
         self.found: list[Problem] = []
 
     @property
@@ -60,15 +60,18 @@ class Problems:
 
     def shown(self, path: Path) -> str:
         """Describe a path in words: `verify.commands[0] of mission 'answer'`."""
-        rest, name = path[2:], self._mission(path)
+        rest, name = path[2:], self._named(path)
         if name is None:
             return shown(path)
-        return f"{shown(rest)} of mission {name!r}" if rest else f"mission {name!r}"
+        return f"{shown(rest)} of {path[0]} {name!r}" if rest else f"{path[0]} {name!r}"
 
-    def _mission(self, path: Path) -> str | None:
-        match path[:2], self._missions:
-            case ("mission", int(number)), list(missions) if isinstance(missions[number], dict):
-                name = missions[number].get("id")
+    def _named(self, path: Path) -> str | None:
+        """Return the id of the table of an array that the path leads into."""
+        match path[:2]:
+            case (str(array), int(number)):
+                tables = self._values.get(array)
+                table = tables[number] if isinstance(tables, list) and number < len(tables) else None
+                name = table.get("id") if isinstance(table, dict) else None
                 return name[:80] if isinstance(name, str) else None
         return None
 
@@ -106,13 +109,15 @@ def position(text: str, offset: int) -> Position:
     return Position(text.count("\n", 0, offset) + 1, offset - (text.rfind("\n", 0, offset) + 1) + 1)
 
 
-def invalid(name: str, problems: list[Problem]) -> SuiteInvalid:
+def invalid(
+    name: str, problems: list[Problem], kind: type[ProofboxError] = SuiteInvalid, op: str = "suite"
+) -> ProofboxError:
     """Return one error for all problems, in the order of the file."""
     problems = sorted(problems, key=lambda problem: (problem.line, problem.column))
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return SuiteInvalid(
+    return kind(
         f"{name}:{problems[0]}{more}",
-        op="suite",
+        op=op,
         fix_hints=[problem.fix_hint for problem in problems if problem.fix_hint][:5],
         details={"problems": msgspec.to_builtins(problems)},
     )

@@ -1,0 +1,284 @@
+"""`plan`: measure what a sandbox enforces, by a plan of probes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.progress import passing_line, watched
+from proofbox.core.text import printable
+from proofbox.errors import PlanMismatch
+from proofbox.probes.plan import Plan, Probe, Profile
+from proofbox.probes.results import ProbeResult
+
+PlanName = Annotated[str, Parameter(help="A built-in plan (see `plan list`), or a file.")]
+
+
+class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    description: str
+    profiles: int
+    probes: int
+    """Probes in all profiles together."""
+
+
+class PlanListDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.plan_list/1"
+    plans: tuple[PlanFacts, ...]
+
+
+class PlanDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.plan_shown/1"
+    id: str
+    digest: str
+    """The digest of everything that decides what the plan measures."""
+    profiles: tuple[Profile, ...]
+    probes: tuple[Probe, ...]
+
+
+class PlanRunDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.plan_run/1"
+    plan_id: str
+    plan_digest: str
+    run_id: str
+    path: str | None
+    """The bundle; null for a dry run."""
+    probes: int
+    allowed: int
+    denied: int
+    unknown: int
+    mismatches: tuple[ProbeResult, ...]
+    error: ErrorBody | None
+    """The error, if `ok` is false."""
+
+
+class ChangeFacts(msgspec.Struct, frozen=True):
+    profile: str
+    probe_id: str
+    first: str | None
+    second: str | None
+
+
+class PlanComparisonDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.plan_comparison/1"
+    first: str
+    second: str
+    facts: dict[str, tuple[str, str]]
+    """Versions, kernels and other facts that differ."""
+    decisions: tuple[ChangeFacts, ...]
+    """Probes whose decision differs; null: only the other run has the probe."""
+    same: int
+
+
+def list_(*, json: flags.Json = False) -> int:
+    """List the built-in plans. Each states what the security model promises of a provider.
+
+    For example:
+      proofbox plan list
+    """
+    from proofbox.probes.corpus import built_in_plan, built_in_plans
+
+    plans = [built_in_plan(name) for name in built_in_plans()]
+    document = PlanListDocument(
+        plans=tuple(
+            PlanFacts(id=p.id, description=p.plan.description, profiles=len(p.profile), probes=_count(p)) for p in plans
+        )
+    )
+    rows = [[each.id, f"{each.probes} probes", each.description] for each in document.plans]
+    show(document, lambda: columns(rows), as_json=json)
+    return 0
+
+
+def show_(plan: PlanName, *, json: flags.Json = False) -> int:
+    """Show a plan: its profiles, and what every probe expects.
+
+    For example:
+      proofbox plan show bubblewrap
+      proofbox plan show my-plan.toml --json
+    """
+    document = _loaded(plan)
+    show(document, lambda: _plan_text(document), as_json=json)
+    return 0
+
+
+def lint(plan: PlanName, *, json: flags.Json = False) -> int:
+    """Check a plan, and report every problem with its line.
+
+    For example:
+      proofbox plan lint my-plan.toml
+    """
+    document = _loaded(plan)
+    text = f"{document.id}: {len(document.probes)} probes in {len(document.profiles)} profiles, no problems"
+    show(document, lambda: printable(text), as_json=json)
+    return 0
+
+
+def run(
+    plan: PlanName,
+    *,
+    out: Annotated[
+        Path, Parameter(name="--out", converter=flags.place, help="The output directory for the evidence.")
+    ] = Path("plan-runs"),
+    provider: Annotated[
+        str | None, Parameter(name="--provider", help="Measure this provider in place of the profiles' own.")
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        Parameter(
+            name="--adapter",
+            help="Measure another sandbox: bwrap, docker-run, firejail, nsjail, srt, systemd-run, or a command line"
+            " with {command} for the driver and {project} for the project's directory.",
+        ),
+    ] = None,
+    image: Annotated[str | None, Parameter(name="--image", help="The image for providers that run images.")] = None,
+    channel: Annotated[
+        Literal["clean", "direct"],
+        Parameter(name="--channel", help="Measure from a freshly made process, or directly from this one."),
+    ] = "clean",
+    only_profile: Annotated[
+        tuple[str, ...], Parameter(name="--only-profile", negative="", help="Run only this profile. Repeatable.")
+    ] = (),
+    only_probe: Annotated[
+        tuple[str, ...],
+        Parameter(name="--only-probe", negative="", help="Run only this probe, and the controls. Repeatable."),
+    ] = (),
+    dry: Annotated[bool, Parameter(name="--dry", negative="", help="Check everything, and run nothing.")] = False,
+    trust: Annotated[
+        bool, Parameter(name="--trust", negative="", help="Consent to what the plan asks for, now and later.")
+    ] = False,
+    lock_mode: Annotated[
+        Literal["fail", "wait"], Parameter(name="--lock-mode", help="If another run writes to the output directory.")
+    ] = "fail",
+    lock_timeout: Annotated[
+        float, Parameter(name="--lock-timeout", help="With --lock-mode wait, the seconds to wait.")
+    ] = 30.0,
+    json: flags.Json = False,
+) -> int:
+    """Run the probes of a plan in a sandbox and without one, and keep the results as evidence.
+
+    Exit 1 if a result differs from what the plan expects, unless the plan explains it.
+
+    For example:
+      proofbox plan run bubblewrap
+      proofbox plan run docker --image debian:12 --out measured
+      proofbox plan run hostile --adapter bwrap
+    """
+    from proofbox.probes.run import run_plan
+
+    with passing_line(shown=watched(as_json=json)) as say:
+        done = run_plan(
+            plan,
+            out,
+            provider=provider,
+            adapter=adapter,
+            image=image,
+            channel=channel,
+            only_profiles=only_profile,
+            only_probes=only_probe,
+            dry=dry,
+            trust=trust,
+            lock_mode=lock_mode,
+            lock_timeout=lock_timeout,
+            progress=lambda lane, number, total: say(f"{lane} ({number + 1} of {total})"),
+        )
+    wrong = [result for result in done.results if not result.matched]
+    error = None
+    if not done.ok:
+        left = done.unexplained
+        error = PlanMismatch(f"{len(left)} of {done.summary.probes} probes differ from the plan", op="plan run")
+    document = PlanRunDocument(
+        ok=done.ok,
+        plan_id=done.plan_id,
+        plan_digest=done.plan_digest,
+        run_id=done.run_id,
+        path=None if done.path is None else str(done.path),
+        probes=done.summary.probes,
+        allowed=done.summary.allowed,
+        denied=done.summary.denied,
+        unknown=done.summary.unknown,
+        mismatches=tuple(wrong),
+        error=None if error is None else ErrorBody.of(error),
+    )
+    show(document, lambda: _run_text(document), as_json=json)
+    return 0 if done.ok else 1
+
+
+def compare(
+    first: Annotated[Path, Parameter(help="A plan run: its bundle, or an output directory.")],
+    second: Annotated[Path, Parameter(help="Another plan run.")],
+    *,
+    json: flags.Json = False,
+) -> int:
+    """Show what changed between two plan runs: versions, kernels, tools, decisions. Exit 1 if a decision changed.
+
+    For example:
+      proofbox plan compare before after
+    """
+    from proofbox.probes.comparison import compare_plan_runs
+
+    found = compare_plan_runs(first, second)
+    document = PlanComparisonDocument(
+        ok=not found.decisions,
+        first=found.first,
+        second=found.second,
+        facts={each.name: (each.first, each.second) for each in found.facts},
+        decisions=tuple(ChangeFacts(each.profile, each.probe_id, each.first, each.second) for each in found.decisions),
+        same=found.same,
+    )
+    show(document, lambda: _comparison_text(document), as_json=json)
+    return 0 if document.ok else 1
+
+
+def _loaded(name: str) -> PlanDocument:
+    from proofbox.probes.reading import load_plan
+
+    loaded = load_plan(name)
+    return PlanDocument(id=loaded.plan.id, digest=loaded.digest, profiles=loaded.plan.profile, probes=loaded.plan.probe)
+
+
+def _count(plan: Plan) -> int:
+    return sum(len(plan.probes_of(profile.id)) for profile in plan.profile)
+
+
+def _plan_text(document: PlanDocument) -> str:
+    rows = [[each.id, each.provider or "any", each.description] for each in document.profiles]
+    probes = [[each.id, each.expect, each.operation, each.reason] for each in document.probes]
+    return f"plan {document.id}\n\n{columns(rows)}\n\n{columns(probes)}"
+
+
+def _run_text(document: PlanRunDocument) -> str:
+    if document.path is None:
+        return f"plan {document.plan_id}: everything is ready, nothing was run"
+    lines = [
+        f"{document.probes} probes: {document.allowed} allowed, {document.denied} denied, {document.unknown} unknown",
+    ]
+    own = [each for each in document.mismatches if each.mismatch != "control_failed"]
+    if own:
+        rows = [
+            [
+                f"{each.profile}/{each.probe_id}",
+                f"expected {each.expected}",
+                f"found {each.decision}",
+                f"{each.detail}; known: {each.explained}" if each.explained else each.detail,
+            ]
+            for each in own
+        ]
+        lines.append(columns(rows))
+    if len(own) < len(document.mismatches):
+        lines.append(f"{len(document.mismatches) - len(own)} other results do not count, because a control failed")
+    lines.append("as the plan expects" if document.ok else "not as the plan expects")
+    lines.append(f"evidence: {document.path}")
+    return "\n".join(lines)
+
+
+def _comparison_text(document: PlanComparisonDocument) -> str:
+    lines = [columns([[name, one, "->", two] for name, (one, two) in document.facts.items()])] if document.facts else []
+    rows = [[f"{e.profile}/{e.probe_id}", e.first or "absent", "->", e.second or "absent"] for e in document.decisions]
+    lines += [columns(rows)] if rows else []
+    lines.append(f"{document.same} probes with the same decision, {len(rows)} changed")
+    return "\n".join(lines)

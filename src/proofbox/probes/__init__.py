@@ -1,0 +1,1 @@
+"""Probe plans: measure what a sandbox really enforces, and keep the measurement as evidence."""

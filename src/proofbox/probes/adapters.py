@@ -1,0 +1,33 @@
+"""Command lines of other sandboxes, ready to be measured: `--adapter NAME`.
+
+Each is a careful use of the tool as its manual suggests, not its default. `{command}` stands for the driver and its
+arguments, `{project}` for the project's directory. A command line of your own takes the same placeholders.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ADAPTERS: Final[dict[str, str]] = {
+    "bwrap": (
+        "bwrap --unshare-all --die-with-parent --clearenv --setenv PATH /usr/bin:/bin --ro-bind /usr /usr"
+        " --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev"
+        " --bind {project} {project} --chdir {project} {command}"
+    ),
+    "docker-run": (
+        "docker run --rm -i --network none --cap-drop ALL --security-opt no-new-privileges --read-only"
+        " -v {project}:{project} -w {project} {image} {command}"
+    ),
+    "firejail": "firejail --quiet --noprofile --net=none --caps.drop=all --seccomp --private={project} {command}",
+    "nsjail": "nsjail -q -Mo --chroot / --cwd {project} -B {project} --disable_clone_newcgroup -- {command}",
+    "srt": "srt {command}",
+    "systemd-run": (
+        "systemd-run --quiet --pipe --wait --collect -p PrivateNetwork=yes -p ProtectSystem=strict -p PrivateTmp=no"
+        " -p NoNewPrivileges=yes -p ReadWritePaths={project} -p WorkingDirectory={project} {command}"
+    ),
+}
+
+
+def command_line(adapter: str, image: str | None) -> str:
+    """Return the command line of a named adapter, or the given one itself."""
+    return ADAPTERS.get(adapter, adapter).replace("{image}", image or "debian:stable-slim")

@@ -1,0 +1,272 @@
+"""Decoys: files, processes and listeners that a run creates as the targets of its probes.
+
+Each lane has separate decoys, and each probe has separate files, so that probes do not affect each other. Everyone may
+read and write them: only the sandbox can keep a probe from its decoy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from proofbox.core.files.removal import remove_tree
+from proofbox.probes.operations import Oracle
+from proofbox.probes.plan import Probe
+
+ENVIRONMENT_VARIABLE: Final = "PROOFBOX_PROBE_DECOY"
+DRIVER: Final = ".probe/driver"
+FILES: Final = ("directory", "inside", "mounted", "victim")
+"""Placeholders for paths that only this probe uses: a directory and a file in the project, a file in the mounted
+directory, a file outside."""
+NEW: Final = ("new_inside", "new_mounted", "new_outside")
+"""Placeholders for paths that do not exist and that only this probe uses."""
+SHARED: Final = (
+    *("project", "outside", "secret", "link", "root_link", "parent_link"),
+    *("tcp_port", "udp_port", "abstract", "socket", "pid", "variable", "mark"),
+)
+PLACEHOLDERS: Final = frozenset((*FILES, *NEW, *SHARED))
+
+_SIGNALS_THAT_KILL: Final = {str(int(number)) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)}
+
+
+class Decoys:
+    """The decoys of one lane. Removed with everything in them when the block ends."""
+
+    def __init__(self, root: Path, driver: Path) -> None:
+        self.root = root
+        self.project, self.outside, self.mounted = root / "project", root / "outside", root / "mounted"
+        for directory in (root, self.project, self.outside, self.mounted):
+            directory.mkdir()
+            directory.chmod(0o777 if directory is not root else 0o755)
+        (self.project / DRIVER).parent.mkdir()
+        shutil.copyfile(driver, self.project / DRIVER)
+        (self.project / DRIVER).chmod(0o755)
+        self.secret = f"decoy-{secrets.token_hex(16)}"
+        _write(self.outside / "secret", self.secret)
+        for name, target in (("link", self.outside / "secret"), ("root-link", Path("/")), ("parent-link", Path(".."))):
+            (self.project / name).symlink_to(target)
+        self._listeners = Listeners(self.outside / "socket", f"proofbox-{secrets.token_hex(8)}")
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._before: dict[str, list[tuple[str, str]]] = {}
+        self._marks: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.communicate()
+        self._listeners.close()
+        remove_tree(self.root)
+
+    @property
+    def driver(self) -> Path:
+        return self.project / DRIVER
+
+    def arguments(self, probe: Probe) -> list[str]:
+        """Create the probe's decoys, and return its arguments with their names filled in."""
+        mark = self._marks.setdefault(probe.id, f"mark-{secrets.token_hex(8)}")
+        names = _Names(self, probe, mark)
+        filled = [argument.format_map(names) for argument in probe.args]
+        self._before[probe.id] = [(path, _state(path)) for path in names.own]
+        return filled
+
+    def process(self, probe_id: str) -> int:
+        """Start a process for the probe to act on."""
+        process = subprocess.Popen(
+            ["sh", "-c", "read -r _", "proofbox-decoy"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._processes[probe_id] = process
+        return process.pid
+
+    def knows(self, probe: Probe) -> str:
+        """Return the secret that proves that the probe reached its decoy, or an empty string."""
+        if probe.operation == "file-read" and _names_secret(probe.args):
+            return self.secret
+        return self.secret if probe.operation == "env-read" and "{variable}" in probe.args else ""
+
+    def seen(self, probe: Probe) -> Oracle | None:
+        """Look from outside whether the probe took effect. None if nothing outside would show it."""
+        if probe.operation.startswith("network-") and any("{mark}" in each for each in probe.args):
+            arrived = self._listeners.received(self._marks[probe.id])
+            return Oracle(arrived, "the listener received it" if arrived else "the listener received nothing")
+        if probe.operation == "signal" and probe.id in self._processes and probe.args[1:2] != ("0",):
+            if not _SIGNALS_THAT_KILL & {*probe.args[1:2]}:
+                return None
+            dead = _died(self._processes[probe.id])
+            return Oracle(dead, "the process died" if dead else "the process is alive")
+        before = self._before.get(probe.id, [])
+        if not before:
+            return None
+        changed = [path for path, state in before if _state(path) != state]
+        where = ", ".join(os.path.basename(path) for path in changed)
+        return Oracle(bool(changed), f"changed on the host: {where}" if changed else "unchanged on the host")
+
+
+class _Names(dict[str, object]):
+    """The values of the placeholders for one probe. A decoy is created when its name is first used."""
+
+    def __init__(self, decoys: Decoys, probe: Probe, mark: str) -> None:
+        super().__init__()
+        self._decoys, self._probe, self._mark = decoys, probe, mark
+        self.own: list[str] = []
+
+    def __missing__(self, name: str) -> object:
+        decoys, listeners = self._decoys, self._decoys._listeners
+        places = {
+            "inside": decoys.project,
+            "mounted": decoys.mounted,
+            "victim": decoys.outside,
+            "outside": decoys.outside,
+        }
+        if name in FILES or name in NEW:
+            path = (
+                places.get(name.removeprefix("new_"), decoys.outside)
+                / f"{self._probe.id}{'.new' if name in NEW else ''}"
+            )
+            if name == "directory":
+                path = decoys.project / f"{self._probe.id}.directory"
+                path.mkdir(exist_ok=True)
+                path.chmod(0o777)
+            elif name in FILES:
+                _write(path, self._mark)
+            self.own.append(str(path))
+            return self.setdefault(name, path)
+        found: dict[str, object] = {
+            "project": decoys.project,
+            "outside": decoys.outside,
+            "secret": decoys.outside / "secret",
+            "link": decoys.project / "link",
+            "root_link": decoys.project / "root-link",
+            "parent_link": decoys.project / "parent-link",
+            "tcp_port": listeners.tcp_port,
+            "udp_port": listeners.udp_port,
+            "abstract": listeners.abstract,
+            "socket": listeners.path,
+            "variable": ENVIRONMENT_VARIABLE,
+            "mark": self._mark,
+        }
+        if name == "pid":
+            return self.setdefault(name, decoys.process(self._probe.id))
+        return found[name]
+
+
+class Listeners:
+    """Listening sockets on this host that note what they receive."""
+
+    def __init__(self, path: Path, abstract: str) -> None:
+        self.path, self.abstract = path, abstract
+        self._streams = [
+            _listening(socket.AF_INET, ("127.0.0.1", 0)),
+            _listening(socket.AF_UNIX, str(path)),
+            _listening(socket.AF_UNIX, f"\0{abstract}"),
+        ]
+        path.chmod(0o777)
+        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._datagrams.bind(("127.0.0.1", 0))
+        self._wake, self._awake = socket.socketpair()
+        self._received = b""
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def tcp_port(self) -> int:
+        return int(self._streams[0].getsockname()[1])
+
+    @property
+    def udp_port(self) -> int:
+        return int(self._datagrams.getsockname()[1])
+
+    def received(self, mark: str) -> bool:
+        """Return whether a text has arrived. What was sent over loopback before this call has arrived by then."""
+        with contextlib.suppress(OSError):  # a datagram of our own follows what a probe sent, in order
+            done = secrets.token_hex(8).encode()
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+                own.sendto(done, ("127.0.0.1", self.udp_port))
+            for _ in range(200):
+                if done in self._received:
+                    break
+                self._thread.join(0.01)
+        return mark.encode() in self._received
+
+    def close(self) -> None:
+        self._wake.close()
+        self._thread.join()
+        for each in (*self._streams, self._datagrams, self._awake):
+            each.close()
+
+    def _serve(self) -> None:
+        open_: list[socket.socket] = []
+        while True:
+            ready, _, _ = select.select([*self._streams, self._datagrams, self._awake, *open_], [], [])
+            if self._awake in ready:
+                break
+            for each in ready:
+                if each in self._streams:
+                    open_.append(each.accept()[0])
+                    continue
+                with contextlib.suppress(OSError):
+                    data, sender = each.recvfrom(4096)
+                    self._received += data[:4096]
+                    if each is self._datagrams and sender:
+                        each.sendto(data, sender)  # any answer will do for a name
+                    if data or each is self._datagrams:
+                        continue
+                each.close()
+                open_.remove(each)
+        for each in open_:
+            each.close()
+
+
+def _listening(family: socket.AddressFamily, address: object) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.bind(address)  # type: ignore[arg-type]
+    made.listen(64)
+    return made
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists():
+        path.write_text(text)
+        path.chmod(0o666)
+
+
+def _state(path: str) -> str:
+    """Describe a file so that every change a probe can make shows: its kind, mode, owner, links and content."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return "absent"
+    link = os.readlink(path) if os.path.islink(path) else ""
+    regular = not link and os.path.isfile(path)
+    content = hashlib.sha256(Path(path).read_bytes()).hexdigest() if regular else ""
+    return f"{found.st_mode:o} {found.st_uid} {found.st_gid} {found.st_nlink} {link} {content}"
+
+
+def _names_secret(args: Sequence[str]) -> bool:
+    return any(each in args[0] for each in ("{secret}", "{link}", "{outside}/secret", "/outside/secret"))
+
+
+def _died(process: subprocess.Popen[bytes]) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.2)  # a signal that was sent is delivered at once; death takes a moment
+        return True
+    return False

@@ -1,0 +1,364 @@
+"""The artifacts of a plan run, as the evidence names them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from proofbox.core.documents import stored
+from proofbox.evidence.documents.witnesses import PathWitness, witnesses_document
+from proofbox.probes.lanes import LaneResult, Measured
+from proofbox.probes.plan import Plan
+from proofbox.probes.results import REASONS, ProbeResult, unexplained
+
+EXPECTED: Final = (
+    *("run_manifest.json", "plan.json", "apply_preflight.json", "expected_matrix.json", "runtime_results.json"),
+    *("runtime_events.normalized.json", "baseline_results.json", "oracle_results.json", "mismatch_summary.json"),
+    *("mismatch_packets.jsonl", "path_witnesses.json", "summary.json", "summary.md"),
+)
+
+
+@stored("proofbox.plan_manifest/1", at="BUNDLE/run_manifest.json")
+class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, with what, and where."""
+
+    run_id: str
+    plan_id: str
+    plan_digest: str
+    """The digest of everything in the plan."""
+    channel: str
+    """How the measuring process was started: `spawn_clean`, `launchd_clean` or `direct`."""
+    provider: str
+    adapter: str | None
+    proofbox: str
+    kernel: str
+    machine: str
+    driver_sha256: str
+    started_at: str
+    profiles: tuple[str, ...]
+    probes: int
+    selected: bool
+    """Only some profiles or probes were run."""
+    schema_version: str = "proofbox.plan_manifest/1"
+
+
+class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What the measuring process found out about itself."""
+
+    sandboxed: bool
+    reasons: tuple[str, ...]
+    status: Mapping[str, str]
+
+
+class ProfileApplication(msgspec.Struct, frozen=True, kw_only=True):
+    """How one profile was applied."""
+
+    profile: str
+    apply_ok: bool
+    provider: str
+    isolation: str
+    policy: Mapping[str, Any]
+    status: Mapping[str, str]
+    """What the driver measured of its process in the box."""
+    problem: str
+
+
+@stored("proofbox.apply_preflight/1", at="BUNDLE/apply_preflight.json")
+class ApplyPreflight(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the profiles were really applied, and whether the measuring process was free of a sandbox itself."""
+
+    apply_ok: bool
+    channel_clean: bool
+    """Measured: the process leads a session, and ignores and blocks no signals."""
+    sandbox_check_self: SelfCheck
+    profiles: tuple[ProfileApplication, ...]
+    schema_version: str = "proofbox.apply_preflight/1"
+
+
+class ExpectedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one probe should find in one profile."""
+
+    profile: str
+    probe_id: str
+    operation: str
+    args: tuple[str, ...]
+    expected: Literal["allow", "deny", "baseline"]
+    """`baseline`: the same as without a sandbox."""
+    effect: str
+    control: bool
+    reason: str
+
+
+@stored("proofbox.expected_matrix/1", at="BUNDLE/expected_matrix.json")
+class ExpectedMatrix(msgspec.Struct, frozen=True, kw_only=True):
+    """What every probe should find in every profile."""
+
+    rows: tuple[ExpectedRow, ...]
+    schema_version: str = "proofbox.expected_matrix/1"
+
+
+@stored("proofbox.runtime_results/1", at="BUNDLE/runtime_results.json")
+class RuntimeResults(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision about every probe in every profile."""
+
+    results: tuple[ProbeResult, ...]
+    schema_version: str = "proofbox.runtime_results/1"
+
+
+class RuntimeEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of the driver."""
+
+    lane: Literal["scenario", "baseline"]
+    profile: str
+    probe_id: str
+    result: int
+    errno: int
+    error: str
+    duration_ns: int
+    timed_out: bool
+    signal: int
+    path: str
+
+
+@stored("proofbox.runtime_events/1", at="BUNDLE/runtime_events.normalized.json")
+class RuntimeEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of the driver in all lanes, in one form."""
+
+    events: tuple[RuntimeEvent, ...]
+    schema_version: str = "proofbox.runtime_events/1"
+
+
+class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One probe without a sandbox."""
+
+    probe_id: str
+    decision: str
+    detail: str
+
+
+@stored("proofbox.baseline_results/1", at="BUNDLE/baseline_results.json")
+class BaselineResults(msgspec.Struct, frozen=True, kw_only=True):
+    """The same probes without a sandbox; for skipped ones, the reason."""
+
+    results: tuple[BaselineResult, ...]
+    schema_version: str = "proofbox.baseline_results/1"
+
+
+class OracleResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen from outside of one probe."""
+
+    profile: str
+    probe_id: str
+    happened: bool
+    seen: str
+
+
+@stored("proofbox.oracle_results/1", at="BUNDLE/oracle_results.json")
+class OracleResults(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen from outside, of the probes whose effect shows there."""
+
+    results: tuple[OracleResult, ...]
+    schema_version: str = "proofbox.oracle_results/1"
+
+
+@stored("proofbox.mismatch_summary/1", at="BUNDLE/mismatch_summary.json")
+class MismatchSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How many results differ from what was expected, by reason."""
+
+    mismatches: int
+    unexplained: int
+    by_reason: Mapping[str, int]
+    reasons: Mapping[str, str]
+    """What each reason means."""
+    schema_version: str = "proofbox.mismatch_summary/1"
+
+
+@stored("proofbox.plan_summary/1", at="BUNDLE/summary.json, of a plan run")
+class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan run in numbers."""
+
+    plan_id: str
+    provider: str
+    ok: bool
+    """No mismatch is unexplained."""
+    probes: int
+    allowed: int
+    denied: int
+    unknown: int
+    mismatches: int
+    unexplained: int
+    by_evidence_class: Mapping[str, int]
+    schema_version: str = "proofbox.plan_summary/1"
+
+
+def expected_matrix(plan: Plan) -> ExpectedMatrix:
+    return ExpectedMatrix(
+        rows=tuple(
+            ExpectedRow(
+                profile=profile.id,
+                probe_id=probe.id,
+                operation=probe.operation,
+                args=probe.args,
+                expected=probe.expect,
+                effect=probe.effect,
+                control=probe.control,
+                reason=probe.reason,
+            )
+            for profile in plan.profile
+            for probe in plan.probes_of(profile.id)
+        )
+    )
+
+
+def preflight(plan: Plan, measured: Measured, results: Sequence[ProbeResult]) -> ApplyPreflight:
+    own = parse_status(measured.self_status)
+    controls = {(p.id, probe.id) for p in plan.profile for probe in plan.probes_of(p.id) if probe.control}
+    failed = {each.profile for each in results if (each.profile, each.probe_id) in controls and not each.matched}
+    profiles = tuple(
+        ProfileApplication(
+            profile=lane.profile,
+            apply_ok=not lane.problem and lane.driver_intact and bool(lane.status) and lane.profile not in failed,
+            provider=lane.provider,
+            isolation=lane.isolation,
+            policy=lane.policy,
+            status=parse_status(lane.status),
+            problem=lane.problem or ("a control failed" if lane.profile in failed else ""),
+        )
+        for lane in measured.scenario
+    )
+    reasons = sandbox_signs(own)
+    return ApplyPreflight(
+        apply_ok=all(each.apply_ok for each in profiles) and bool(profiles),
+        channel_clean=not channel_faults(own),
+        sandbox_check_self=SelfCheck(sandboxed=bool(reasons), reasons=tuple(reasons), status=own),
+        profiles=profiles,
+    )
+
+
+def parse_status(text: str) -> dict[str, str]:
+    """Return the lines of the driver's own status by their names."""
+    pairs = (line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    return {name: " ".join(value.split()) for name, value in pairs}
+
+
+def sandbox_signs(status: Mapping[str, str]) -> list[str]:
+    """Return the signs that a process is in a sandbox. A status that is missing is a sign too."""
+    signs = []
+    if status.get("Seccomp") != "0":
+        signs.append(f"Seccomp is {status.get('Seccomp', 'unknown')}")
+    if status.get("NoNewPrivs") != "0":
+        signs.append(f"NoNewPrivs is {status.get('NoNewPrivs', 'unknown')}")
+    return signs
+
+
+def channel_faults(status: Mapping[str, str]) -> list[str]:
+    """Return what keeps the channel from being clean, as the driver measured it."""
+    faults = []
+    if status.get("Session") != "1":
+        faults.append("the process shares a session with others")
+    if status.get("SigIgn", "1").strip("0") or status.get("SigBlk", "1").strip("0"):
+        faults.append("signals are ignored or blocked")
+    return faults
+
+
+def runtime_events(measured: Measured) -> RuntimeEvents:
+    lanes: list[tuple[Literal["scenario", "baseline"], LaneResult]] = [("scenario", lane) for lane in measured.scenario]
+    return RuntimeEvents(
+        events=tuple(
+            RuntimeEvent(
+                lane=kind,
+                profile=lane.profile,
+                probe_id=each.probe,
+                result=each.answer.result,
+                errno=each.answer.errno,
+                error=each.answer.error,
+                duration_ns=each.answer.ns,
+                timed_out=each.answer.timed_out,
+                signal=each.answer.signal,
+                path=each.answer.path,
+            )
+            for kind, lane in (*lanes, ("baseline", measured.baseline))
+            for each in lane.observations
+            if each.answer is not None
+        )
+    )
+
+
+def oracle_results(measured: Measured) -> OracleResults:
+    return OracleResults(
+        results=tuple(
+            OracleResult(
+                profile=lane.profile, probe_id=each.probe, happened=each.oracle.happened, seen=each.oracle.seen
+            )
+            for lane in measured.scenario
+            for each in lane.observations
+            if each.oracle is not None
+        )
+    )
+
+
+def mismatch_summary(results: Sequence[ProbeResult]) -> MismatchSummary:
+    wrong = [result for result in results if not result.matched]
+    return MismatchSummary(
+        mismatches=len(wrong),
+        unexplained=len(unexplained(list(results))),
+        by_reason=dict(sorted(Counter(str(result.mismatch) for result in wrong).items())),
+        reasons=REASONS,
+    )
+
+
+def path_witnesses(measured: Measured) -> dict[str, Any]:
+    """Return the kernel's own names of the files that probes opened, as the driver read them from its descriptors."""
+    found = []
+    for lane in measured.scenario:
+        for each in lane.observations:
+            if each.answer is not None and each.answer.path:
+                requested = each.args[0]
+                found.append(PathWitness(requested, each.answer.path, None, each.answer.path))
+    return witnesses_document(found)
+
+
+def summary(plan: Plan, provider: str, results: Sequence[ProbeResult]) -> PlanSummary:
+    decisions = Counter(result.decision for result in results)
+    left = len(unexplained(list(results)))
+    return PlanSummary(
+        plan_id=plan.id,
+        provider=provider,
+        ok=left == 0,
+        probes=len(results),
+        allowed=decisions["allow"],
+        denied=decisions["deny"],
+        unknown=decisions["unknown"],
+        mismatches=sum(not result.matched for result in results),
+        unexplained=left,
+        by_evidence_class=dict(sorted(Counter(result.evidence_class for result in results).items())),
+    )
+
+
+def markdown(found: PlanSummary, results: Sequence[ProbeResult]) -> str:
+    """Return the summary for people, as Markdown: the mismatches, and the matrix."""
+    lines = [f"# Plan {found.plan_id} on {found.provider}", ""]
+    lines.append(f"{found.probes} probes: {found.allowed} allowed, {found.denied} denied, {found.unknown} unknown.")
+    lines.append(f"{found.mismatches} mismatches, {found.unexplained} of them unexplained.")
+    wrong = [result for result in results if not result.matched]
+    if wrong:
+        lines += ["", "| profile | probe | expected | found | reason | detail |", "|---|---|---|---|---|---|"]
+        lines += [
+            f"| {each.profile} | {each.probe_id} | {each.expected} | {each.decision} | "
+            f"{each.mismatch}{', explained' if each.explained else ''} | {_cell(each.explained or each.detail)} |"
+            for each in wrong
+        ]
+    lines += ["", "| profile | probe | operation | expected | found | evidence |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {each.profile} | {each.probe_id} | {each.operation} | {each.expected} | {each.decision} "
+        f"| {each.evidence_class} |"
+        for each in results
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return "".join(c if c.isprintable() and c not in "|<>" else " " for c in text)[:200]

@@ -1,0 +1,136 @@
+"""Read a plan, and report every problem with its position."""
+
+from __future__ import annotations
+
+import re
+import string
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from proofbox.core.digest import digest_of
+from proofbox.core.nearest import nearest
+from proofbox.core.spec_files.positions import read_toml
+from proofbox.core.spec_files.problems import Problem, Problems, invalid, toml_problem
+from proofbox.core.spec_files.shape import Shape
+from proofbox.core.spec_files.text_files import Unreadable, read_text
+from proofbox.errors import PlanInvalid, PlanUnknown
+from proofbox.probes.corpus import built_in_plan, built_in_plans
+from proofbox.probes.decoys import FILES, NEW, PLACEHOLDERS
+from proofbox.probes.operations import OPERATIONS
+from proofbox.probes.plan import Plan
+
+MAX_BYTES: Final = 1 << 20
+_BUILT_IN: Final = re.compile(r"[a-z0-9-]+")
+_OWN: Final = frozenset((*FILES, *NEW))
+
+
+class LoadedPlan(msgspec.Struct, frozen=True):
+    """A plan with the digest of everything that decides what it measures."""
+
+    plan: Plan
+    digest: str
+    path: Path | None
+    """None for a built-in plan."""
+
+
+def load_plan(name: str) -> LoadedPlan:
+    """Load a built-in plan by its id, or a plan from a file."""
+    if _BUILT_IN.fullmatch(name) and name in built_in_plans():
+        plan = built_in_plan(name)
+        return LoadedPlan(plan, digest_of(msgspec.to_builtins(plan)), None)
+    path = Path(name)
+    if not path.exists():
+        known = built_in_plans()
+        raise PlanUnknown(
+            f"{name} is neither a file nor a built-in plan",
+            op="plan",
+            fix_hints=[f"the built-in plans are {', '.join(known)}", *filter(None, [nearest(name, known)])],
+        )
+    try:
+        text = read_text(path, MAX_BYTES)
+    except Unreadable as error:
+        raise invalid(name, [Problem(f"it {error}", error.line, min(error.line, 1))], PlanInvalid, "plan") from None
+    return parse_plan(text, name=name, path=path.resolve())
+
+
+def parse_plan(text: str, *, name: str, path: Path | None = None) -> LoadedPlan:
+    """Parse a plan. Raises `PlanInvalid` with all of its problems."""
+    try:
+        values, positions = read_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        raise invalid(name, [toml_problem(error, text)], PlanInvalid, "plan") from None
+    problems = Problems(positions, values)
+    Shape(problems, "plan").visit(Plan, values, ())
+    if problems.found:
+        raise invalid(name, problems.found, PlanInvalid, "plan")
+    plan = msgspec.convert(values, Plan)
+    _check(plan, problems)
+    if problems.found:
+        raise invalid(name, problems.found, PlanInvalid, "plan")
+    return LoadedPlan(plan, digest_of(msgspec.to_builtins(plan)), path)
+
+
+def _check(plan: Plan, problems: Problems) -> None:
+    profiles = [profile.id for profile in plan.profile]
+    _check_unique("profile", profiles, problems)
+    _check_unique("probe", [probe.id for probe in plan.probe], problems)
+    for number, profile in enumerate(plan.profile):
+        if profile.disk_mb is not None and profile.access != "overlay":
+            problems.say(("profile", number, "disk_mb"), 'disk_mb needs access = "overlay"')
+    for number, probe in enumerate(plan.probe):
+        at: tuple[str | int, ...] = ("probe", number)
+        for place, name in enumerate(probe.profiles):
+            if name not in profiles:
+                problems.say((*at, "profiles", place), f"no profile is called {name!r}", nearest(name, profiles))
+        operation = OPERATIONS.get(probe.operation)
+        if operation is None:
+            hint = nearest(probe.operation, OPERATIONS) or f"one of {', '.join(OPERATIONS)}"
+            problems.say((*at, "operation"), f"no operation is called {probe.operation!r}", hint)
+            continue
+        fixed = [name for name in operation.args if name != "arguments"]
+        if len(probe.args) < len(fixed) or (len(probe.args) > len(fixed) and fixed == list(operation.args)):
+            problems.say((*at, "args"), f"{probe.operation} needs {', '.join(fixed)}; {len(probe.args)} given")
+            continue
+        for place, argument in enumerate(probe.args):
+            _check_argument(argument, (*at, "args", place), problems)
+        for name, argument in zip(operation.args, probe.args, strict=False):
+            if operation.changes and name in ("path", "new path", "at") and not _is_own(argument):
+                own = ", ".join(f"{{{each}}}" for each in sorted(_OWN))
+                problems.say(
+                    (*at, "args"),
+                    f"{probe.operation} changes files, so it can only name the probe's decoys, not {argument!r}",
+                    f"use one of {own}",
+                )
+        if probe.expect == "baseline" and (probe.baseline == "skip" or operation.host_wide):
+            problems.say((*at, "expect"), "there is no baseline to compare with")
+        if probe.baseline == "skip" and not probe.baseline_reason:
+            problems.say((*at, "baseline"), "a skipped baseline needs a baseline_reason")
+
+
+def _check_argument(argument: str, at: tuple[str | int, ...], problems: Problems) -> None:
+    if re.search(r"[\x00-\x1f]", argument):
+        problems.say(at, "an argument cannot contain control characters")
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(argument) if name is not None]
+    except ValueError:
+        problems.say(at, "a brace is not closed", "write {{ or }} for a brace")
+        return
+    for name in names:
+        if name not in PLACEHOLDERS:
+            known = sorted(PLACEHOLDERS)
+            problems.say(at, f"there is no decoy {{{name}}}", nearest(name, known) or f"one of {', '.join(known)}")
+
+
+def _is_own(argument: str) -> bool:
+    """Return whether the argument is a decoy of the probe's own, or a path below one."""
+    found = re.match(r"\{(\w+)\}(?:/|$)", argument)
+    return found is not None and found[1] in _OWN and ".." not in argument.split("/")
+
+
+def _check_unique(table: str, ids: list[str], problems: Problems) -> None:
+    for number, id in enumerate(ids):
+        if id in ids[:number]:
+            problems.say((table, number, "id"), f"two tables [[{table}]] have the id {id!r}")

@@ -1,0 +1,317 @@
+"""`run_plan`: measure a sandbox by a plan, and commit the measurement as evidence."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from shlex import quote
+from typing import Any, Final, Literal
+
+import msgspec
+
+from proofbox.config import consent
+from proofbox.config.consent import Widening
+from proofbox.config.settings import Settings, load
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.interpreter import module_child
+from proofbox.core.size import megabytes
+from proofbox.errors import ProbeDriverFailed, ProofboxError, UsageError
+from proofbox.evidence.bundle.lock import Mode
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.probes import documents
+from proofbox.probes.adapters import ADAPTERS, command_line
+from proofbox.probes.lanes import Measured, Progress, measure
+from proofbox.probes.operations import skipped
+from proofbox.probes.plan import Plan
+from proofbox.probes.reading import LoadedPlan, load_plan
+from proofbox.probes.results import ProbeResult, judge, rule_on, unexplained
+
+Channel = Literal["direct", "clean"]
+MEASURE_SECONDS: Final = 600.0
+# What a clean process keeps of the environment: where programs are, and where proofbox keeps its own files.
+_KEPT: Final = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_STATE_HOME",
+    "XDG_RUNTIME_DIR",
+    "DOCKER_HOST",
+)
+
+
+class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan that was run, or with `dry`, one that would be."""
+
+    run_id: str
+    path: Path | None
+    """The bundle; None for a dry run."""
+    plan_id: str
+    plan_digest: str
+    summary: documents.PlanSummary
+    results: tuple[ProbeResult, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No mismatch is unexplained."""
+        return self.summary.ok
+
+    @property
+    def unexplained(self) -> list[ProbeResult]:
+        return unexplained(list(self.results))
+
+
+class MeasureRequest(msgspec.Struct, frozen=True):
+    """The request to the clean process."""
+
+    plan: Plan
+    provider: str | None
+    adapter: str | None
+
+
+def run_plan(
+    plan: str | LoadedPlan,
+    out: str | os.PathLike[str],
+    *,
+    provider: str | None = None,
+    adapter: str | None = None,
+    image: str | None = None,
+    channel: Channel = "clean",
+    only_profiles: Sequence[str] = (),
+    only_probes: Sequence[str] = (),
+    dry: bool = False,
+    trust: bool = False,
+    lock_mode: Mode = "fail",
+    lock_timeout: float = 30.0,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> PlanRun:
+    """Run the probes of a plan in a sandbox and without one, and commit the results as a bundle in `out`.
+
+        run = proofbox.run_plan("bubblewrap", "out")
+        for result in run.unexplained:
+            print(result.probe_id, result.mismatch, result.detail)
+
+    `plan` is the id of a built-in plan or a file. `provider` and `image` replace the profiles' own; `adapter` is the
+    command line of a foreign sandbox with `{command}` in it. With `dry`, nothing is run or written. Raises
+    `PlanInvalid`, `PlanUnknown`, `ConsentRequired` for a plan that asks for more than your settings allow, and
+    `BundleLocked` if another run writes to `out`. A mismatch is a result, not an error.
+    """
+    loaded = plan if isinstance(plan, LoadedPlan) else load_plan(plan)
+    if provider is not None and adapter is not None:
+        raise UsageError("give either a provider or an adapter", op="plan run")
+    name = adapter or ""
+    if adapter is not None:
+        adapter = command_line(adapter, image)
+    if adapter is not None and "{command}" not in adapter:
+        hints = [f"use {', '.join(ADAPTERS)}, or a command line with {{command}} in it"]
+        raise UsageError(f"the adapter {adapter!r} has no {{command}}", op="plan run", fix_hints=hints)
+    chosen = select(loaded.plan, only_profiles, only_probes)
+    if image is not None:
+        profiles = tuple(msgspec.structs.replace(profile, image=image) for profile in chosen.profile)
+        chosen = msgspec.structs.replace(chosen, profile=profiles)
+    if adapter is None:
+        _require_consent(loaded, chosen, provider, trust=trust)
+    clock = clock or SystemClock()
+    name = name or provider or ", ".join(sorted({p.provider or "auto" for p in chosen.profile}))
+    if dry:
+        return PlanRun(
+            run_id="",
+            path=None,
+            plan_id=loaded.plan.id,
+            plan_digest=loaded.digest,
+            summary=documents.summary(chosen, name, ()),
+            results=(),
+        )
+    writer = BundleWriter.create(
+        out, expected=documents.EXPECTED, lock=lock_mode, lock_timeout=lock_timeout, clock=clock
+    )
+    with writer as bundle:
+        started = isoformat(clock.now())
+        bundle.stage = "measuring"
+        measured = (_measure_clean if channel == "clean" else _measure_here)(chosen, provider, adapter, progress)
+        results = judge(chosen, measured)
+        found = documents.preflight(chosen, measured, results)
+        manifest = documents.RunManifest(
+            run_id=writer.run_id,
+            plan_id=loaded.plan.id,
+            plan_digest=loaded.digest,
+            channel="spawn_clean" if channel == "clean" and found.channel_clean else "direct",
+            provider=name,
+            adapter=adapter,
+            proofbox=version("proofbox"),
+            kernel=platform.release(),
+            machine=platform.machine(),
+            driver_sha256=measured.driver_sha256,
+            started_at=started,
+            profiles=tuple(profile.id for profile in chosen.profile),
+            probes=len(results),
+            selected=bool(only_profiles or only_probes),
+        )
+        summary = _write(bundle, loaded, chosen, manifest, found, measured, results)
+    return PlanRun(
+        run_id=writer.run_id,
+        path=writer.path,
+        plan_id=loaded.plan.id,
+        plan_digest=loaded.digest,
+        summary=summary,
+        results=tuple(results),
+    )
+
+
+def select(plan: Plan, profiles: Sequence[str], probes: Sequence[str]) -> Plan:
+    """Return the plan with only these profiles and probes, plus the controls."""
+    known = {"profile": {each.id for each in plan.profile}, "probe": {each.id for each in plan.probe}}
+    for kind, wanted in (("profile", profiles), ("probe", probes)):
+        unknown = sorted(set(wanted) - known[kind])
+        if unknown:
+            raise UsageError(
+                f"the plan has no {kind} {', '.join(unknown)}",
+                op="plan run",
+                fix_hints=["see: proofbox plan show PLAN"],
+            )
+    kept = tuple(each for each in plan.profile if not profiles or each.id in profiles)
+    ids = {each.id for each in kept}
+    return msgspec.structs.replace(
+        plan,
+        profile=kept,
+        probe=tuple(
+            each
+            for each in plan.probe
+            if (not probes or each.id in probes or each.control) and (not each.profiles or ids & set(each.profiles))
+        ),
+    )
+
+
+def widenings(plan: Plan, users: Settings, *, provider: str | None) -> list[Widening]:
+    """Return what a plan asks for beyond the user's own settings."""
+    found = []
+    for profile in plan.profile:
+        asked = Settings(
+            provider=None if provider is not None else profile.provider,
+            network=profile.network,
+            cpus=profile.cpus,
+            memory=None if profile.memory is None else megabytes(profile.memory, "memory"),
+            pids=profile.pids,
+        ).widening(users)
+        found += [Widening(text, profile.id) for text in asked]
+        if profile.image is not None and profile.image != users.image:
+            found.append(Widening(f"image = {msgspec.json.encode(profile.image).decode()}", profile.id))
+    return found
+
+
+def _require_consent(loaded: LoadedPlan, plan: Plan, provider: str | None, *, trust: bool) -> None:
+    if loaded.path is None:
+        return  # built in: its boxes hold decoys only
+    asked = widenings(plan, load(Path("/")), provider=provider)
+    if trust:
+        consent.agree(loaded.path, asked)
+    consent.require(loaded.path, asked, command=f"proofbox plan run {quote(str(loaded.path))} --trust")
+
+
+def _measure_here(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
+    return measure(plan, provider=provider, adapter=adapter, settings=load(Path("/")), progress=progress)
+
+
+def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
+    """Measure from a process made for it: a scrubbed environment, a new session, default signals, no descriptors."""
+    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    child = module_child("proofbox.probes.run", env=env)
+    request = msgspec.json.encode(MeasureRequest(plan, provider, adapter))
+    if progress is not None:
+        progress("measuring", 0, 1)
+    process = subprocess.Popen(
+        child.argv,
+        cwd=child.cwd,
+        env=child.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        restore_signals=True,
+        close_fds=True,
+    )
+    try:
+        output, errors = process.communicate(request, timeout=MEASURE_SECONDS)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise ProbeDriverFailed(
+                f"the measurement did not end within {MEASURE_SECONDS:g} s", op="plan run"
+            ) from None
+        raise
+    if process.returncode:
+        shown = errors.decode("utf-8", "replace").strip()[-1000:]
+        raise ProbeDriverFailed(f"the measuring process failed: {shown}", op="plan run")
+    return msgspec.json.decode(output, type=Measured)
+
+
+def _main() -> int:
+    """Measure what the parent asks for on stdin, and write the result to stdout."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGPIPE, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=MeasureRequest)
+    try:
+        measured = _measure_here(request.plan, request.provider, request.adapter, None)
+    except ProofboxError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(measured))
+    return 0
+
+
+def _write(
+    bundle: BundleWriter,
+    loaded: LoadedPlan,
+    plan: Plan,
+    manifest: documents.RunManifest,
+    found: documents.ApplyPreflight,
+    measured: Measured,
+    results: list[ProbeResult],
+) -> documents.PlanSummary:
+    summary = documents.summary(plan, manifest.provider, results)
+    probes = {probe.id: probe for probe in plan.probe}
+    baseline = [
+        documents.BaselineResult(probe_id=each.probe, decision=ruling.decision, detail=ruling.detail)
+        for each in measured.baseline.observations
+        for ruling in [rule_on(probes[each.probe], each)]
+    ]
+    baseline += [
+        documents.BaselineResult(probe_id=probe.id, decision="skipped", detail=skipped(probe))
+        for probe in plan.probe
+        if skipped(probe)
+    ]
+    bundle.write_json("plan.json", _json(loaded.plan))
+    bundle.write_json("run_manifest.json", _json(manifest))
+    bundle.write_json("apply_preflight.json", _json(found))
+    bundle.write_json("expected_matrix.json", _json(documents.expected_matrix(plan)))
+    bundle.write_json("runtime_results.json", _json(documents.RuntimeResults(results=tuple(results))))
+    bundle.write_json("runtime_events.normalized.json", _json(documents.runtime_events(measured)))
+    bundle.write_json("baseline_results.json", _json(documents.BaselineResults(results=tuple(baseline))))
+    bundle.write_json("oracle_results.json", _json(documents.oracle_results(measured)))
+    bundle.write_json("mismatch_summary.json", _json(documents.mismatch_summary(results)))
+    packets = [msgspec.json.encode(result) + b"\n" for result in results if not result.matched]
+    bundle.write_bytes("mismatch_packets.jsonl", b"".join(packets))
+    bundle.write_json("path_witnesses.json", documents.path_witnesses(measured))
+    bundle.write_json("summary.json", _json(summary))
+    bundle.write_bytes("summary.md", documents.markdown(summary, results).encode())
+    return summary
+
+
+def _json(document: Any) -> Mapping[str, Any]:
+    built: Mapping[str, Any] = msgspec.to_builtins(document)
+    return built
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main())

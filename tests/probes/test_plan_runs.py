@@ -1,0 +1,250 @@
+"""Run plans in real sandboxes, compare the results and keep them as evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from private_engine import IMAGE, private_engine
+
+from proofbox.errors import BundleLocked, ConsentRequired, UsageError
+from proofbox.evidence.bundle.lock import RunLock
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.evidence.promotion.policies import SEED_FIELDS
+from proofbox.probes.comparison import compare_plan_runs
+from proofbox.probes.corpus import built_in_plan
+from proofbox.probes.decoys import DRIVER
+from proofbox.probes.documents import EXPECTED
+from proofbox.probes.reading import parse_plan
+from proofbox.probes.run import PlanRun, run_plan
+
+ROOT = "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --dir /etc"
+STRONG = (
+    "bwrap --unshare-all --unshare-user --uid 1000 --gid 1000 --die-with-parent --clearenv --setenv PATH /usr/bin:/bin "
+    f"{ROOT} --proc /proc --dev /dev --bind {{project}} {{project}} --chdir {{project}} {{command}}"
+)
+WEAKENED = {
+    "the network is left on": ("--unshare-all", "--unshare-all --share-net", "network.tcp"),
+    "abstract sockets are reachable": ("--unshare-all", "--unshare-all --share-net", "network.abstract"),
+    "datagrams get out": ("--unshare-all", "--unshare-all --share-net", "network.udp"),
+    "names resolve": ("--unshare-all", "--unshare-all --share-net", "network.dns"),
+    "the host's files are readable": (ROOT, "--ro-bind / /", "outside.stat"),
+    "links lead out": (ROOT, "--ro-bind / /", "outside.by-link"),
+    "a host path is writable": (ROOT, "--bind / /", "outside.write"),
+    "files of the host can be removed": (ROOT, "--bind / /", "outside.unlink"),
+    "sockets of the host are reachable": (ROOT, "--bind / /", "network.socket"),
+    "the environment is passed on": ("--clearenv", "", "environment.variable"),
+    "processes of the host are visible": ("--unshare-all", "--unshare-net --unshare-ipc --unshare-uts", "process.see"),
+    "a capability is kept": ("--uid 1000 --gid 1000", "--uid 0 --gid 0 --cap-add CAP_SYS_ADMIN", "mount.tmpfs"),
+    "the caller stays root": ("--uid 1000 --gid 1000", "--uid 0 --gid 0", "identity.root"),
+}
+
+
+@pytest.fixture(scope="module")
+def engine_image() -> Generator[str]:
+    with private_engine() as started, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", started.host)
+        yield IMAGE
+
+
+def measured(out: Path, adapter: str, *probes: str) -> PlanRun:
+    """Measure a foreign sandbox by the default profile."""
+    return run_plan("bubblewrap", out, adapter=adapter, only_profiles=["default"], only_probes=probes, channel="direct")
+
+
+def found(run: PlanRun, probe: str, profile: str = "default") -> str:
+    return next(each.decision for each in run.results if (each.probe_id, each.profile) == (probe, profile))
+
+
+@pytest.mark.needs("bubblewrap")
+def test_bubblewrap_keeps_its_promises_and_the_run_is_promotable(tmp_path: Path) -> None:
+    run = run_plan("bubblewrap", tmp_path / "out")
+    assert [(each.probe_id, each.detail) for each in run.results if not each.matched] == []
+    assert run.summary.unknown == 0
+    assert len({each.probe_id for each in run.results}) >= 80
+    assert run.path is not None
+    assert {each.name for each in run.path.iterdir()} >= set(EXPECTED)
+    packet = emit_promotion(run.path, policy="decision-stage")
+    assert packet.promotable, packet.reasons
+    manifest = json.loads((run.path / "run_manifest.json").read_text())
+    assert manifest["channel"] == "spawn_clean"
+    preflight = json.loads((run.path / "apply_preflight.json").read_text())
+    assert preflight["apply_ok"] is True
+    inside = preflight["profiles"][0]["status"]
+    assert (inside["Seccomp"], inside["NoNewPrivs"], inside["CapEff"].strip("0")) == ("2", "1", "")
+
+
+def test_off_behaves_as_no_sandbox_and_leaves_the_host_as_it_was(tmp_path: Path) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    run = run_plan("off", tmp_path / "out")
+    assert [(each.probe_id, each.detail) for each in run.results if not each.matched] == []
+    assert found(run, "outside.write") == "allow"
+    assert found(run, "environment.variable") == "deny"
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert [name for name in os.listdir("/tmp") if name.startswith("proofbox-probe-")] == []
+
+
+@pytest.mark.needs("docker")
+@pytest.mark.xdist_group("docker")
+@pytest.mark.parametrize("plan", ["docker", "docker-runsc"])
+def test_containers_keep_their_promises(plan: str, engine_image: str, tmp_path: Path) -> None:
+    if plan == "docker-runsc" and shutil.which("runsc") is None:
+        pytest.skip("runsc is not installed")
+    run = run_plan(plan, tmp_path / "out", image=engine_image)
+    assert [(each.probe_id, each.detail) for each in run.results if not each.matched] == []
+    assert run.path is not None
+    assert emit_promotion(run.path, policy="decision-stage").promotable
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize("weakness", WEAKENED)
+def test_a_weakened_sandbox_is_caught(weakness: str, tmp_path: Path) -> None:
+    old, new, probe = WEAKENED[weakness]
+    assert old in STRONG
+    strong = measured(tmp_path / "strong", STRONG, probe)
+    assert [(each.probe_id, each.detail) for each in strong.results if not each.matched] == []
+    weak = measured(tmp_path / "weak", STRONG.replace(old, new), probe)
+    caught = next(each for each in weak.results if each.probe_id == probe)
+    assert (caught.decision, caught.mismatch) == ("allow", "unexpected_allow")
+    assert not weak.ok
+
+
+@pytest.mark.needs("bubblewrap")
+def test_two_foreign_sandboxes_can_be_compared(tmp_path: Path) -> None:
+    strong = measured(tmp_path / "strong", STRONG)
+    weak = measured(tmp_path / "weak", "setsid --wait {command}")
+    assert strong.path is not None
+    assert weak.path is not None
+    compared = compare_plan_runs(strong.path, weak.path)
+    assert [each.name for each in compared.facts] == ["provider"]
+    changed = {each.probe_id: (each.first, each.second) for each in compared.decisions}
+    assert changed["outside.write"] == ("deny", "allow")
+    assert changed["network.tcp"] == ("deny", "allow")
+    assert "control.project-write" not in changed
+
+
+PLAN = """
+[plan]
+id = "mine"
+[[profile]]
+id = "only"
+provider = "off"
+network = "full"
+[[probe]]
+id = "write"
+operation = "file-write"
+args = ["{victim}", "{mark}"]
+expect = "allow"
+reason = "there is no sandbox"
+[[probe]]
+id = "read-hostname"
+operation = "file-read"
+args = ["/etc/hostname"]
+expect = "allow"
+reason = "everyone may read it"
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "decision", "detail"),
+    [
+        ("sleep 60", "unknown", "no answer"),
+        ("kill -9 $$", "unknown", "exited"),
+        ("echo nonsense", "unknown", "exited 0"),
+        ('echo \'{"id":"other","result":0,"errno":0,"ns":1,"timed_out":false,"signal":0}\'', "unknown", "exited"),
+        ("head -c 1000000 /dev/zero", "unknown", "exited"),
+    ],
+)
+def test_a_driver_that_hangs_crashes_or_lies_is_contained(
+    program: str, decision: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proofbox.probes.lanes.START_SECONDS", 0.5)
+    monkeypatch.setattr("proofbox.probes.lanes.PROBE_SECONDS", 0.1)
+    plan = parse_plan(PLAN, name="mine")
+    run = run_plan(plan, tmp_path / "out", adapter=f"sh -c {json.dumps(program)} {{command}}", channel="direct")
+    result = run.results[0]
+    assert (result.decision, result.mismatch) == (decision, "unknown")
+    assert detail in result.detail or "in time" in result.detail
+    assert not run.ok
+
+
+def test_a_lie_about_a_denial_is_refuted_from_outside(tmp_path: Path) -> None:
+    """The driver does what it was asked, and claims that it was not allowed to."""
+    liar = '{command} | sed \'s/"result":[0-9]*/"result":-1/; s/"errno":0/"errno":13/\''
+    plan = parse_plan(PLAN.replace('expect = "allow"', 'expect = "deny"'), name="mine")
+    run = run_plan(plan, tmp_path / "out", adapter=f'sh -c "{liar}"', channel="direct")
+    write = run.results[0]
+    assert (write.decision, write.evidence_class, write.mismatch) == ("allow", "host_fact", "unexpected_allow")
+
+
+def test_a_driver_that_was_replaced_proves_nothing(tmp_path: Path) -> None:
+    new, old = f"{{project}}/{DRIVER}.new", f"{{project}}/{DRIVER}"
+    replace = f'sh -c "echo x >> {new}; mv {new} {old}" {{command}}'
+    run = run_plan(parse_plan(PLAN, name="mine"), tmp_path / "out", adapter=replace, channel="direct")
+    assert {each.mismatch for each in run.results} == {"driver_changed"}
+
+
+def test_content_of_the_hosts_own_files_is_not_evidence(tmp_path: Path) -> None:
+    run = run_plan(parse_plan(PLAN, name="mine"), tmp_path / "out", provider="off", channel="direct")
+    assert found(run, "read-hostname", "only") == "allow"
+    assert run.path is not None
+    name = Path("/etc/hostname").read_bytes().strip()
+    for file in run.path.rglob("*"):
+        if file.is_file() and file.name not in ("run_manifest.json", "run_status.json", "artifact_index.json"):
+            assert name.hex().encode() not in file.read_bytes()
+
+
+def test_a_second_run_respects_the_lock_in_both_modes(tmp_path: Path) -> None:
+    plan = parse_plan(PLAN, name="mine")
+    (tmp_path / "out").mkdir()
+    with RunLock(tmp_path / "out", mode="fail", purpose="test"):
+        with pytest.raises(BundleLocked):
+            run_plan(plan, tmp_path / "out", provider="off", channel="direct", lock_mode="fail")
+        with pytest.raises(BundleLocked):
+            run_plan(plan, tmp_path / "out", provider="off", channel="direct", lock_mode="wait", lock_timeout=0.2)
+    assert run_plan(plan, tmp_path / "out", provider="off", channel="direct", lock_mode="wait").ok
+
+
+def test_a_strangers_plan_needs_consent_for_what_it_asks(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(PLAN)
+    name = str(tmp_path / "mine.toml")
+    with pytest.raises(ConsentRequired) as refused:
+        run_plan(name, tmp_path / "out")
+    assert 'provider = "off"' in refused.value.message
+    assert not (tmp_path / "out").exists()
+    assert run_plan(name, tmp_path / "out", trust=True).ok
+    assert run_plan(name, tmp_path / "out").ok
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    run = run_plan("off", tmp_path / "out", dry=True)
+    assert (run.path, run.results) == (None, ())
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_profiles_probes_and_adapters_without_a_command_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no profile x"):
+        run_plan("off", tmp_path / "out", only_profiles=["x"])
+    with pytest.raises(UsageError, match="no probe x"):
+        run_plan("off", tmp_path / "out", only_probes=["x"])
+    with pytest.raises(UsageError, match=r"no \{command\}"):
+        run_plan("off", tmp_path / "out", adapter="unshare")
+    with pytest.raises(UsageError, match="either a provider or an adapter"):
+        run_plan("off", tmp_path / "out", provider="off", adapter="{command}")
+
+
+def test_the_bundle_has_the_fields_of_the_decision_stage_contract(tmp_path: Path) -> None:
+    run = run_plan("off", tmp_path / "out")
+    assert run.path is not None
+    bundle = load_bundle(run.path)
+    for artifact in SEED_FIELDS.values():
+        assert bundle.artifact(artifact)
+    results = bundle.read_json("runtime_results.json")["results"]
+    assert {each["probe_id"] for each in results} == {probe.id for probe in built_in_plan("off").probe}
+    witnesses = bundle.read_json("path_witnesses.json")["witnesses"]
+    assert all(each["observed_path"] and each["normalized_path"] for each in witnesses)
