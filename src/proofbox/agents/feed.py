@@ -98,7 +98,7 @@ class Feed:
             raise InternalError(f"turn {id} ended without a result", op="turn")
         return turn.result
 
-    async def tell(self, event: Event) -> None:
+    async def publish(self, event: Event) -> None:
         """Number the event and deliver it to every listener before the next event.
 
         Once the event has a number, every listener receives it, even if the caller is cancelled meanwhile.
@@ -151,7 +151,7 @@ class Feed:
         )
         try:
             with anyio.CancelScope(shield=True):  # also while waiting for the lock: the event must be recorded
-                await self.tell(
+                await self.publish(
                     TurnEnded(
                         session=self.session,
                         thread=turn.thread,

@@ -154,20 +154,20 @@ class HostedSession:
     async def _release(self) -> None:
         """Release the session's resources."""
 
-    async def tell(self, event: Event) -> None:
+    async def publish(self, event: Event) -> None:
         """Report an event of a turn in progress. Raises `ListenerFailed`, which ends the turn, if a listener failed."""
         self._last_activity[event.turn] = self._clock.monotonic()
-        await self.feed.tell(event)
+        await self.feed.publish(event)
         if self.feed.failure is not None:
             raise self.feed.failure
 
-    async def tell_of(self, turn: Turn, event: Event) -> None:
+    async def publish_for(self, turn: Turn, event: Event) -> None:
         """Fill in the event's session, thread and turn, then report it."""
-        await self.tell(msgspec.structs.replace(event, session=self.id, thread=turn.thread, turn=turn.id))
+        await self.publish(msgspec.structs.replace(event, session=self.id, thread=turn.thread, turn=turn.id))
 
     async def _register_thread(self, thread: str, event: ThreadStarted) -> str:
         self._threads.add(thread)
-        await self.feed.tell(event)
+        await self.feed.publish(event)
         return thread
 
     def _check_open(self) -> None:
@@ -191,7 +191,7 @@ class HostedSession:
         try:
             if self.options.stall_timeout is not None:
                 self._background.spawn(self._watch, turn, self.options.stall_timeout)
-            await self.tell_of(turn, TurnStarted(session=""))
+            await self.publish_for(turn, TurnStarted(session=""))
             with scope:
                 if turn.id not in self._endings:
                     await self._play(turn, prompt)

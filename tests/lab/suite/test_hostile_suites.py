@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.suite.harbor import task_table
 from proofbox.lab.suite.harbor.tasks import read_tasks
-from proofbox.lab.suite.problems import MOST
+from proofbox.lab.suite.problems import MAX_PROBLEMS
 from proofbox.lab.suite.reading import Suite, parse_suite, read_suite
 from proofbox.lab.suite.spec import SuiteDocument
 
@@ -178,7 +178,7 @@ def test_suite_that_is_a_pipe_does_not_block(odd: Path) -> None:
 )
 def test_many_problems_are_reported_quickly(text: str) -> None:
     found = problems(text)
-    assert len(found) <= MOST
+    assert len(found) <= MAX_PROBLEMS
     assert all(each["line"] >= 1 for each in found)
 
 

@@ -18,7 +18,7 @@ from proofbox.errors import PatternRefused, SearchTimedOut
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.search import PythonEngine, RipgrepEngine, Search, SearchEngine, SearchHits, best_engine, search
 from proofbox.workspace.search.dialect import compile_pattern
-from proofbox.workspace.search.finder import LARGEST
+from proofbox.workspace.search.finder import MAX_FILE_SIZE
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 from proofbox.workspace.tools.environments.memory import MemoryEnvironment, MemoryTree
 from proofbox.workspace.tools.environments.search_source import TreeSource
@@ -195,7 +195,7 @@ def test_binary_large_and_ignored_files_are_skipped(tmp_path: Path, engine: Sear
     fill(tmp_path, {".git/f": b"needle", "node/f": b"needle", ".gitignore": b"plain\nneedle", ".ignore": b"plain"})
     with (tmp_path / "giant").open("wb") as file:
         file.write(b"needle\n")
-        file.truncate(LARGEST + 1)
+        file.truncate(MAX_FILE_SIZE + 1)
     (tmp_path / "secret").write_bytes(b"needle")
     (tmp_path / "link").symlink_to("plain")
     if os.geteuid() != 0:
@@ -216,7 +216,7 @@ def test_giant_file_delays_the_search_by_at_most_the_patience(tmp_path: Path) ->
     (tmp_path / "plain").write_text("needle\n")
     with (tmp_path / "giant").open("wb") as file:
         file.truncate(1 << 40)  # a hole: reads as a terabyte
-    engine = RipgrepEngine(str(shutil.which("rg")), patience=0.5)
+    engine = RipgrepEngine(str(shutil.which("rg")), timeout=0.5)
     tree = DirectoryTree(tmp_path)
     found = search(Search("needle"), TreeSource(tree, ".", Ignore(())), engine)
     assert [line.path for line in found.lines] == ["plain"]

@@ -21,7 +21,7 @@ MAX_HEAD = 64 << 10
 MAX_BODY = 128 << 20  # a conversation with images in it
 HEAD_SECONDS = 60.0
 BODY_SECONDS = 60.0
-LEAST_RATE = 256 << 10  # minimum bytes per second: each such amount extends the timeout by one second
+MIN_RATE = 256 << 10  # minimum bytes per second: each such amount extends the timeout by one second
 IDLE_SECONDS = 120.0  # longer than clients keep idle connections open
 _METHOD_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -221,7 +221,7 @@ class _Reader:
             raise BadRequest(503, "too many large requests in progress")
         self._budget.left -= size
         self._taken += size
-        self._deadline.deadline += size / LEAST_RATE
+        self._deadline.deadline += size / MIN_RATE
 
     async def _chunks(self) -> bytes:
         body = bytearray()

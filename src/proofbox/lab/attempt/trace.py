@@ -119,7 +119,7 @@ class Trace:
     def steps(self) -> int:
         return len(self._recorder.steps)
 
-    def did(self) -> list[ObservedCall]:
+    def observed_calls(self) -> list[ObservedCall]:
         """Return the tool calls in the form that a mission's conditions are checked against."""
         return [
             ObservedCall(

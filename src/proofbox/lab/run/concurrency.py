@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from proofbox.errors import ProofboxError
-from proofbox.lab.attempt.mission_box import asked_of_a_box
+from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.run.plan import Plan
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Mission
@@ -40,5 +40,5 @@ def bounds_of(suite: Suite) -> dict[str, int]:
 def _provider(plan: Plan, mission: Mission, given: Path) -> Iterator[str]:
     with contextlib.suppress(ProofboxError):
         yield ServiceCore(given, settings=plan.box_settings).chosen(
-            plan.provider or mission.provider, asked_of_a_box(mission)
+            plan.provider or mission.provider, requested_options(mission)
         )

@@ -14,7 +14,7 @@ import msgspec
 
 from proofbox.agents.environment import check_name, is_blocked
 from proofbox.agents.registry import installed
-from proofbox.agents.runtimes.scripted.script import ScriptStep, wrong_with
+from proofbox.agents.runtimes.scripted.script import ScriptStep, step_problem
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.allowlist import parse_network
 from proofbox.core.archives.unpack import ArchiveRefused, unpack
@@ -171,7 +171,7 @@ def _check_step(table: dict[str, Any], problems: Problems, at: Path) -> None:
     if len(problems.found) > before:
         return
     step = msgspec.convert(table, ScriptStep)
-    if wrong := wrong_with(step):
+    if wrong := step_problem(step):
         problems.say((*at, wrong.field), f"{problems.shown(at)}: {wrong.message}", wrong.hint)
     elif step.tool is not None and step.tool not in TOOLS:
         problems.say((*at, "tool"), f"unknown tool {step.tool[:80]!r}", nearest(step.tool, TOOLS))

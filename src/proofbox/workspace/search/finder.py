@@ -19,7 +19,7 @@ from proofbox.workspace.search.engines import SearchEngine, best_engine
 from proofbox.workspace.search.globs import Glob
 from proofbox.workspace.tools.rendering import one_line
 
-LARGEST = 16 * 1024 * 1024
+MAX_FILE_SIZE = 16 * 1024 * 1024
 DEADLINE = 30.0
 NEVER_SEARCHED = ".git"
 _BINARY_LOOK = 8192
@@ -133,8 +133,8 @@ def _batches(source: SearchSource, paths: Iterator[str]) -> Iterator[_Batch]:
     batch: _Batch = []
     size = 0
     for path in paths:
-        data = source.read(path, LARGEST + 1)
-        if data is None or len(data) > LARGEST or b"\0" in data[:_BINARY_LOOK] or not data:
+        data = source.read(path, MAX_FILE_SIZE + 1)
+        if data is None or len(data) > MAX_FILE_SIZE or b"\0" in data[:_BINARY_LOOK] or not data:
             continue
         batch.append((path, data))
         size += len(data)

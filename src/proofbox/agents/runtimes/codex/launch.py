@@ -22,7 +22,7 @@ INSIDE = "/run/codex"
 
 
 @contextlib.asynccontextmanager
-async def way_to_model(
+async def open_model_route(
     gateway: ModelGateway, options: SessionOptions, directory: Path
 ) -> AsyncIterator[tuple[str, tuple[Door, ...]]]:
     """Run the gateway. Yield the address for Codex, and the door in the box that leads to the gateway."""

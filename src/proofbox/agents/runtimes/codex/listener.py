@@ -35,8 +35,8 @@ from proofbox.core.clock import Clock
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, TurnInterrupted
 
-TOLD_GARBAGE = 16
-MOST_UNASKED = 100
+REPORTED_FIRST = 16
+MAX_UNREQUESTED = 100
 """Maximum number of turns that Codex starts on its own; each is kept until the session ends."""
 
 
@@ -59,7 +59,7 @@ class CodexListener:
         """The reasons of turns that are being ended early."""
         self.garbage = 0
         self._failures = 0
-        self._unasked = 0
+        self._unrequested = 0
         self._unattributed = 0
         self._approvals = approvals
         self._clock = clock
@@ -78,7 +78,7 @@ class CodexListener:
         """Return the seconds since the last activity of a turn in progress."""
         return self._clock.monotonic() - max(self._signs.get(turn.thread, 0.0), turn.began)
 
-    async def notified(self, method: str, params: Any) -> None:
+    async def on_notification(self, method: str, params: Any) -> None:
         self.lineage.learn(method, params, lambda turn: self.feed.turn(turn).thread if self.feed.knows(turn) else "")
         for event in self.decoder.decode(method, params):
             thread, turn = event.thread, event.turn
@@ -87,7 +87,7 @@ class CodexListener:
                 await self._turn_over(event)
                 continue
             if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
-                await self._begin_unasked(turn, thread)
+                await self._begin_unrequested(turn, thread)
             elif isinstance(event, ItemStarted | ToolCall | FileChange):
                 self._requested.reported(thread, turn, event.item)
             elif isinstance(event, Retrying) and turn in self._failed:
@@ -98,17 +98,17 @@ class CodexListener:
                     self.ledger.reported(thread, event.total, last_usage(params))
                 else:
                     self.ledger.restored(thread, event.total)
-            await self.feed.tell(event)
+            await self.feed.publish(event)
         self._on_change()
 
-    async def asked(self, id: Id, method: str, params: Any) -> Any:
+    async def on_request(self, id: Id, method: str, params: Any) -> Any:
         """Answer a request of Codex by the approval rules."""
         del id
         members = params if isinstance(params, dict) else {}
         thread, turn, item = (fields.id(members, name) for name in ("threadId", "turnId", "itemId"))
         self._sign(thread)
         given = answer(method, params, self._approvals, self.decoder.paths(thread, item))
-        await self.feed.tell(
+        await self.feed.publish(
             ApprovalDecision(
                 session=self.feed.session,
                 thread=thread,
@@ -122,7 +122,7 @@ class CodexListener:
         )
         return given.give()
 
-    async def told_garbage(self, garbage: Garbage, count: int) -> None:
+    async def on_garbage(self, garbage: Garbage, count: int) -> None:
         """Count all garbage. Report the first pieces, then one at each doubling."""
         del count  # counts since the last start of the program; `self.garbage` counts all
         self.garbage += 1
@@ -134,7 +134,7 @@ class CodexListener:
                 details={"number": number, "size": garbage.size, "beginning": garbage.beginning},
             )
 
-    async def not_understood(self, method: str, error: Exception) -> None:
+    async def on_failure(self, method: str, error: Exception) -> None:
         """Report a message whose handler failed, in the same way as garbage."""
         self._failures += 1
         if _is_reported(self._failures):
@@ -144,7 +144,7 @@ class CodexListener:
                 details={"number": self._failures},
             )
 
-    async def saw(self, exchange: Exchange) -> None:
+    async def on_exchange(self, exchange: Exchange) -> None:
         """Handle a finished model request, reported by the gateway."""
         thread = exchange.thread if exchange.thread in self.threads else ""
         turn = exchange.turn if self.feed.knows(exchange.turn) else ""
@@ -152,7 +152,7 @@ class CodexListener:
         self._sign(thread)
         before = self._failed.get(turn)
         if before is not None and self._retries_reported.get(turn) != before.number:
-            await self.feed.tell(
+            await self.feed.publish(
                 self._retry(Retrying(session=session, thread=thread, turn=turn, code="", message=""), before)
             )
         if exchange.outcome == "completed":
@@ -165,15 +165,15 @@ class CodexListener:
             await self._report_integrity("GATEWAY_REFUSED", "the gateway refused a request that is not a model request")
         counted = self.ledger.passed(thread, exchange)
         if counted is not None:
-            await self.feed.tell(msgspec.structs.replace(counted, turn=turn))
+            await self.feed.publish(msgspec.structs.replace(counted, turn=turn))
             if not thread:
                 await self._unreported(counted)
         if exchange.windows:
-            await self.feed.tell(
+            await self.feed.publish(
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
             )
 
-    def call_requested(self, exchange: Exchange, call: RequestedCall) -> None:
+    def on_call(self, exchange: Exchange, call: RequestedCall) -> None:
         """Remember a call that the gateway saw the model request."""
         if exchange.thread in self.threads and self.feed.knows(exchange.turn):
             self._requested.add(exchange, call)
@@ -188,7 +188,7 @@ class CodexListener:
                 details={"number": self._unattributed, "seen": msgspec.to_builtins(counted.total)},
             )
 
-    async def gateway_trouble(self, code: str, message: str) -> None:
+    async def on_trouble(self, code: str, message: str) -> None:
         await self._report_integrity(code, message)
 
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
@@ -210,13 +210,13 @@ class CodexListener:
         """Report the open items of some threads or of one turn as abandoned. Return whether there were any."""
         left = self.decoder.abandon(threads, turn)
         for event in left:
-            await self.feed.tell(event)
+            await self.feed.publish(event)
         if turn is None:
             for call in self._requested.abandon(threads):
-                await self.feed.tell(msgspec.structs.replace(call, late=self.feed.has_ended(call.turn)))
+                await self.feed.publish(msgspec.structs.replace(call, late=self.feed.has_ended(call.turn)))
         return bool(left)
 
-    async def doubt(self, thread: str, code: str, message: str, turn: str = "") -> None:
+    async def report_doubt(self, thread: str, code: str, message: str, turn: str = "") -> None:
         await self._report_integrity(code, message, thread=thread, turn=turn)
 
     async def _turn_over(self, over: TurnOver) -> None:
@@ -250,16 +250,16 @@ class CodexListener:
         await self._report_integrity("USAGE_DISAGREES", message, thread=thread, turn=turn, details=difference)
 
     async def _report_integrity(self, code: str, message: str, **values: Any) -> None:
-        await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **values))
+        await self.feed.publish(Integrity(session=self.feed.session, code=code, message=message, **values))
 
-    async def _begin_unasked(self, turn: str, thread: str) -> None:
+    async def _begin_unrequested(self, turn: str, thread: str) -> None:
         """Track a turn that we did not request, or whose request timed out."""
-        self._unasked += 1
-        if self._unasked <= MOST_UNASKED:
+        self._unrequested += 1
+        if self._unrequested <= MAX_UNREQUESTED:
             self.begin(turn, thread)
-        elif _is_reported(self._unasked - MOST_UNASKED):
-            message = f"codex started more than {MOST_UNASKED} turns on its own; further ones are not tracked"
-            await self._report_integrity("TOO_MANY_TURNS", message, details={"number": self._unasked})
+        elif _is_reported(self._unrequested - MAX_UNREQUESTED):
+            message = f"codex started more than {MAX_UNREQUESTED} turns on its own; further ones are not tracked"
+            await self._report_integrity("TOO_MANY_TURNS", message, details={"number": self._unrequested})
 
     def _sign(self, thread: str) -> None:
         if thread in self.threads:
@@ -268,7 +268,7 @@ class CodexListener:
 
 def _is_reported(number: int) -> bool:
     """Return whether to report the n-th occurrence: the first ones, then one at each doubling."""
-    return number <= TOLD_GARBAGE or number & (number - 1) == 0
+    return number <= REPORTED_FIRST or number & (number - 1) == 0
 
 
 def _status_of(verdict: AgentError) -> TurnStatus:

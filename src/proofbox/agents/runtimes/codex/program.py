@@ -20,8 +20,8 @@ from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.contract import Door, ExecResult, Mount
 
-STDERR_KEPT = 8 << 10
-LAST_WORDS_SECONDS = 10.0
+MAX_STDERR = 8 << 10
+EXIT_SECONDS = 10.0
 CLIENT = {"name": "proofbox", "title": None, "version": "1"}
 
 
@@ -61,7 +61,7 @@ class Program:
         """The path of the project in the box."""
         return self.box._inside.guest_project
 
-    async def hang_up(self) -> None:
+    async def close_stdin(self) -> None:
         """Close the program's stdin, so that it exits."""
         with contextlib.suppress(ProofboxError):
             await self._process.close_stdin()
@@ -75,11 +75,11 @@ class Program:
         marks = [f"CODEX_THREAD_ID={thread}", *([f"CODEX_TOOL_CALL_ID={call}"] if call else ())]
         return await kill_marked(self.box, marks)
 
-    async def last_words(self) -> RuntimeCrashed:
+    async def crash_error(self) -> RuntimeCrashed:
         """Return an error that explains why the output ended, with the exit status and the end of stderr."""
         result: ExecResult | None = None
         lost = ""
-        with anyio.move_on_after(LAST_WORDS_SECONDS):
+        with anyio.move_on_after(EXIT_SECONDS):
             try:
                 result = await self._process.wait()
             except ProofboxError as error:
@@ -94,13 +94,13 @@ class Program:
                 "exit_code": result.exit_code if result is not None else None,
                 "signal": result.signal if result is not None else None,
                 "oom_killed": result is not None and result.usage.oom_killed,
-                "stderr": self.said(),
+                "stderr": self.stderr_tail(),
                 **({"cause": lost} if lost else {}),
             },
         )
 
-    def said(self) -> str:
-        return printable(b"".join(self._stderr)[-STDERR_KEPT:].decode("utf-8", "replace"))
+    def stderr_tail(self) -> str:
+        return printable(b"".join(self._stderr)[-MAX_STDERR:].decode("utf-8", "replace"))
 
     async def serve(self) -> None:
         try:
@@ -144,7 +144,7 @@ class _Transport:
             if piece.stream == "stdout":
                 return piece.data
             self._stderr.append(piece.data)
-            while sum(map(len, self._stderr)) > STDERR_KEPT and len(self._stderr) > 1:
+            while sum(map(len, self._stderr)) > MAX_STDERR and len(self._stderr) > 1:
                 self._stderr.popleft()
 
 
@@ -186,7 +186,7 @@ async def _come_up(program: Program) -> None:
     try:
         await program.initialize()
     except TransportBroken:
-        end = await program.last_words()
+        end = await program.crash_error()
         raise RuntimeStartFailed(
             f"codex failed to start: {end.message}",
             op="start",
@@ -194,5 +194,5 @@ async def _come_up(program: Program) -> None:
             details=end.details,
         ) from None
     except AgentError as error:
-        error.details.setdefault("stderr", program.said())
+        error.details.setdefault("stderr", program.stderr_tail())
         raise

@@ -23,7 +23,7 @@ from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.runtimes.codex import fields
 from proofbox.agents.runtimes.codex.binary import Binary
-from proofbox.agents.runtimes.codex.launch import prepare, way_to_model
+from proofbox.agents.runtimes.codex.launch import open_model_route, prepare
 from proofbox.agents.runtimes.codex.listener import CodexListener
 from proofbox.agents.runtimes.codex.program import Handlers, Launch, Program, running
 from proofbox.agents.runtimes.codex.settings import CodexSettings
@@ -45,7 +45,7 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.async_service import AsyncSandboxes
 
-MOST_RECOVERIES = 3
+MAX_RECOVERIES = 3
 OVERLOAD_TRIES = 4
 OVERLOAD_SECONDS = 0.2
 INTERRUPT_SECONDS = 10.0
@@ -80,9 +80,9 @@ class CodexSession:
         self._listener = CodexListener(self.feed, options.approvals, self._clock, self._on_change)
         self._gateway = ModelGateway(
             endpoint,
-            on_exchange=self._listener.saw,
-            on_trouble=self._listener.gateway_trouble,
-            on_call=self._listener.call_requested,
+            on_exchange=self._listener.on_exchange,
+            on_trouble=self._listener.on_trouble,
+            on_call=self._listener.on_call,
             clock=self._clock,
         )
         self._background = Background()
@@ -221,7 +221,7 @@ class CodexSession:
             if not any(turn.thread in self._family(thread) for turn in self.feed.turns_under_way()):
                 return
         message = "sub-agents keep starting turns after the end of their parent turn"
-        await self._listener.doubt(thread, "THREAD_NOT_ENDED", message)
+        await self._listener.report_doubt(thread, "THREAD_NOT_ENDED", message)
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -241,13 +241,13 @@ class CodexSession:
         """Run the program until the session ends, with restarts. Never raises: the error is in `_broken`."""
         try:
             directory = self._options.scratch / f"{self.id}-gateway"
-            async with way_to_model(self._gateway, self._options, directory) as (base_url, doors):
+            async with open_model_route(self._gateway, self._options, directory) as (base_url, doors):
                 self._facts["gateway"] = "a separate socket" if doors else "loopback of the host"
                 launch = prepare(self._options, self._settings, self._binary, self._home, base_url, doors)
                 async with AsyncSandboxes(
                     self._options.workspace, settings=self._options.box_settings, clock=self._clock, ids=self._ids
                 ) as boxes:
-                    while not self._closing.is_set() and len(self._recoveries) <= MOST_RECOVERIES:
+                    while not self._closing.is_set() and len(self._recoveries) <= MAX_RECOVERIES:
                         await self._run_program(boxes, launch)
         except Exception as error:  # background tasks must not raise
             self._broken = _innermost(error)
@@ -264,10 +264,10 @@ class CodexSession:
     async def _run_program(self, boxes: AsyncSandboxes, launch: Launch) -> None:
         listener = self._listener
         handlers = Handlers(
-            on_notification=listener.notified,
-            on_request=listener.asked,
-            on_garbage=listener.told_garbage,
-            on_failure=listener.not_understood,
+            on_notification=listener.on_notification,
+            on_request=listener.on_request,
+            on_garbage=listener.on_garbage,
+            on_failure=listener.on_failure,
         )
         async with running(boxes, launch, handlers) as program:
             self._listener.life += 1
@@ -277,21 +277,21 @@ class CodexSession:
             self._program = program
             self._wake()
             if self._recoveries:
-                message = f"codex was restarted ({len(self._recoveries)} of {MOST_RECOVERIES} times)"
-                await self.feed.tell(Notice(session=self.id, kind="recovered", message=message))
+                message = f"codex was restarted ({len(self._recoveries)} of {MAX_RECOVERIES} times)"
+                await self.feed.publish(Notice(session=self.id, kind="recovered", message=message))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_when, program.ended, tasks.cancel_scope)
                 await self._closing.wait()
-                await program.hang_up()
+                await program.close_stdin()
                 with anyio.move_on_after(CLOSE_SECONDS):
                     await program.ended.wait()
                 tasks.cancel_scope.cancel()
             self._program = None
-            crash = None if self._closing.is_set() else await program.last_words()
+            crash = None if self._closing.is_set() else await program.crash_error()
         # The box and all its processes have ended.
         if crash is not None:
             self._recoveries.append({"reason": crash.message, "at_turns": len(self.feed.turns_under_way())})
-            again = len(self._recoveries) <= MOST_RECOVERIES
+            again = len(self._recoveries) <= MAX_RECOVERIES
             crash.details |= {"restarting": again, "replayed": False}
             crash.fix_hints = (
                 "continue in the thread: the turn is not repeated, because it may have had effects"
@@ -363,7 +363,7 @@ class CodexSession:
         thread = _member(result, "thread", "id", method=f"thread/{origin}")
         self._listener.threads[thread] = self._listener.life
         self._listener.lineage.start(thread)
-        await self.feed.tell(
+        await self.feed.publish(
             ThreadStarted(session=self.id, thread=thread, origin=origin, forked_from=forked_from)  # type: ignore[arg-type]
         )
         return thread
@@ -416,11 +416,11 @@ class CodexSession:
                 await self._wait(lambda: self._program not in (None, program) or self._broken is not None)
             elif not all(killed) and self._program is program:
                 message = "processes that the agent started may keep running until the session ends"
-                await listener.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+                await listener.report_doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
         others = self.feed.turns_under_way()  # killing the program would end these as well
         if await listener.abandon(threads, turn) and others:
             message = "a command of a finished turn may keep running until the session ends"
-            await listener.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+            await listener.report_doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
 
     async def _clear_terminals(self, thread: str) -> None:
         with contextlib.suppress(AgentError):

@@ -215,7 +215,7 @@ class ScriptedSession(HostedSession):
         self._steered.setdefault(turn, []).append(text)
         self._keep_steering(thread, turn, text)
         self._steer_events.setdefault(turn, anyio.Event()).set()
-        await self.tell(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
+        await self.publish(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
 
     async def _play(self, turn: Turn, prompt: str) -> None:
         number = len(self._kept[turn.thread].turns)
@@ -255,7 +255,7 @@ class ScriptedSession(HostedSession):
             turn.observed_failure = step.error()  # scripted faults count as observed
             raise turn.observed_failure
         else:
-            await self.tell_of(turn, self._event_of(step, places))
+            await self.publish_for(turn, self._event_of(step, places))
 
     def _event_of(self, step: ScriptStep, places: Mapping[str, str]) -> Event:
         if step.think is not None:
@@ -289,7 +289,7 @@ class ScriptedSession(HostedSession):
             status="completed",
             source="observed",
         )
-        await self.tell_of(turn, ItemStarted(session="", item=call.item, kind=call.tool, command=call.command))
+        await self.publish_for(turn, ItemStarted(session="", item=call.item, kind=call.tool, command=call.command))
         began = self._clock.monotonic()
 
         def took() -> float:
@@ -297,17 +297,17 @@ class ScriptedSession(HostedSession):
 
         replace = msgspec.structs.replace
         if await self._is_declined(call, subject_of(call.tool, call.command)):
-            return await self.tell(replace(call, status="declined", started=False, duration_ms=took()))
+            return await self.publish(replace(call, status="declined", started=False, duration_ms=took()))
         try:
             tools = await self._tools_of(turn.thread)
             result = await run_sync(tools.call, tool, args)
         except (WorkspaceError, SandboxError) as error:
             if turn.id in self._endings:
-                await self.feed.tell(replace(call, status="abandoned", duration_ms=took()))
+                await self.feed.publish(replace(call, status="abandoned", duration_ms=took()))
                 raise
             output = f"{error.code}: {error.message}"
             started = _ran(error, is_command)
-            await self.tell(replace(call, status="failed", started=started, duration_ms=took(), output=output))
+            await self.publish(replace(call, status="failed", started=started, duration_ms=took(), output=output))
             if isinstance(error, SandboxError) and not isinstance(error, AGENT_ERRORS):
                 await self._kill(turn)
                 raise  # the agent can't continue without its box
@@ -324,14 +324,14 @@ class ScriptedSession(HostedSession):
             )
         else:
             call = replace(call, started=True, duration_ms=took(), output=result.text())
-        return await self.tell(call)
+        return await self.publish(call)
 
     async def _is_declined(self, call: ToolCall, subject: str) -> bool:
         decided = decide(subject, self.options.approvals)
         if decided is None:
             return False
         answer, rule = decided
-        await self.tell(
+        await self.publish(
             ApprovalDecision(
                 session=call.session,
                 thread=call.thread,

@@ -104,7 +104,7 @@ class CommandFlags:
     @contextlib.contextmanager
     def options(self, *, as_json: bool) -> Iterator[ExecOptions]:
         """Yield the options of the call. Once the command has started, signals to this process are passed on to it."""
-        from proofbox.sandbox.client.signals import passing_on
+        from proofbox.sandbox.client.signals import forwarding_signals
 
         with open_stdin(self.stdin) as source, contextlib.ExitStack() as stack:
             yield {
@@ -114,7 +114,7 @@ class CommandFlags:
                 "stdin": source,
                 "max_output": self.max_output,
                 "on_output": None if as_json else writer(self.raw),
-                "on_start": lambda running: stack.enter_context(passing_on(running.signal)),
+                "on_start": lambda running: stack.enter_context(forwarding_signals(running.signal)),
             }
 
 

@@ -17,7 +17,7 @@ def _shell(world: ToolWorld) -> ToolEnvironment:
 
 
 @check
-def a_command_is_a_result_however_it_ends(world: ToolWorld) -> None:
+def every_end_of_a_command_is_a_result(world: ToolWorld) -> None:
     env = _shell(world)
     done = env.run_command("echo out; echo err >&2; exit 7")
     same((done.exit_code, done.stdout, done.stderr, done.timed_out), (7, "out\n", "err\n", False))

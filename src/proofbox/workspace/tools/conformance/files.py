@@ -11,7 +11,7 @@ NO_PATHS = ("", "\0", "a\0b", "x" * 5000, "a/" + "y" * 300, "\ud800")
 
 
 @check
-def what_is_written_is_read(world: ToolWorld) -> None:
+def written_files_are_read_back(world: ToolWorld) -> None:
     env = world.env
     written = env.write_file("deep/er/file", "one\ntwo\n")
     same((written.created, written.size, written.path), (True, 8, "deep/er/file"))
@@ -25,7 +25,7 @@ def what_is_written_is_read(world: ToolWorld) -> None:
 
 
 @check
-def lines_are_read_from_and_to(world: ToolWorld) -> None:
+def line_ranges_are_read(world: ToolWorld) -> None:
     env = world.env
     env.write_file("f", "1\n22\n333\n4444")
     same((env.read_file("f", first_line=2, max_lines=2).content), "22\n333\n")
@@ -41,7 +41,7 @@ def lines_are_read_from_and_to(world: ToolWorld) -> None:
 
 
 @check
-def nothing_is_outside(world: ToolWorld) -> None:
+def paths_outside_the_root_are_refused(world: ToolWorld) -> None:
     env = world.env
     env.write_file("a/b", "x")
     for path in OUTSIDE:
@@ -56,7 +56,7 @@ def nothing_is_outside(world: ToolWorld) -> None:
 
 
 @check
-def what_is_not_there_or_no_file_is_said(world: ToolWorld) -> None:
+def missing_and_irregular_files_are_reported(world: ToolWorld) -> None:
     env = world.env
     env.write_file("d/f", "x")
     for tool in (env.read_file, env.remove_file, env.list_directory, env.list_files_recursive):
@@ -76,14 +76,14 @@ def what_is_not_there_or_no_file_is_said(world: ToolWorld) -> None:
 
 
 @check
-def what_is_too_large_is_refused(world: ToolWorld) -> None:
+def large_files_are_refused(world: ToolWorld) -> None:
     refused(FileTooLarge, world.env.write_file, "f", b"x" * (LARGEST_FILE + 1))
     refused(FileAbsent, world.env.read_file, "f")
     refused(ArgumentsInvalid, world.env.write_file, "f", "\ud800")
 
 
 @check
-def what_is_removed_is_gone(world: ToolWorld) -> None:
+def removed_files_are_absent(world: ToolWorld) -> None:
     env = world.env
     env.write_file("d/f", "x")
     same(env.remove_file("d/f").path, "d/f")

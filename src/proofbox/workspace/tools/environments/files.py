@@ -33,7 +33,7 @@ from proofbox.workspace.tools.environments.patch import FilePatch, apply_hunks, 
 from proofbox.workspace.tools.environments.search_source import TreeSource
 from proofbox.workspace.tools.tree import DirectoryItem, FileTree, below
 
-FARTHEST = 1 << 30
+MAX_OFFSET = 1 << 30
 """Maximum number of bytes to skip before the first line: a sparse file may be almost endless."""
 _PIECE = 1 << 16
 
@@ -229,11 +229,11 @@ def _lines(stream: BinaryIO, first: int, most: int | None, room: int) -> tuple[b
     for _ in range(first - 1):
         piece = b""
         while not piece.endswith(b"\n"):
-            if passed > FARTHEST:
+            if passed > MAX_OFFSET:
                 raise FileTooLarge(
-                    f"line {first} is not within the first {FARTHEST} bytes",
+                    f"line {first} is not within the first {MAX_OFFSET} bytes",
                     op="read_file",
-                    details={"limit": FARTHEST},
+                    details={"limit": MAX_OFFSET},
                 )
             if not (piece := stream.readline(_PIECE)):
                 return b"", False

@@ -122,7 +122,7 @@ class EffectRecording:
         facts = {**_intent(call), **_refusal(error), "decision": "deny"}
         self._log.append(id=self._log.new_id(), phase="denied", kind=call.tool, **facts)
 
-    def saw(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Record events of a box (`on_event`): connections that the proxy allowed or refused."""
         if event.kind != "network" or event.phase not in ("allowed", "denied"):
             return
