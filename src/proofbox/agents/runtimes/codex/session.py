@@ -19,7 +19,8 @@ from proofbox.agents.box_facts import box_facts, variables_of
 from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.events import Listener, Notice, ThreadStarted, TurnStatus
 from proofbox.agents.feed import Feed, Turn
-from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
+from proofbox.agents.gateway.endpoint import ModelEndpoint
+from proofbox.agents.gateway.server import ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.runtimes.codex import fields
 from proofbox.agents.runtimes.codex.binary import Binary
