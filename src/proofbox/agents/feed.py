@@ -9,7 +9,7 @@ import msgspec
 from proofbox.agents.contract import TurnResult
 from proofbox.agents.events import Event, Listener, Message, Source, TokenUsage, TurnEnded, TurnStatus, Usage
 from proofbox.core.clock import Clock
-from proofbox.errors import AgentError, InternalError, ListenerFailed, UsageError
+from proofbox.errors import AgentError, InternalError, ListenerFailed, ProofboxError, UsageError
 
 LISTEN_SECONDS = 300.0
 """Timeout for one listener to handle one event. It is long because a listener may snapshot a large workspace; the call
@@ -29,7 +29,7 @@ class Turn:
         self.usage_source: Source = "runtime_reported"
         self.answered = False
         """The model has completed a response."""
-        self.observed_failure: AgentError | None = None
+        self.observed_failure: ProofboxError | None = None
         """See `TurnResult.observed_failure`."""
         self.result: TurnResult | None = None
 

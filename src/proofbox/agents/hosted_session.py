@@ -22,6 +22,7 @@ from proofbox.core.ids import IdSource
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
+    InternalError,
     ProofboxError,
     RuntimeCrashed,
     RuntimeStalled,
@@ -198,11 +199,12 @@ class HostedSession:
                     status, failure = "completed", None
         except AgentError as error:
             status, failure = "failed", error
-        except ProofboxError as error:
-            status, failure = "failed", _as_agent_error(error)
         except Exception as error:
-            # A bug in the runtime must not leave callers waiting for the turn.
-            status, failure = "failed", AgentError(f"{self.runtime} failed: {type(error).__name__}: {error}", op="turn")
+            # The box was lost, or our own code failed: callers must not wait for the turn, nor blame the agent for it.
+            cause = error if isinstance(error, ProofboxError) else _bug(self.runtime, error)
+            status, failure = "failed", _as_agent_error(cause)
+            if turn.id not in self._endings:  # otherwise we stopped the box ourselves
+                turn.observed_failure = cause
         finally:
             with anyio.CancelScope(shield=True):
                 ending = self._endings.get(turn.id)
@@ -239,6 +241,10 @@ def _outcome_of(ending: Ending, timeout: float | None) -> tuple[TurnStatus, Agen
         return "failed", RuntimeStalled(f"the turn showed no activity for {timeout:g} s", op="turn")
     why = "the turn was interrupted" if ending == "interrupt" else "the session was closed during the turn"
     return "interrupted", TurnInterrupted(why, op="turn")
+
+
+def _bug(runtime: str, error: Exception) -> InternalError:
+    return InternalError(f"{runtime} failed: {type(error).__name__}: {error}", op="turn")
 
 
 def _as_agent_error(error: ProofboxError) -> AgentError:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +31,7 @@ from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 from proofbox.lab.run.template import FORKS_OF_A_STORE, GIVEN, MAX_IDLE, Templates, forget_workspaces
 from proofbox.lab.suite.reading import pinned_name
+from proofbox.sandbox.conformance.context import command_line, processes_with
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
@@ -348,3 +352,25 @@ def test_box_failure_at_first_command_does_not_count_against_the_agent(
     made = plan(source, out, tmp_path, chain="process", runtimes=runtimes, retries=0)
     conduct(made, out)
     assert results(made, out) == {"a.1": ("none", "none", "SANDBOX_START_FAILED", "infra_failed")}
+
+
+@boxed
+def test_lost_box_is_retried_and_does_not_count_against_the_agent(out: Path, tmp_path: Path) -> None:
+    source = HEAD + mission("a", expect={"file": [{"path": "answer.txt"}]})
+    runtimes = {"process": {"command": ["/bin/sh", "-c", "echo > up; sleep 600"]}}
+    made = plan(source, out, tmp_path, chain="process", runtimes=runtimes, retries=0)
+
+    def kill_box() -> None:
+        work = out / ".work" / made.run_id
+        while not list(work.rglob("workspace/up")):
+            time.sleep(0.02)
+        for pid in processes_with(str(work)):
+            if "boxagent" in command_line(pid).split(" ")[0]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_box)
+        conduct(made, out)
+        killed.result()
+    assert results(made, out) == {"a.1": ("none", "none", "SANDBOX_LOST", "infra_failed")}

@@ -349,7 +349,7 @@ class _Supervisor:
             self._infra = self._failed_with(result.error, seen)
             self._reason = "turn_failed" if self._infra is None else "infra_failed"
 
-    def _failed_with(self, error: AgentError | None, seen: AgentError | None) -> ProofboxError | None:
+    def _failed_with(self, error: AgentError | None, seen: ProofboxError | None) -> ProofboxError | None:
         """Return the infrastructure failure that ended a turn; None if the failure is the agent's."""
         if error is None:
             return AgentError("the turn failed without stating a reason", op="turn")
