@@ -385,7 +385,7 @@ def test_connection_limit_and_retry_when_descriptors_run_out(monkeypatch: pytest
             async with anyio.create_task_group() as tasks:
 
                 async def serve() -> None:
-                    await accept_all(listener, host, most=2)
+                    await accept_all(listener, host, limit=2)
 
                 tasks.start_soon(serve)
                 await anyio.wait_all_tasks_blocked()
@@ -408,7 +408,7 @@ def test_broken_listener_raises() -> None:
     async def main() -> None:
         listener: Any = Listener(OSError(errno.EBADF, "closed"))
         with anyio.fail_after(60):
-            await accept_all(listener, host, most=2)
+            await accept_all(listener, host, limit=2)
 
     with pytest.raises(ExceptionGroup) as raised:
         anyio.run(main)

@@ -256,7 +256,15 @@ def test_any_value_in_any_field(odd: Path, changes: list[tuple[tuple[str | int, 
 
 LINES = [
     *("[suite]", "[[mission]]", 'id = "a"', 'prompt = "p"', "mission = [{}]", "[defaults]", "[mission.verify]"),
-    *("a.b.c = 1", '"" = 1', "'\\' = 1", 'x = """\n\\\n"""', "x = [ # ]\n]", "[[mission.script.step]]", "[suite.most]"),
+    *(
+        "a.b.c = 1",
+        '"" = 1',
+        "'\\' = 1",
+        'x = """\n\\\n"""',
+        "x = [ # ]\n]",
+        "[[mission.script.step]]",
+        "[suite.max_concurrent]",
+    ),
     *("\r", "{", "}"),
 ]
 

@@ -164,7 +164,7 @@ class Funnel:
 
         try:
             async with await anyio.abc.SocketListener.from_socket(self._socket) as listener:
-                await accept_all(listener, host, most=self._bounds.connections)
+                await accept_all(listener, host, limit=self._bounds.connections)
         finally:
             self.close()
 

@@ -80,10 +80,10 @@ class FunnelPeer:
         async with self._sending:
             await self._stream.send(_HEAD.pack(kind, len(payload)) + payload)
 
-    async def _frame(self, most: int) -> tuple[bytes, bytes]:
+    async def _frame(self, limit: int) -> tuple[bytes, bytes]:
         await self._fill(_HEAD.size)
         kind, size = _HEAD.unpack_from(self._buffer)
-        if size > most:
+        if size > limit:
             raise MalformedFrame("frame too large")
         await self._fill(_HEAD.size + size)
         payload = bytes(self._buffer[_HEAD.size : _HEAD.size + size])

@@ -138,7 +138,7 @@ class ModelGateway:
     async def _serve(self, listener: anyio.abc.SocketListener) -> None:
         host = connection_handler(self._handle, budget=BodyBudget(BODIES), on_failure=self._failed)
         try:
-            await accept_all(listener, host, most=CONNECTIONS)
+            await accept_all(listener, host, limit=CONNECTIONS)
         except Exception as error:
             await self._report_trouble("GATEWAY_ENDED", f"the model gateway has stopped ({type(error).__name__})")
             raise

@@ -117,8 +117,8 @@ def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: C
     path = ledger_path(out, plan.run_id)
     lanes = lanes_of(plan, suite, lambda mission: work / TEMPLATES / mission.id / GIVEN)
     ledger = Ledger.create(path, about, attempts_of(plan, suite, lanes), clock=clock)
-    for lane, most in bounds_of(suite).items():
-        ledger.bound_lane(lane, most)
+    for lane, limit in bounds_of(suite).items():
+        ledger.bound_lane(lane, limit)
     ledger.close()
     return path
 

@@ -119,12 +119,12 @@ def _read(path: Path) -> LimiterState:
 
 
 class Limiter:
-    """The gate of one credential for one caller: a run with at most `most` concurrent attempts."""
+    """The gate of one credential for one caller: a run with at most `max_concurrent` concurrent attempts."""
 
     def __init__(
         self,
         credential: str,
-        most: int,
+        max_concurrent: int,
         *,
         caller: str = "",
         directory: Path | None = None,
@@ -139,7 +139,7 @@ class Limiter:
         self._lock = directory / f"{name}.lock"
         self._credential = credential
         self._caller = caller
-        self._most = max(1, most)
+        self._max_concurrent = max(1, max_concurrent)
         self._clock: Clock = clock or SystemClock()
         self._alive = alive
 
@@ -152,7 +152,7 @@ class Limiter:
                 return state.closed_until - now
             # The window applies to all callers together, the caller's own maximum only to itself.
             own = sum(each.name.startswith(f"{self._caller}/") for each in state.inside)
-            if own >= self._most or len(state.inside) >= math.floor(state.window):
+            if own >= self._max_concurrent or len(state.inside) >= math.floor(state.window):
                 return POLL_SECONDS
             change.to(inside=(*state.inside, TakenSlot(self._named(name), process)))
             return None
@@ -165,7 +165,7 @@ class Limiter:
         """Grow the window by one per full window of successes, up to the caller's own maximum."""
         with self._changing() as change:
             window = change.state.window
-            change.to(window=max(window, min(float(self._most), window + 1 / window)), past=0)
+            change.to(window=max(window, min(float(self._max_concurrent), window + 1 / window)), past=0)
 
     def rate_limited(self, began: float, retry_after: float | None = None) -> None:
         """Halve the window, once for all attempts that were running then: `began` is when this attempt started."""

@@ -64,11 +64,11 @@ def check_suite(suite: SuiteFields, problems: Problems) -> None:
     at: Path = ("suite", "strategies")
     if suite.strategies:
         _check_strategies(suite.strategies, problems, at)
-    known = (*PROVIDERS, *installed().ids) if suite.most else ()
-    for name in suite.most:
+    known = (*PROVIDERS, *installed().ids) if suite.max_concurrent else ()
+    for name in suite.max_concurrent:
         if ALIASES.get(name, name) not in known:
             what = f"{name[:200]!r} is neither a provider nor a strategy"
-            problems.say(("suite", "most", name), what, nearest(name, known))
+            problems.say(("suite", "max_concurrent", name), what, nearest(name, known))
 
 
 def check_mission(mission: Mission, problems: Problems, at: Path) -> None:

@@ -48,7 +48,9 @@ class Shape:
 
     @staticmethod
     def _elsewhere(struct: type[msgspec.Struct], name: str) -> str:
-        """Return a hint for a field that is valid in another table."""
+        """Return a hint for a field that is valid in another table, or under another name."""
+        if struct is SuiteFields and name == "most":
+            return "did you mean max_concurrent?"
         if struct in (SuiteFields, SuiteDocument) and name in _fields(MissionFields):
             return f"write it in [defaults] for every mission, or in a [[mission]]: {name} = ..."
         if struct in (SuiteDocument, MissionFields) and name in _fields(SuiteFields):

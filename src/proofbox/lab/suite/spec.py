@@ -266,7 +266,7 @@ class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     strategies: tuple[Text, ...] = ()
     """The chain to use unless a flag sets one."""
     isolation: Isolation = "process"
-    most: dict[str, Count] = {}
+    max_concurrent: dict[str, Count] = {}
     """Maximum concurrent attempts by provider or strategy: `{ docker = 2, process = 4 }`. All limits apply, in addition
     to -n."""
 

@@ -269,9 +269,9 @@ def _unrecognized(method: str, params: Any) -> Unrecognized:
     )
 
 
-def _remember(kept: dict[K, V], key: K, value: V, most: int | None = None) -> None:
+def _remember(kept: dict[K, V], key: K, value: V, limit: int | None = None) -> None:
     """Store a value and drop the oldest ones, so that a program can't exhaust memory."""
     kept.pop(key, None)
     kept[key] = value
-    if len(kept) > (REMEMBERED if most is None else most):
+    if len(kept) > (REMEMBERED if limit is None else limit):
         del kept[next(iter(kept))]
