@@ -15,7 +15,7 @@ import anyio
 from proofbox.agents.funnel.calls import CallRecorder, FunnelCall
 from proofbox.agents.funnel.command import DISCONNECTED
 from proofbox.agents.funnel.wire import SEND_TIMEOUT, FunnelPeer
-from proofbox.agents.jsonrpc.lines import LineSplitter
+from proofbox.agents.lines import LineSplitter
 from proofbox.core.text import preview
 from proofbox.sandbox.client.async_process import AsyncProcess
 from proofbox.sandbox.contract import Output

@@ -25,16 +25,21 @@ import anyio.abc
 import httpx2
 import msgspec
 
+from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
 from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body, read_headers
-from proofbox.agents.jsonrpc.lines import LineSplitter
+from proofbox.agents.lines import LineSplitter
 from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.files.removal import remove_tree
 from proofbox.core.redaction.stream import StreamRedactor
+from proofbox.sandbox.contract import Door
 from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 
 PREFIX = "/model"
+PORT = 4011
+"""The port of the gateway on the loopback interface of a box."""
 CONNECT_SECONDS = 15.0
 MAX_ERROR_BODY = 1 << 20
 REMEMBERED = 10_000
@@ -298,3 +303,20 @@ def _turn_of(request: HttpRequest) -> str:
         return ""
     turn = metadata.get("turn_id") if isinstance(metadata, dict) else ""
     return turn if isinstance(turn, str) else ""
+
+
+@contextlib.asynccontextmanager
+async def open_model_route(
+    gateway: ModelGateway, options: SessionOptions, directory: Path
+) -> AsyncIterator[tuple[str, tuple[Door, ...]]]:
+    """Run the gateway. Yield the address for the agent, and the door in the box that leads to the gateway."""
+    if not options.sandboxed or options.policy.get("network") == "full":  # the agent shares the host's loopback
+        async with gateway.listening_on_loopback() as base_url:
+            yield base_url, ()
+        return
+    os.mkdir(directory, 0o700)
+    try:
+        async with gateway.listening_at(directory) as path:
+            yield f"http://127.0.0.1:{PORT}{PREFIX}", (Door(PORT, path),)
+    finally:
+        remove_tree(directory)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 
+from proofbox.agents.agent_box import kill_marked
+from proofbox.agents.contract import SessionOptions
 from proofbox.agents.jsonrpc.peer import OnFailure, OnGarbage, OnNotification, OnRequest, RpcPeer
-from proofbox.agents.marked import kill_marked
-from proofbox.agents.runtimes.codex.binary import check_version
+from proofbox.agents.runtimes.codex.binary import Binary, check_version
+from proofbox.agents.runtimes.codex.settings import CodexSettings, config_toml
+from proofbox.core.files.atomic import write_document
 from proofbox.core.text import printable
-from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken
+from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken, UsageError
 from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
 from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.contract import Door, ExecResult, Mount
 
+INSIDE = "/run/codex"
 MAX_STDERR = 8 << 10
 EXIT_SECONDS = 10.0
 CLIENT = {"name": "proofbox", "title": None, "version": "1"}
@@ -196,3 +202,60 @@ async def _come_up(program: Program) -> None:
     except AgentError as error:
         error.details.setdefault("stderr", program.stderr_tail())
         raise
+
+
+def prepare(
+    options: SessionOptions,
+    settings: CodexSettings,
+    binary: Binary,
+    home: Path,
+    base_url: str,
+    doors: tuple[Door, ...],
+) -> Launch:
+    _write_home(home, config_toml(settings, base_url), options)
+    program, inside = str(binary.path), str(home)
+    mounts: tuple[Mount, ...] = ()
+    policy = options.policy.copy()
+    if options.sandboxed:
+        inside = f"{INSIDE}/home"
+        program, mount = _program_inside(binary)
+        mounts = (mount, Mount(home, inside, writable=True))
+        if policy.get("network") is None:
+            policy["network"] = "none"
+    return Launch(
+        argv=[program, "app-server"],
+        env={**options.env, "CODEX_HOME": inside},
+        provider=options.provider if options.sandboxed else "off",
+        policy=policy,
+        mounts=mounts,
+        doors=doors,
+        seconds=options.request_timeout,
+    )
+
+
+def _write_home(home: Path, config: str, options: SessionOptions) -> None:
+    """Write the configuration into the home.
+
+    An agent could write to an existing home, so no link in it is followed and nothing in it is executed on the host.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not options.sandboxed and any(home.iterdir()):
+        raise UsageError(
+            "a home that an agent could write to can't be used outside a box",
+            op="start",
+            fix_hints=["resume in a box, or start with a new home"],
+        )
+    write_document(home / "config.toml", config.encode(), mode=0o600)
+    if os.geteuid() == 0:  # commands in the box run as the owner of the workspace
+        owner = options.workspace.stat()
+        os.chown(home, owner.st_uid, owner.st_gid)
+        for _, folders, files, fd in os.fwalk(home):
+            for name in (*folders, *files):
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=fd, follow_symlinks=False)
+
+
+def _program_inside(binary: Binary) -> tuple[str, Mount]:
+    if binary.package is None:
+        return f"{INSIDE}/codex", Mount(binary.path, f"{INSIDE}/codex")
+    path = binary.path.relative_to(binary.package)
+    return f"{INSIDE}/package/{path}", Mount(binary.package, f"{INSIDE}/package")

@@ -12,9 +12,8 @@ from proofbox.agents.events import Event, Integrity, RateWindows, TokenUsage
 from proofbox.agents.feed import Turn
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.failures import note
-from proofbox.agents.gateway.server import ModelGateway
+from proofbox.agents.gateway.server import ModelGateway, open_model_route
 from proofbox.agents.gateway.traffic import Exchange
-from proofbox.agents.runtimes.codex.launch import open_model_route
 from proofbox.agents.usage import UsageLedger
 from proofbox.errors import RuntimeStartFailed
 from proofbox.sandbox.contract import Door

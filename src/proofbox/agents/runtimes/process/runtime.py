@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import msgspec
 
-from proofbox.agents.box_facts import box_facts, variables_of
+from proofbox.agents.agent_box import box_facts, kill_marked, variables_of
 from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice, TokenUsage, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.server import TURN_VARIABLE, Funnel
 from proofbox.agents.hosted_session import HostedSession
-from proofbox.agents.jsonrpc.lines import LineSplitter
-from proofbox.agents.marked import kill_marked
+from proofbox.agents.lines import LineSplitter
 from proofbox.agents.runtimes.process.dialects import DialectName, dialect_named
 from proofbox.agents.settings import read_settings
 from proofbox.agents.usage import NOTHING, added

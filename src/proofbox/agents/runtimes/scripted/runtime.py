@@ -15,8 +15,8 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
+from proofbox.agents.agent_box import box_facts, variables_of
 from proofbox.agents.approvals import decide, subject_of
-from proofbox.agents.box_facts import box_facts, variables_of
 from proofbox.agents.contract import AgentRuntime, RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import (
     ApprovalDecision,

@@ -1,14 +1,22 @@
-"""Kill processes in a box by their environment variables.
+"""The box of an agent: facts about it for the record, and killing processes in it.
 
-A child that leaves its process group and its parent still has the environment variables of the original command.
+Processes are found by their environment variables: a child that leaves its process group and its parent still has the
+variables of the original command.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
 
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.async_service import AsyncSession
+from proofbox.sandbox.box_handle import BoxHandle
+from proofbox.sandbox.host.usage import observed
+from proofbox.sandbox.sessions import SessionInfo
 
 KILL_SECONDS = 10.0
 
@@ -32,6 +40,22 @@ $wanted
 done
 exit 1
 """
+
+
+def box_facts(box: SessionInfo) -> dict[str, Any]:
+    return {
+        "provider": box.provider,
+        "isolation": box.isolation.value,
+        "sandboxed": box.isolation.value != "none",
+        "network": box.policy.network,
+        "policy": msgspec.to_builtins(box.policy, enc_hook=str),
+        "observed": msgspec.to_builtins(observed(box.id)),
+    }
+
+
+def variables_of(box: BoxHandle, given: Iterable[str]) -> list[str]:
+    """Return the names of a program's variables: those of the box, and those it was started with."""
+    return sorted({*box.environment, *(name for name in box.forwards if name in os.environ), *given})
 
 
 async def kill_marked(box: AsyncSession, marks: Sequence[str]) -> bool:
