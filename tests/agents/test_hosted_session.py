@@ -14,7 +14,7 @@ from drive import Driven, drive
 from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.errors import SandboxLost
-from proofbox.workspace.tools.contract import ToolResult
+from proofbox.workspace.tools.results import ToolResult
 
 SCRIPT = {"step": [{"tool": "run_command", "args": {"command": "work"}}, {"say": "done"}]}
 

@@ -21,7 +21,7 @@ from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.events import Event, ToolCall, TurnEnded, TurnStarted
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.workspace.tools.contract import CommandResult, ToolResult
+from proofbox.workspace.tools.results import CommandResult, ToolResult
 
 
 class FalseTools:

@@ -55,10 +55,10 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.capabilities.capabilities import CapabilityGuard, require
-from proofbox.workspace.tools.contract import CommandResult, ToolResult
 from proofbox.workspace.tools.environments.commands import command_argv
 from proofbox.workspace.tools.environments.host import SandboxEnvironment
 from proofbox.workspace.tools.registry import create_tool_registry
+from proofbox.workspace.tools.results import CommandResult, ToolResult
 
 
 class ScriptedSettings(msgspec.Struct, frozen=True):

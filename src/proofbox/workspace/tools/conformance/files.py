@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proofbox.errors import ArgumentsInvalid, FileAbsent, FileKindRefused, FileTooLarge, ToolPathRefused
 from proofbox.workspace.tools.conformance.world import ToolWorld, check, paths_of, refused, same
-from proofbox.workspace.tools.contract import LARGEST_FILE
+from proofbox.workspace.tools.contract import LARGEST_FILE, READ_LIMIT
 
 OUTSIDE = ("..", "../x", "a/../../x", "/etc/passwd", "/", "../" * 50 + "etc/passwd", "a/../..")
 NO_PATHS = ("", "\0", "a\0b", "x" * 5000, "a/" + "y" * 300, "\ud800")
@@ -33,10 +33,13 @@ def line_ranges_are_read(world: ToolWorld) -> None:
     same(env.read_file("f", first_line=4).content, "4444")
     same((env.read_file("f", first_line=4).truncated, env.read_file("f").truncated), (False, False))
     same(env.read_file("f", first_line=9).content, "")
-    part = env.read_file("f", max_bytes=6)
-    same((part.content, part.truncated, part.size), ("1\n22\n", True, 13))
-    env.write_file("g", "x" * 100)
-    same((env.read_file("g", max_bytes=10).content, env.read_file("g", max_bytes=10).truncated), ("x" * 10, True))
+    env.write_file("f", "1\n" + "x" * READ_LIMIT)
+    part = env.read_file("f")
+    same((part.content, part.truncated, part.size), ("1\n", True, READ_LIMIT + 2))
+    part = env.read_file("f", first_line=2)
+    same((part.content, part.truncated), ("x" * READ_LIMIT, False))
+    env.write_file("g", "x" * (READ_LIMIT + 1))
+    same((env.read_file("g").content, env.read_file("g").truncated), ("x" * READ_LIMIT, True))
     refused(ArgumentsInvalid, env.read_file, "f", first_line=0)
 
 
