@@ -31,6 +31,9 @@ class FailingTools:
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
         raise self.error
 
+    def commands_alive(self) -> int:
+        return 0
+
     def stop(self) -> None:
         pass
 

@@ -39,6 +39,9 @@ class FalseTools:
             raise SandboxLost("the box was stopped")
         return CommandResult(command=(str(args["command"]),), cwd=".", exit_code=0, stdout="", stderr="")
 
+    def commands_alive(self) -> int:
+        return 0
+
     def stop(self) -> None:
         self._stopped.set()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.events import Notice
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.async_service import AsyncSession
 from proofbox.sandbox.box_handle import BoxHandle
@@ -19,6 +20,7 @@ from proofbox.sandbox.host.usage import observed
 from proofbox.sandbox.sessions import SessionInfo
 
 KILL_SECONDS = 10.0
+KILLED_AT_END = "killed_at_end"
 
 # Kill every process whose environment contains all arguments. Repeat, because a process may fork during a pass.
 _KILL = r"""
@@ -40,6 +42,12 @@ $wanted
 done
 exit 1
 """
+
+
+def killed_at_end(session: str) -> Notice:
+    """Return the event that reports processes which outlived their turns and end with the session's box."""
+    message = "processes that the agent started were still running when the session was closed, and were killed"
+    return Notice(session=session, kind=KILLED_AT_END, message=message)
 
 
 def box_facts(box: SessionInfo) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import anyio
 import msgspec
 
+from proofbox.agents.agent_box import killed_at_end
 from proofbox.agents.background import Background
 from proofbox.agents.contract import AgentRuntime, SessionOptions, TurnResult
 from proofbox.agents.events import Event, Listener, ThreadStarted, TurnStarted, TurnStatus
@@ -137,6 +138,8 @@ class HostedSession:
                     await self._end_early(turn.id, "close")
                 for turn in self.feed.turns_under_way():
                     await turn.ended.wait()
+            if await self._commands_alive():
+                await self.feed.publish(killed_at_end(self.id))
             await self._release()  # before the background: it wakes tasks that can't be cancelled
             await self._background.close()
 
@@ -151,6 +154,10 @@ class HostedSession:
 
     async def _end_thread(self, thread: str) -> None:
         """Kill whatever the turns of a thread left running."""
+
+    async def _commands_alive(self) -> int:
+        """Return the number of commands that still have processes."""
+        return 0
 
     async def _release(self) -> None:
         """Release the session's resources."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.agent_box import KILLED_AT_END
 from proofbox.agents.approvals import subject_of
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.words import counted
@@ -20,7 +21,7 @@ from proofbox.errors import ProofboxError
 from proofbox.evidence.bundle.paths import read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.trace import CALLS
+from proofbox.lab.attempt.trace import CALLS, EVENTS
 from proofbox.lab.run.closing import UNREADABLE, stated
 from proofbox.lab.run.ledger import Attempt, Ended
 
@@ -119,13 +120,15 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
     report = documents.get(artifacts.REPORT, {})
     if unstated := report.get("responses_without_usage"):
         yield f"{counted(unstated, 'model response')} did not state token usage, so the token count is incomplete."
-    calls = list(_calls(bundle))
+    calls = [entry for entry in _entries(bundle / CALLS) if "call" in entry]
     if calls:
         yield f"What it did ({counted(len(calls), 'tool call')}):"
         for number, call in enumerate(calls[:MAX_CALLS], 1):
             yield f"  {number}. {_call(call, bundle)}"
         if len(calls) > MAX_CALLS:
             yield f"  and {len(calls) - MAX_CALLS} more, in {bundle / CALLS}"
+    if any((entry.get("event"), entry.get("kind")) == ("notice", KILLED_AT_END) for entry in _entries(bundle / EVENTS)):
+        yield "Processes that it had started were still running at its end, and were killed."
     changed = _changed(bundle)
     if changed:
         more = f" and {len(changed) - MAX_PATHS} more, in {bundle / artifacts.FINAL_DIFF}"
@@ -201,9 +204,9 @@ def _changed(bundle: Path) -> list[str]:
     return [line.removeprefix("diff ") for line in lines if line.startswith("diff ")]
 
 
-def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
+def _entries(log: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = read_bounded(bundle / CALLS, MAX_BYTES).splitlines()
+        lines = read_bounded(log, MAX_BYTES).splitlines()
     except OSError:
         return
     for line in lines:
@@ -211,7 +214,7 @@ def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
             entry = parse_strict(line)
         except CanonicalError:  # truncated by a kill
             continue
-        if isinstance(entry, dict) and "call" in entry:
+        if isinstance(entry, dict):
             yield entry
 
 

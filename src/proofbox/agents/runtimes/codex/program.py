@@ -28,6 +28,7 @@ from proofbox.sandbox.contract import Door, ExecResult, Mount
 INSIDE = "/run/codex"
 MAX_STDERR = 8 << 10
 EXIT_SECONDS = 10.0
+ALIVE_SECONDS = 1.0
 CLIENT = {"name": "proofbox", "title": None, "version": "1"}
 
 
@@ -80,6 +81,13 @@ class Program:
         """Kill the processes of a call or a thread, found by their variables. Return whether none is left."""
         marks = [f"CODEX_THREAD_ID={thread}", *([f"CODEX_TOOL_CALL_ID={call}"] if call else ())]
         return await kill_marked(self.box, marks)
+
+    async def commands_alive(self) -> int:
+        """Return the number of commands with processes after the program itself has ended; 0 if it has not."""
+        with contextlib.suppress(ProofboxError), anyio.move_on_after(ALIVE_SECONDS):
+            await self._process.wait()
+            return await self.box.commands_alive()
+        return 0
 
     async def crash_error(self) -> RuntimeCrashed:
         """Return an error that explains why the output ended, with the exit status and the end of stderr."""

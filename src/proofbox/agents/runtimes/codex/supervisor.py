@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from proofbox.agents.agent_box import box_facts, variables_of
+from proofbox.agents.agent_box import box_facts, killed_at_end, variables_of
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.events import Notice, TurnStatus
 from proofbox.agents.gateway.server import ModelGateway, open_model_route
@@ -129,6 +129,8 @@ class Supervisor:
                 tasks.cancel_scope.cancel()
             self.program = None
             crash = None if self.closing.is_set() else await program.crash_error()
+            if crash is None and await program.commands_alive():
+                await self._listener.feed.publish(killed_at_end(self._id))
         # The box and all its processes have ended.
         if crash is not None:
             self.recoveries.append({"reason": crash.message, "at_turns": len(self._listener.feed.turns_under_way())})

@@ -287,6 +287,9 @@ class ProcessSession(HostedSession):
         if self._box is not None and self._box.info.state != "running":
             raise RuntimeCrashed("the session's box has ended", op="session", fix_hints=["start another session"])
 
+    async def _commands_alive(self) -> int:
+        return 0 if self._box is None else await self._box.commands_alive()
+
     async def _release(self) -> None:
         await self._boxes.close()
         if self._route is not None:

@@ -74,6 +74,9 @@ class Tools(Protocol):
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult: ...
 
+    def commands_alive(self) -> int:
+        """Return the number of commands that still have processes."""
+
     def stop(self) -> None:
         """End the box and everything in it; pending calls raise. Idempotent."""
 
@@ -107,6 +110,9 @@ class BoxedTools:
         if name == "run_command" and self._env:
             args = {**args, "env": {**self._env, **args.get("env", {})}}
         return self._registry.call(name, args)
+
+    def commands_alive(self) -> int:
+        return self._session.commands_alive()
 
     def stop(self) -> None:
         self._boxes.close()
@@ -361,6 +367,9 @@ class ScriptedSession(HostedSession):
         tools = self._tools.pop(thread, None)
         if tools is not None:
             await run_sync(tools.stop)
+
+    async def _commands_alive(self) -> int:
+        return sum([await run_sync(tools.commands_alive) for tools in self._tools.values()])
 
     async def _release(self) -> None:
         await self._stop_all()
