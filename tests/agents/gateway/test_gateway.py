@@ -114,7 +114,6 @@ def test_gateway_adds_the_key_and_records_the_exchange(tmp_path: Path) -> None:
             ("secondary", 7.0, 10080.0),
         ]
         assert all(w.resets_at and w.resets_at > 1e9 for w in last.windows)
-        assert last.response_bytes > 100
         for text in (repr(lab.gateway), repr(lab.gateway._endpoint), repr(last)):
             assert KEY not in text
 

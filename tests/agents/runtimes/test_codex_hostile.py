@@ -153,7 +153,7 @@ def test_invented_threads_and_turns_do_not_accumulate() -> None:
             place = {"threadId": f"t{number}" + "x" * 10**4, "turnId": f"u{number}"}
             await listener.on_notification("warning", place)
             await listener.on_notification("turn/started", place)
-        assert len(listener.threads) == len(listener._signs) == 1 + MAX_UNREQUESTED
+        assert len(listener.threads) == len(listener._last_activity) == 1 + MAX_UNREQUESTED
         assert len(listener.feed.turns_under_way()) == 1 + MAX_UNREQUESTED
         assert all(len(thread) <= 200 for thread in listener.threads)
         codes = [event.code for event in lab.told if isinstance(event, Integrity)]

@@ -98,7 +98,7 @@ def test_both_engines_find_the_same_lines(
 ) -> None:
     root = tmp_path_factory.mktemp("tree")
     fill(root, files)
-    request = Search(pattern, most=most, context=context, ignore_case=ignore_case)
+    request = Search(pattern, max_matches=most, context=context, ignore_case=ignore_case)
     try:
         compile_pattern(pattern)
     except PatternRefused:
@@ -256,7 +256,7 @@ def test_many_files_are_searched_in_batches(tmp_path: Path, rounds: Callable[[in
     count = rounds(600, 5000)
     files = {f"d{n % 7}/f{n:04}": (b"filler\n" * 200 + b"needle %d\n" % n) for n in range(count)}
     fill(tmp_path, files)
-    ripgrep, python = both(tmp_path, Search("needle", most=count))
+    ripgrep, python = both(tmp_path, Search("needle", max_matches=count))
     assert ripgrep == python
     assert [line.path for line in ripgrep.lines] == sorted(files)
     assert all(line.line == 201 for line in ripgrep.lines)

@@ -177,7 +177,6 @@ class ModelGateway:
             method=request.method[:16],
             path=(path or "")[:500],
             at_ms=self._elapsed(0),
-            request_bytes=len(request.body),
             thread=request.header("thread-id")[:100],
             turn=_turn_of(request)[:100],
         )
@@ -225,7 +224,6 @@ class ModelGateway:
                 request.method, url, content=request.body or None, headers=headers
             ) as response:
                 exchange.status = response.status_code
-                exchange.first_byte_ms = self._elapsed(exchange.at_ms)
                 read_headers(exchange, response.headers, self._clock.now().timestamp())
                 await self._return_response(response, exchange, responder)
         except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
@@ -252,7 +250,6 @@ class ModelGateway:
             async for piece in response.aiter_bytes():
                 body = (body + piece)[:MAX_ERROR_BODY]
             exchange.outcome = "http_error"
-            exchange.response_bytes = len(body)
             body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
             await self._conclude(exchange)
@@ -267,7 +264,6 @@ class ModelGateway:
         reader, lines, body = StreamReader(exchange, self._on_call), LineSplitter(MAX_EVENT), bytearray()
         clean = StreamRedactor(self._redactor)
         async for piece in response.aiter_bytes():
-            exchange.response_bytes += len(piece)
             if is_stream:
                 for line, cut in lines.feed(piece):
                     if not cut:

@@ -43,8 +43,6 @@ ACTIVITY = 80
 _COMMANDS = ("command", "commandExecution", "command_execution", "Bash")
 """The names that runtimes use for the command tool; activity lines show the command alone."""
 CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
-SAME_CALLS = 3
-"""This many identical calls in a row suggest that the agent makes no progress."""
 
 
 class Trace:

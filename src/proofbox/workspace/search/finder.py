@@ -29,7 +29,7 @@ _FIRST_BATCH, _LARGEST_BATCH = 1 << 18, 1 << 23
 class Search(NamedTuple):
     pattern: str
     glob: str | None = None
-    most: int = 200
+    max_matches: int = 200
     context: int = 0
     ignore_case: bool = False
     literal: bool = False
@@ -88,9 +88,9 @@ def search(
         lines: list[MatchedLine] = []
         for batch in _batches(source, (path for path in paths if selected(path))):
             remaining()
-            lines += _matches(engine, pattern, batch, request, request.most + 1 - len(lines), remaining)
-            if len(lines) > request.most:
-                return SearchHits(tuple(lines[: request.most]), True)
+            lines += _matches(engine, pattern, batch, request, request.max_matches + 1 - len(lines), remaining)
+            if len(lines) > request.max_matches:
+                return SearchHits(tuple(lines[: request.max_matches]), True)
     except TimeoutError:
         raise timed_out(request) from None
     return SearchHits(tuple(lines), False)

@@ -51,10 +51,10 @@ class CodexListener:
         self.ledger = UsageLedger()
         self.lineage = Lineage()
         self._requested = RequestedCalls()
-        self.life = 0
+        self.generation = 0
         """The number of times the program was started."""
         self.threads: dict[str, int] = {}
-        """The threads of the session, each with the value of `life` when it was last loaded."""
+        """The threads of the session, each with the value of `generation` when it was last loaded."""
         self.verdicts: dict[str, AgentError] = {}
         """The reasons of turns that are being ended early."""
         self.garbage = 0
@@ -64,27 +64,27 @@ class CodexListener:
         self._approvals = approvals
         self._clock = clock
         self._on_change = on_change
-        self._signs: dict[str, float] = {}
+        self._last_activity: dict[str, float] = {}
         self._failed: dict[str, Exchange] = {}
         self._retries_reported: dict[str, int] = {}
         """For each turn, the number of the failed request whose retry was reported last."""
 
     def begin(self, turn: str, thread: str) -> None:
-        self.threads.setdefault(thread, self.life)
-        self._sign(thread)
+        self.threads.setdefault(thread, self.generation)
+        self._note_activity(thread)
         self.feed.begin_turn(turn, thread)
 
-    def silence(self, turn: Turn) -> float:
+    def idle_seconds(self, turn: Turn) -> float:
         """Return the seconds since the last activity of a turn in progress."""
-        return self._clock.monotonic() - max(self._signs.get(turn.thread, 0.0), turn.began)
+        return self._clock.monotonic() - max(self._last_activity.get(turn.thread, 0.0), turn.began)
 
     async def on_notification(self, method: str, params: Any) -> None:
         self.lineage.learn(method, params, lambda turn: self.feed.turn(turn).thread if self.feed.knows(turn) else "")
         for event in self.decoder.decode(method, params):
             thread, turn = event.thread, event.turn
-            self._sign(thread)
+            self._note_activity(thread)
             if isinstance(event, TurnOver):
-                await self._turn_over(event)
+                await self._end_turn(event)
                 continue
             if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
                 await self._begin_unrequested(turn, thread)
@@ -106,7 +106,7 @@ class CodexListener:
         del id
         members = params if isinstance(params, dict) else {}
         thread, turn, item = (fields.id(members, name) for name in ("threadId", "turnId", "itemId"))
-        self._sign(thread)
+        self._note_activity(thread)
         given = answer(method, params, self._approvals, self.decoder.paths(thread, item))
         await self.feed.publish(
             ApprovalDecision(
@@ -122,9 +122,8 @@ class CodexListener:
         )
         return given.give()
 
-    async def on_garbage(self, garbage: Garbage, count: int) -> None:
+    async def on_garbage(self, garbage: Garbage) -> None:
         """Count all garbage. Report the first pieces, then one at each doubling."""
-        del count  # counts since the last start of the program; `self.garbage` counts all
         self.garbage += 1
         number = self.garbage
         if _is_reported(number):
@@ -149,7 +148,7 @@ class CodexListener:
         thread = exchange.thread if exchange.thread in self.threads else ""
         turn = exchange.turn if self.feed.knows(exchange.turn) else ""
         session = self.feed.session
-        self._sign(thread)
+        self._note_activity(thread)
         before = self._failed.get(turn)
         if before is not None and self._retries_reported.get(turn) != before.number:
             await self.feed.publish(
@@ -167,7 +166,7 @@ class CodexListener:
         if counted is not None:
             await self.feed.publish(msgspec.structs.replace(counted, turn=turn))
             if not thread:
-                await self._unreported(counted)
+                await self._report_unattributed(counted)
         if exchange.windows:
             await self.feed.publish(
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
@@ -178,7 +177,7 @@ class CodexListener:
         if exchange.thread in self.threads and self.feed.knows(exchange.turn):
             self._requested.add(exchange, call)
 
-    async def _unreported(self, counted: Usage) -> None:
+    async def _report_unattributed(self, counted: Usage) -> None:
         """Report a model response without a known thread: a program in the box called the gateway directly."""
         self._unattributed += 1
         if _is_reported(self._unattributed):
@@ -196,7 +195,7 @@ class CodexListener:
         await self.abandon()
         busy = {turn.thread for turn in self.feed.turns_under_way()}
         for thread, difference in self.ledger.settle_idle(busy).items():
-            await self._disagrees(difference, thread)
+            await self._report_difference(difference, thread)
         for turn in self.feed.turns_under_way():
             if error.details.get("cause"):  # the box ended, not just the program
                 turn.observed_failure = error
@@ -219,7 +218,7 @@ class CodexListener:
     async def report_doubt(self, thread: str, code: str, message: str, turn: str = "") -> None:
         await self._report_integrity(code, message, thread=thread, turn=turn)
 
-    async def _turn_over(self, over: TurnOver) -> None:
+    async def _end_turn(self, over: TurnOver) -> None:
         if not self.feed.knows(over.turn):
             return
         verdict = self.verdicts.pop(over.turn, None)
@@ -236,7 +235,7 @@ class CodexListener:
             self._requested.forget(over.thread, over.turn)
         difference = self.ledger.settle(over.thread, complete=status == "completed")
         if difference is not None:
-            await self._disagrees(difference, over.thread, over.turn)
+            await self._report_difference(difference, over.thread, over.turn)
         await self.feed.end_turn(over.turn, status, error)
 
     def _retry(self, event: Retrying, failed: Exchange) -> Retrying:
@@ -245,7 +244,7 @@ class CodexListener:
         seen = retried(failed)
         return msgspec.structs.replace(event, code=seen.code, message=event.message or seen.message)
 
-    async def _disagrees(self, difference: dict[str, Any], thread: str, turn: str = "") -> None:
+    async def _report_difference(self, difference: dict[str, Any], thread: str, turn: str = "") -> None:
         message = "the token usage that codex reports differs from the usage that the gateway recorded"
         await self._report_integrity("USAGE_DISAGREES", message, thread=thread, turn=turn, details=difference)
 
@@ -261,9 +260,9 @@ class CodexListener:
             message = f"codex started more than {MAX_UNREQUESTED} turns on its own; further ones are not tracked"
             await self._report_integrity("TOO_MANY_TURNS", message, details={"number": self._unrequested})
 
-    def _sign(self, thread: str) -> None:
+    def _note_activity(self, thread: str) -> None:
         if thread in self.threads:
-            self._signs[thread] = self._clock.monotonic()
+            self._last_activity[thread] = self._clock.monotonic()
 
 
 def _is_reported(number: int) -> bool:

@@ -238,9 +238,9 @@ class CodexSession:
     async def _load(self, thread: str) -> None:
         """Resume the thread if the program was restarted since the thread was last used."""
         await self._codex.running_program()
-        if self._listener.threads[thread] != self._listener.life:
+        if self._listener.threads[thread] != self._listener.generation:
             await self._codex.request("thread/resume", lambda program: self._resume_params(program, thread))
-            self._listener.threads[thread] = self._listener.life
+            self._listener.threads[thread] = self._listener.generation
 
     def _thread_params(self, program: Program, folder: str) -> dict[str, Any]:
         policy = self._settings.approval_policy
@@ -252,7 +252,7 @@ class CodexSession:
 
     async def _register_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
         thread = _member(result, "thread", "id", method=f"thread/{origin}")
-        self._listener.threads[thread] = self._listener.life
+        self._listener.threads[thread] = self._listener.generation
         self._listener.lineage.start(thread)
         await self.feed.publish(
             ThreadStarted(session=self.id, thread=thread, origin=origin, forked_from=forked_from)  # type: ignore[arg-type]
@@ -336,14 +336,14 @@ class CodexSession:
     def _family(self, thread: str) -> list[str]:
         """Return a thread and its sub-agents that are loaded in the current program."""
         known, listener = self._listener.lineage.family(thread), self._listener
-        return [each for each in known if listener.threads.get(each) == listener.life] or [thread]
+        return [each for each in known if listener.threads.get(each) == listener.generation] or [thread]
 
     async def _watch(self, seconds: float) -> None:
         """Stop turns that show no activity for this many seconds."""
         while not self._codex.gone.is_set():
             await anyio.sleep(min(seconds / 4, 1.0))
             for turn in self.feed.turns_under_way():
-                if self._listener.silence(turn) > seconds and turn.id not in self._listener.verdicts:
+                if self._listener.idle_seconds(turn) > seconds and turn.id not in self._listener.verdicts:
                     stalled = RuntimeStalled(
                         f"the turn showed no activity for {seconds:g} s", op="turn", details={"seconds": seconds}
                     )

@@ -111,7 +111,7 @@ class Supervisor:
             on_failure=listener.on_failure,
         )
         async with running(boxes, launch, handlers) as program:
-            self._listener.life += 1
+            self._listener.generation += 1
             self.version = program.version
             variables = variables_of(program.box.inside, launch.env)
             self.facts |= {"user_agent": program.user_agent, "variables": variables, **box_facts(program.box.info)}

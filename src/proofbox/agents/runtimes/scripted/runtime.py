@@ -312,7 +312,7 @@ class ScriptedSession(HostedSession):
                 await self.feed.publish(replace(call, status="abandoned", duration_ms=took()))
                 raise
             output = f"{error.code}: {error.message}"
-            started = _ran(error, is_command)
+            started = _was_started(error, is_command)
             await self.publish(replace(call, status="failed", started=started, duration_ms=took(), output=output))
             if isinstance(error, SandboxError) and not isinstance(error, AGENT_ERRORS):
                 await self._kill(turn)
@@ -401,7 +401,7 @@ class ScriptedSession(HostedSession):
         return f"item-{self._items}"
 
 
-def _ran(error: ProofboxError, is_command: bool) -> bool | None:
+def _was_started(error: ProofboxError, is_command: bool) -> bool | None:
     """Return whether a call that raised had started. A command that ran returns an exit code and does not raise."""
     if is_command:
         return None if isinstance(error, SandboxLost) else False

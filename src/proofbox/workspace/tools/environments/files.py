@@ -116,7 +116,7 @@ class FileTools(ToolEnvironment):
         wanted = Search(
             request.pattern,
             glob=request.glob,
-            most=request.max_matches,
+            max_matches=request.max_matches,
             context=request.context,
             ignore_case=request.ignore_case,
             literal=request.literal,
