@@ -25,7 +25,7 @@ from proofbox.lab.run.conductor import Conductor, create_run
 from proofbox.lab.run.plan import Plan
 
 LEAST_RATE = 25.0
-MOST_MEMORY_MB = 200
+MAX_MEMORY_MB = 200
 FLAT = 1.3
 SUITE = """
 [suite]
@@ -58,8 +58,8 @@ def main() -> int:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     held = [
         told(f"{options.attempts} attempts", f"{rate:.1f} a second", f"at least {LEAST_RATE:g}", rate >= LEAST_RATE),
-        told("memory of a worker", f"{memory} MB", f"under {MOST_MEMORY_MB}", memory < MOST_MEMORY_MB),
-        told("and of the conductor", f"{own} MB", f"under {MOST_MEMORY_MB}", own < MOST_MEMORY_MB),
+        told("memory of a worker", f"{memory} MB", f"under {MAX_MEMORY_MB}", memory < MAX_MEMORY_MB),
+        told("and of the conductor", f"{own} MB", f"under {MAX_MEMORY_MB}", own < MAX_MEMORY_MB),
     ]
     ratio = (many / options.many) / (few / 100)
     each = (

@@ -46,7 +46,7 @@ def test_cancelled_tell_leaves_no_gap() -> None:
         after: list[str] = []
 
         async def tell() -> None:
-            await feed.tell(notice())
+            await feed.publish(notice())
             after.append("went on")
 
         async with anyio.create_task_group() as tasks:
@@ -54,7 +54,7 @@ def test_cancelled_tell_leaves_no_gap() -> None:
             await entered.wait()
             tasks.cancel_scope.cancel()
             go_on.set()
-        await feed.tell(notice())
+        await feed.publish(notice())
         assert heard == [[1, 2], [1, 2]]
         assert feed.failure is None
         assert not after, "the caller is cancelled afterwards"
@@ -96,7 +96,7 @@ def test_listener_that_never_returns_is_a_failure(monkeypatch: pytest.MonkeyPatc
 
         feed.add_listener(hang)
         feed.add_listener(hear)
-        await feed.tell(notice())
+        await feed.publish(notice())
         assert heard == [1]
         assert feed.failure is not None
 
@@ -113,7 +113,7 @@ def test_exit_in_a_listener_is_recorded_as_a_failure() -> None:
             await asyncio.sleep(1000)
 
         feed.add_listener(hang)
-        teller = asyncio.create_task(feed.tell(notice()))
+        teller = asyncio.create_task(feed.publish(notice()))
         await entered.wait()
         teller.cancel()  # as the end of the event loop does
         await asyncio.wait([teller], timeout=60)
@@ -144,7 +144,7 @@ def test_all_listeners_receive_the_same_events_under_cancellation(tellers: list[
         async def tell(scope: anyio.CancelScope, often: int) -> None:
             with scope:
                 for _ in range(often):
-                    await feed.tell(notice())
+                    await feed.publish(notice())
 
         async with anyio.create_task_group() as tasks:
             for often, cancelled in tellers:

@@ -10,7 +10,7 @@ import pytest
 from proofbox.agents.events import Event, Integrity, ItemStarted, Notice, ToolCall, Unrecognized
 from proofbox.agents.feed import Feed
 from proofbox.agents.recording import Recording
-from proofbox.agents.runtimes.codex.lineage import MOST_SUB_AGENTS, Lineage
+from proofbox.agents.runtimes.codex.lineage import MAX_SUB_AGENTS, Lineage
 from proofbox.core.clock import SystemClock
 
 
@@ -29,7 +29,7 @@ class Session:
     async def end_thread(self, thread: str) -> None:
         self.ended.append(thread)
         for event in self.late:
-            await self.feed.tell(event)
+            await self.feed.publish(event)
 
     async def close(self) -> None:
         await self.end_thread("all")
@@ -59,9 +59,9 @@ def recorded(
         recording = Recording(session, hear)  # type: ignore[arg-type]
         recording.start(thread)
         for event in events:
-            await session.feed.tell(event)
+            await session.feed.publish(event)
         await recording.finish("one", close=thread is None)
-        await session.feed.tell(call("one", "after"))
+        await session.feed.publish(call("one", "after"))
         return recording
 
     return heard, anyio.run(work), session
@@ -130,8 +130,8 @@ def test_no_agent_can_claim_a_thread_of_another() -> None:
     collab("sub", "subsub")
     assert [lineage.owner(each) for each in ("one", "sub", "subsub", "two", "x")] == ["one", "one", "one", "two", ""]
     assert lineage.family("one") == ["one", "sub", "subsub"]
-    collab("one", *(f"s{number}" for number in range(MOST_SUB_AGENTS + 1)))
-    assert lineage.owner(f"s{MOST_SUB_AGENTS}") == ""
+    collab("one", *(f"s{number}" for number in range(MAX_SUB_AGENTS + 1)))
+    assert lineage.owner(f"s{MAX_SUB_AGENTS}") == ""
 
 
 def test_turn_names_the_turn_that_it_works_for() -> None:

@@ -21,7 +21,7 @@ from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.events import Event, ToolCall, TurnEnded, TurnStarted
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.workspace.tools.contract import CommandResult, ToolResult
+from proofbox.workspace.tools.results import CommandResult, ToolResult
 
 
 class FalseTools:
@@ -38,6 +38,9 @@ class FalseTools:
         if args["command"] == "wait" and self._stopped.wait(30):
             raise SandboxLost("the box was stopped")
         return CommandResult(command=(str(args["command"]),), cwd=".", exit_code=0, stdout="", stderr="")
+
+    def commands_alive(self) -> int:
+        return 0
 
     def stop(self) -> None:
         self._stopped.set()

@@ -16,8 +16,9 @@ import pytest
 from codex_lab import Lab, run
 
 from proofbox.agents.events import Integrity, TokenUsage, Usage
+from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
-from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
+from proofbox.agents.gateway.server import ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.usage import TokenCount
 

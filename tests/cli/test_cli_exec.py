@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from proofbox.cli import main
+from proofbox.cli.commands.run.exec import MAX_DENIED, DeniedHosts
+from proofbox.sandbox.contract import Event
 
 Run = Callable[..., tuple[int, Any, str]]
 
@@ -48,6 +50,51 @@ def run(capfdbinary: pytest.CaptureFixture[bytes], project: Path) -> Run:
 
 def proofbox(*words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, "-m", "proofbox", *words], capture_output=True, timeout=60, **options)
+
+
+FETCH = """
+import sys, urllib.request
+for url in sys.argv[1:]:
+    try:
+        urllib.request.urlopen(url, timeout=60)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.needs("bubblewrap")
+def test_denied_hosts_are_reported_after_the_command(run: Run) -> None:
+    urls = ["http://one.example/", "http://two.example:8080/a", "http://one.example/again", "http://127.0.0.2/"]
+    words = ("exec", "--network", "allow:example.org")
+    command = ("--", "python3", "-c", FETCH, *urls)
+    code, document, err = run(*words, "--json", *command, provider="bubblewrap")
+    assert (code, err) == (0, "")
+    assert document["denied_hosts"] == [
+        {"host": "one.example", "port": 80, "count": 2, "reason": "not on the allowlist"},
+        {"host": "two.example", "port": 8080, "count": 1, "reason": "not on the allowlist"},
+        {"host": "127.0.0.2", "port": 80, "count": 1, "reason": "not on the allowlist"},
+    ]
+    code, out, err = run(*words, *command, provider="bubblewrap")
+    assert (code, out) == (0, "")
+    assert err.splitlines() == [
+        "proofbox: denied one.example:80 (not on the allowlist, 2 times)",
+        "proofbox: denied two.example:8080 (not on the allowlist)",
+        "proofbox: denied 127.0.0.2:80 (not on the allowlist)",
+        "proofbox: to allow a host, add it to --network allow:HOST[:PORT],…",
+    ]
+
+
+def test_denied_hosts_are_escaped_and_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    denied = DeniedHosts()
+    for number in range(MAX_DENIED + 5):
+        denied(Event("network", "denied", "ses", {"host": f"\x1b[31m{number}", "port": 1, "rule": None}))
+    denied(Event("network", "allowed", "ses", {"host": "fine", "port": 1, "rule": "fine"}))
+    denied.print_to_stderr()
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert "fine" not in err
+    assert "proofbox: … and 5 more requests to other hosts\n" in err
+    assert len(denied.facts()) == MAX_DENIED
 
 
 def test_exec_document_has_all_members(run: Run) -> None:

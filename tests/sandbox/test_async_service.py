@@ -225,7 +225,7 @@ def test_unresponsive_agent_is_lost_after_the_timeout(
 ) -> None:
     async def work(box: Agent, connection: AsyncConnection) -> None:
         await run(connection, ["true"])
-        monkeypatch.setattr(module, "PATIENCE", 0.3)
+        monkeypatch.setattr(module, "ANSWER_TIMEOUT", 0.3)
         box.process.send_signal(signal.SIGSTOP)
         try:
             began = time.monotonic()

@@ -24,12 +24,12 @@ def subject_of(tool: str, command: str) -> str:
 def decide(subject: str, rules: Sequence[ApprovalRule]) -> tuple[str, str] | None:
     """Return `accept` or `decline` and the rule's name, or None if the rules do not decide this call."""
     for number, rule in enumerate(rules, 1):
-        if fits(rule.command, subject):
+        if matches(rule.command, subject):
             return ("accept" if rule.answer == "accept" else "decline"), rule.name or f"rule {number}"
     return ("decline", NO_RULE) if any(rule.answer == "accept" for rule in rules) else None
 
 
-def fits(pattern: str, subject: str) -> bool:
+def matches(pattern: str, subject: str) -> bool:
     """Return whether the pattern matches the whole subject. A star matches any text. Runs in linear time."""
     first, *rest = pattern.split("*")
     if not rest:

@@ -105,10 +105,9 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     status: TurnStatus
     error: AgentError | None = None
     """Why the turn failed, as reported by the runtime."""
-    observed_failure: AgentError | None = None
+    observed_failure: ProofboxError | None = None
     """The infrastructure failure that ended the turn, observed from outside the box: a model failure seen by the
-    gateway, or a failure of the box seen by its supervisor. The output and exit code of a program in the box never
-    set it."""
+    gateway, a lost box, or a bug in proofbox. The output and exit code of a program in the box never set it."""
     final_message: str = ""
     usage: TokenUsage | None = None
     duration_ms: float = 0.0

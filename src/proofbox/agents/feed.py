@@ -9,7 +9,7 @@ import msgspec
 from proofbox.agents.contract import TurnResult
 from proofbox.agents.events import Event, Listener, Message, Source, TokenUsage, TurnEnded, TurnStatus, Usage
 from proofbox.core.clock import Clock
-from proofbox.errors import AgentError, InternalError, ListenerFailed, UsageError
+from proofbox.errors import AgentError, InternalError, ListenerFailed, ProofboxError, UsageError
 
 LISTEN_SECONDS = 300.0
 """Timeout for one listener to handle one event. It is long because a listener may snapshot a large workspace; the call
@@ -29,7 +29,7 @@ class Turn:
         self.usage_source: Source = "runtime_reported"
         self.answered = False
         """The model has completed a response."""
-        self.observed_failure: AgentError | None = None
+        self.observed_failure: ProofboxError | None = None
         """See `TurnResult.observed_failure`."""
         self.result: TurnResult | None = None
 
@@ -98,7 +98,7 @@ class Feed:
             raise InternalError(f"turn {id} ended without a result", op="turn")
         return turn.result
 
-    async def tell(self, event: Event) -> None:
+    async def publish(self, event: Event) -> None:
         """Number the event and deliver it to every listener before the next event.
 
         Once the event has a number, every listener receives it, even if the caller is cancelled meanwhile.
@@ -151,7 +151,7 @@ class Feed:
         )
         try:
             with anyio.CancelScope(shield=True):  # also while waiting for the lock: the event must be recorded
-                await self.tell(
+                await self.publish(
                     TurnEnded(
                         session=self.session,
                         thread=turn.thread,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import anyio
 import msgspec
 
+from proofbox.agents.agent_box import killed_at_end
 from proofbox.agents.background import Background
 from proofbox.agents.contract import AgentRuntime, SessionOptions, TurnResult
 from proofbox.agents.events import Event, Listener, ThreadStarted, TurnStarted, TurnStatus
@@ -22,6 +23,7 @@ from proofbox.core.ids import IdSource
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
+    InternalError,
     ProofboxError,
     RuntimeCrashed,
     RuntimeStalled,
@@ -136,6 +138,8 @@ class HostedSession:
                     await self._end_early(turn.id, "close")
                 for turn in self.feed.turns_under_way():
                     await turn.ended.wait()
+            if await self._commands_alive():
+                await self.feed.publish(killed_at_end(self.id))
             await self._release()  # before the background: it wakes tasks that can't be cancelled
             await self._background.close()
 
@@ -151,23 +155,27 @@ class HostedSession:
     async def _end_thread(self, thread: str) -> None:
         """Kill whatever the turns of a thread left running."""
 
+    async def _commands_alive(self) -> int:
+        """Return the number of commands that still have processes."""
+        return 0
+
     async def _release(self) -> None:
         """Release the session's resources."""
 
-    async def tell(self, event: Event) -> None:
+    async def publish(self, event: Event) -> None:
         """Report an event of a turn in progress. Raises `ListenerFailed`, which ends the turn, if a listener failed."""
         self._last_activity[event.turn] = self._clock.monotonic()
-        await self.feed.tell(event)
+        await self.feed.publish(event)
         if self.feed.failure is not None:
             raise self.feed.failure
 
-    async def tell_of(self, turn: Turn, event: Event) -> None:
+    async def publish_for(self, turn: Turn, event: Event) -> None:
         """Fill in the event's session, thread and turn, then report it."""
-        await self.tell(msgspec.structs.replace(event, session=self.id, thread=turn.thread, turn=turn.id))
+        await self.publish(msgspec.structs.replace(event, session=self.id, thread=turn.thread, turn=turn.id))
 
     async def _register_thread(self, thread: str, event: ThreadStarted) -> str:
         self._threads.add(thread)
-        await self.feed.tell(event)
+        await self.feed.publish(event)
         return thread
 
     def _check_open(self) -> None:
@@ -191,18 +199,19 @@ class HostedSession:
         try:
             if self.options.stall_timeout is not None:
                 self._background.spawn(self._watch, turn, self.options.stall_timeout)
-            await self.tell_of(turn, TurnStarted(session=""))
+            await self.publish_for(turn, TurnStarted(session=""))
             with scope:
                 if turn.id not in self._endings:
                     await self._play(turn, prompt)
                     status, failure = "completed", None
         except AgentError as error:
             status, failure = "failed", error
-        except ProofboxError as error:
-            status, failure = "failed", _as_agent_error(error)
         except Exception as error:
-            # A bug in the runtime must not leave callers waiting for the turn.
-            status, failure = "failed", AgentError(f"{self.runtime} failed: {type(error).__name__}: {error}", op="turn")
+            # The box was lost, or our own code failed: callers must not wait for the turn, nor blame the agent for it.
+            cause = error if isinstance(error, ProofboxError) else _bug(self.runtime, error)
+            status, failure = "failed", _as_agent_error(cause)
+            if turn.id not in self._endings:  # otherwise we stopped the box ourselves
+                turn.observed_failure = cause
         finally:
             with anyio.CancelScope(shield=True):
                 ending = self._endings.get(turn.id)
@@ -239,6 +248,10 @@ def _outcome_of(ending: Ending, timeout: float | None) -> tuple[TurnStatus, Agen
         return "failed", RuntimeStalled(f"the turn showed no activity for {timeout:g} s", op="turn")
     why = "the turn was interrupted" if ending == "interrupt" else "the session was closed during the turn"
     return "interrupted", TurnInterrupted(why, op="turn")
+
+
+def _bug(runtime: str, error: Exception) -> InternalError:
+    return InternalError(f"{runtime} failed: {type(error).__name__}: {error}", op="turn")
 
 
 def _as_agent_error(error: ProofboxError) -> AgentError:

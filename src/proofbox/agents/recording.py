@@ -11,9 +11,9 @@ from proofbox.agents.contract import AgentSession
 from proofbox.agents.events import Event, FileChange, Integrity, ItemStarted, Listener, ToolCall, Unrecognized
 
 # Findings about tokens and model requests, and about calls that are recorded as abandoned.
-NOT_ABOUT_CALLS = ("USAGE_", "GATEWAY_", "ITEM_NOT_ENDED", "COMMAND_NOT_ENDED")
+UNRELATED_TO_CALLS = ("USAGE_", "GATEWAY_", "ITEM_NOT_ENDED", "COMMAND_NOT_ENDED")
 """Prefixes of findings that leave the record of calls complete. After any other finding, calls may be missing."""
-MOST_OPEN = 10_000
+MAX_OPEN = 10_000
 
 
 class Recording:
@@ -63,14 +63,14 @@ class Recording:
         match event:
             case ItemStarted() if event.command:
                 self._open[event.thread, event.item] = event.command
-                if len(self._open) > MOST_OPEN:
-                    self._doubt = self._doubt or f"more than {MOST_OPEN} calls were open concurrently"
+                if len(self._open) > MAX_OPEN:
+                    self._doubt = self._doubt or f"more than {MAX_OPEN} calls were open concurrently"
                     del self._open[next(iter(self._open))]
             case ToolCall() | FileChange():
                 self._open.pop((event.thread, event.item), None)
             case Unrecognized(method="item/completed"):
                 self._doubt = self._doubt or "an item of an unknown kind, which might be a call"
-            case Integrity() if not event.code.startswith(NOT_ABOUT_CALLS):
+            case Integrity() if not event.code.startswith(UNRELATED_TO_CALLS):
                 self._doubt = self._doubt or f"{event.code}: {event.message}"
             case _:
                 pass

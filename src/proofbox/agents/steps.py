@@ -22,7 +22,7 @@ from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace
 
 PREVIEW = 4096
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 
 
 class StepDecision(msgspec.Struct, frozen=True):
@@ -148,8 +148,8 @@ class StepRecorder:
         return id
 
     def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
-        if len(self.steps) >= MOST_STEPS:
-            raise UsageError(f"the trial exceeds the limit of {MOST_STEPS} steps", op="record")
+        if len(self.steps) >= MAX_STEPS:
+            raise UsageError(f"the trial exceeds the limit of {MAX_STEPS} steps", op="record")
         step = Step(
             n=len(self.steps) + 1,
             thread=event.thread,

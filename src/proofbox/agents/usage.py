@@ -15,7 +15,7 @@ from proofbox.agents.events import Source, TokenUsage, Usage
 from proofbox.agents.gateway.traffic import Exchange
 
 NOTHING = TokenUsage()
-MOST_THREADS = 10_000
+MAX_THREADS = 10_000
 MEMBERS = TokenUsage.__struct_fields__
 
 
@@ -106,7 +106,7 @@ class UsageLedger:
         """Count a finished exchange. Return the event to report if the count changed."""
         if exchange.usage is None and not exchange.unmeasured:
             return None
-        if thread not in self._accounts and len(self._accounts) >= MOST_THREADS:
+        if thread not in self._accounts and len(self._accounts) >= MAX_THREADS:
             thread = ""
         account = self._account(thread)
         usage = exchange.usage or NOTHING
@@ -169,6 +169,6 @@ class UsageLedger:
         return all(getattr(seen, each) <= getattr(claimed, each) <= getattr(most, each) for each in self._members)
 
     def _account(self, thread: str) -> _Account:
-        if thread and thread not in self._accounts and len(self._accounts) >= MOST_THREADS:
+        if thread and thread not in self._accounts and len(self._accounts) >= MAX_THREADS:
             return _Account()  # too many threads: the program may be inventing them
         return self._accounts.setdefault(thread, _Account())

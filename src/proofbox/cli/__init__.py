@@ -205,10 +205,10 @@ def entry() -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         code = 0
-        to_nowhere(1)
+        redirect_to_null(1)
     except OSError as error:
         code = 3
-        to_nowhere(1)
+        redirect_to_null(1)
         try:
             print(f"proofbox: cannot write to stdout: {error.strerror}", file=sys.stderr)
         except OSError:
@@ -219,7 +219,7 @@ def entry() -> None:
         if sys.stderr is not None:
             sys.stderr.flush()
     except OSError:
-        to_nowhere(2)
+        redirect_to_null(2)
     sys.exit(code)
 
 
@@ -240,7 +240,7 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def to_nowhere(fd: int) -> None:
+def redirect_to_null(fd: int) -> None:
     """Redirect a descriptor to /dev/null: Python flushes at exit, and would report the error again."""
     import os
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import cyclopts
 
 from proofbox import __version__
-from proofbox.cli import COMMANDS, GROUPS, Command, to_nowhere
+from proofbox.cli import COMMANDS, GROUPS, Command, redirect_to_null
 from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
 from proofbox.errors import InternalError, IoFailed, NotFoundError, ProofboxError, UsageError
 
 # Error numbers that mean a wrong path, as opposed to a failing machine.
-NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-NOT_THAT = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.EINVAL, errno.ENXIO, errno.ENODEV)
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+UNSUITABLE = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.EINVAL, errno.ENXIO, errno.ENODEV)
 
 
 def build() -> cyclopts.App:
@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        to_nowhere(1)  # the reader has exited (| head)
+        redirect_to_null(1)  # the reader has exited (| head)
         return EXEC_FAILED if passes else 0
 
 
@@ -92,7 +92,7 @@ def _io_error(error: OSError) -> ProofboxError:
     reason = error.strerror or type(error).__name__
     if error.filename is None or isinstance(error.filename, int):  # a descriptor, so the user named no path
         return IoFailed(reason, op="io")
-    kind = NotFoundError if error.errno in NOT_THERE else UsageError if error.errno in NOT_THAT else IoFailed
+    kind = NotFoundError if error.errno in MISSING else UsageError if error.errno in UNSUITABLE else IoFailed
     return kind(f"{reason} ({os.fsdecode(error.filename)[:200]})", op="io")
 
 

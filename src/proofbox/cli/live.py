@@ -53,7 +53,7 @@ class Progress:
     def shown(self) -> bool:
         return self._live is not None
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def update(self, event: dict[str, Any]) -> None:
         with self._lock:
             id, what = str(event.get("attempt_id")), str(event.get("event"))
             since, state, _ = self._running.get(id, (time.monotonic(), "", ""))

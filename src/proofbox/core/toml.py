@@ -10,7 +10,7 @@ import re
 import tomllib
 from typing import Any
 
-MOST_PARTS = 100
+MAX_PARTS = 100
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DOTTED = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*")
 
@@ -24,9 +24,9 @@ class TomlRefused(tomllib.TOMLDecodeError):
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    for name in _DOTTED.finditer(text) if text.count(".") > MOST_PARTS else ():
-        if name[0].count(".") >= MOST_PARTS and len(re.findall(_PART, name[0])) > MOST_PARTS:
-            raise TomlRefused(f"a dotted name has more than {MOST_PARTS} parts", name.start())
+    for name in _DOTTED.finditer(text) if text.count(".") > MAX_PARTS else ():
+        if name[0].count(".") >= MAX_PARTS and len(re.findall(_PART, name[0])) > MAX_PARTS:
+            raise TomlRefused(f"a dotted name has more than {MAX_PARTS} parts", name.start())
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

@@ -99,10 +99,10 @@ def initial_export(
     request = keyed_export(target.app_id, request, tree.files)
     with _recorded(target, tree, proof, options, patch, "initial_export", request) as record:
         with _intended(target, patch):
-            answer = client.initial_export(target.app_id, request, tree.files, instead=record.instead)
+            answer = client.initial_export(target.app_id, request, tree.files, instead=record.record_replacement)
         baseline = Baseline().exported({file.path: FileState(file.sha256, file.mode) for file in tree.files})
         target.baselines().save(baseline)
-        record.answered(answer, baseline)
+        record.record_response(answer, baseline)
     _remember(target, tree, patch)
     return Delivered(
         patch=patch,
@@ -155,7 +155,7 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
     with _recorded(target, tree, proof, options, patch, "pull_request", recorded) as record:
         with _intended(target, patch) as baseline:
             answer = client.create_pull_request(target.app_id, request, changes)
-        record.answered(answer, baseline)
+        record.record_response(answer, baseline)
     _remember(target, tree, patch)
     return Delivered(
         patch=patch,

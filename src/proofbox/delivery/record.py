@@ -99,17 +99,17 @@ class DeliveryRecorder:
         self._others: list[InitialExport] = []
         self.path = bundle.path
 
-    def asked(self, request: DeliveryRequest) -> None:
+    def record_request(self, request: DeliveryRequest) -> None:
         self._bundle.write_json("request.json", _stored(REQUEST, _without_contents(request, self._tree)))
 
-    def instead(self, request: InitialExport) -> None:
+    def record_replacement(self, request: InitialExport) -> None:
         """Record a request that replaces the first one. A retry of it is not recorded again."""
         if request not in self._others:
             self._others.append(request)
             name = f"instead.{len(self._others)}.json"
             self._bundle.write_json(name, _stored(REQUEST, _without_contents(request, self._tree)))
 
-    def answered(self, answer: ExportAnswer | PullRequestAnswer, baseline: Baseline) -> None:
+    def record_response(self, answer: ExportAnswer | PullRequestAnswer, baseline: Baseline) -> None:
         self._bundle.write_json("answer.json", _stored(ANSWER, answer))
         self._bundle.write_bytes("baseline.json", encode_baseline(baseline), schema_version=BASELINE_SCHEMA)
 
@@ -137,7 +137,7 @@ def recording(
         bundle.write_json("delivery.json", msgspec.to_builtins(record))
         bundle.write_json(trees.PATH, tree.manifest)
         found = DeliveryRecorder(bundle, tree)
-        found.asked(request)
+        found.record_request(request)
         yield found
 
 

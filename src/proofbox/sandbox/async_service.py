@@ -30,7 +30,7 @@ from proofbox.sandbox.client.async_connection import AsyncConnection
 from proofbox.sandbox.client.requests import check_ttl, encode_env
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
 from proofbox.sandbox.host import freezing
-from proofbox.sandbox.service import START_PATIENCE, Sandboxes
+from proofbox.sandbox.service import START_TIMEOUT, Sandboxes
 from proofbox.sandbox.service_core import OpenedBox, ServiceCore, kill_detached
 from proofbox.sandbox.sessions import SessionInfo, SessionRecord
 
@@ -286,7 +286,7 @@ class AsyncSandboxes:
         try:
             session = self._attach(opened.id)
             try:
-                await session._connection.greet(START_PATIENCE)
+                await session._connection.greet(START_TIMEOUT)
             except ProofboxError as error:
                 session._connection.close()
                 raise opened.explain_loss(error, greeted=False) from None

@@ -7,7 +7,7 @@ from typing import get_args
 from proofbox.errors import PolicyRefused, RequestInvalid
 from proofbox.sandbox.contract import Access, Enforcement, Network, Policy
 
-LEAST_DOOR = 1024  # a box can't listen on a lower port
+MIN_DOOR = 1024  # a box can't listen on a lower port
 
 
 def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -> None:
@@ -72,11 +72,11 @@ def check_values(policy: Policy) -> None:
             fix_hints=["use network none or allow:HOST,…"],
         )
     ports = [door.port for door in policy.doors]
-    if len(set(ports)) < len(ports) or not all(LEAST_DOOR <= port < 65536 for port in ports):
+    if len(set(ports)) < len(ports) or not all(MIN_DOOR <= port < 65536 for port in ports):
         raise RequestInvalid(
-            f"doors at {', '.join(map(str, ports))}: ports must be distinct and from {LEAST_DOOR} to 65535",
+            f"doors at {', '.join(map(str, ports))}: ports must be distinct and from {MIN_DOOR} to 65535",
             op="start",
-            fix_hints=[f"choose different ports from {LEAST_DOOR} on"],
+            fix_hints=[f"choose different ports from {MIN_DOOR} on"],
         )
     if policy.layers is not None and (policy.access != "overlay" or policy.disk_mb is not None):
         raise RequestInvalid(

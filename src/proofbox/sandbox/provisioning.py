@@ -35,7 +35,7 @@ from proofbox.sandbox.egress.outlet import Outlet
 from proofbox.sandbox.host.scratch import Scratch
 from proofbox.sandbox.providers.prepared_home import PreparedHomes
 
-PATIENCE = 1800.0
+PROVISION_TIMEOUT = 1800.0
 OUTPUT_SHOWN = 4000  # bytes of each stream, for the error
 _INSIDE = "/.proofbox-provision"
 Phase = Literal["started", "finished", "failed"]
@@ -120,7 +120,7 @@ def _run(
         argv = [_INSIDE] if script.startswith(b"#!") else ["/bin/sh", _INSIDE]
         env = encode_env({**box.environment, **environment})
         call = Connection(stream_of(box), box.kill).run(
-            make_request(argv, cwd="/", env=env, timeout=PATIENCE, max_output=2 * OUTPUT_SHOWN)
+            make_request(argv, cwd="/", env=env, timeout=PROVISION_TIMEOUT, max_output=2 * OUTPUT_SHOWN)
         )
         if call.error is not None:
             raise call.error
@@ -130,7 +130,7 @@ def _run(
         if result.exit_code != 0:
             raise ProvisionFailed(
                 f"the provision script failed with exit code {result.exit_code}"
-                + (f" after {PATIENCE:g} s" if result.timed_out else ""),
+                + (f" after {PROVISION_TIMEOUT:g} s" if result.timed_out else ""),
                 op="provision",
                 fix_hints=["fix the script; it has the box's network, and can't see the project"],
                 details={

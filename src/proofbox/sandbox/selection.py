@@ -37,7 +37,7 @@ from proofbox.sandbox.enforcement import refuse_unenforceable
 from proofbox.sandbox.providers import AUTO, AUTO_ORDER, WITH_AN_IMAGE, provider_named
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 
-TRIAL_PATIENCE = 10.0
+TRIAL_TIMEOUT = 10.0
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -146,7 +146,7 @@ def _try_out(provider: Provider, policy: Policy) -> None:
         # The label contains the directory's name, which is unique: trials may run in parallel.
         box = provider.start(BoxSpec(label=project.name, project=project, policy=policy))
         try:
-            request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_PATIENCE)
+            request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_TIMEOUT)
             call = Connection(stream_of(box), box.kill).run(request)
         except ProofboxError as error:
             account = box.account()

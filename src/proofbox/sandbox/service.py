@@ -22,7 +22,7 @@ from proofbox.errors import ProofboxError, SandboxLost, UsageError
 from proofbox.sandbox.box_handle import BoxHandle, ExecOptions, PolicyOptions, RunOptions, split_options
 from proofbox.sandbox.client.connection import Connection, RunningCall
 from proofbox.sandbox.client.requests import check_ttl, encode_env
-from proofbox.sandbox.client.signals import passing_on
+from proofbox.sandbox.client.signals import forwarding_signals
 from proofbox.sandbox.client.terminal import (
     following_size,
     is_terminal,
@@ -36,7 +36,7 @@ from proofbox.sandbox.host import freezing
 from proofbox.sandbox.service_core import OpenedBox, ServiceCore, kill_detached
 from proofbox.sandbox.sessions import SessionInfo, SessionRecord
 
-START_PATIENCE = 30.0
+START_TIMEOUT = 30.0
 
 
 class Session:
@@ -96,7 +96,7 @@ class Session:
         if not is_terminal():
             with own_stdin() as stdin, contextlib.ExitStack() as stack:
                 options: ExecOptions = {"stdin": stdin, "on_output": pass_on}
-                options["on_start"] = lambda running: stack.enter_context(passing_on(running.signal))
+                options["on_start"] = lambda running: stack.enter_context(forwarding_signals(running.signal))
                 return self.exec(argv, **options)
         inside = self._inside
         with own_stdin() as stdin, contextlib.ExitStack() as stack:
@@ -303,7 +303,7 @@ class Sandboxes:
         try:
             session = self._attach(opened.id)
             try:
-                session._connection.greet(START_PATIENCE)
+                session._connection.greet(START_TIMEOUT)
             except ProofboxError as error:
                 session._connection.close()
                 raise opened.explain_loss(error, greeted=False) from None

@@ -84,10 +84,10 @@ class Optimist(ScriptedSession):
 
 
 class Stutterer(ScriptedSession):
-    async def tell(self, event: Event) -> None:
-        await super().tell(event)
+    async def publish(self, event: Event) -> None:
+        await super().publish(event)
         if isinstance(event, ToolCall):
-            await super().tell(event)
+            await super().publish(event)
 
 
 class Forgetful(ScriptedSession):
@@ -106,16 +106,16 @@ class Talker(ScriptedSession):
 @pytest.mark.parametrize(
     ("fault", "check"),
     [
-        (Deaf, "control.interrupt-ends-the-turn-and-its-command"),
-        (Optimist, "turns.a-failed-turn-is-failed"),
+        (Deaf, "control.interrupt-kills-the-command-and-ends-the-turn"),
+        (Optimist, "turns.failed-turn-is-reported-as-failed"),
         (Stutterer, "turns.tool-calls-are-counted-once"),
-        (Forgetful, "threads.fork-has-the-history-up-to-its-turn"),
-        (Talker, "control.steer-reaches-the-agent"),
+        (Forgetful, "threads.forked-thread-has-the-history-up-to-its-turn"),
+        (Talker, "control.steering-reaches-the-agent"),
     ],
 )
 def test_the_suite_finds_a_fault(fault: type[ScriptedSession], check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "ScriptedSession", fault)
-    monkeypatch.setattr(context.RuntimeCheckContext, "patience", 1.0)
+    monkeypatch.setattr(context.RuntimeCheckContext, "timeout", 1.0)
     monkeypatch.setattr(hosted_session, "CLOSE_TIMEOUT", 1.0)
     [result] = run_conformance("scripted", provider="bubblewrap", only=[check]).results
     assert result.outcome == "failed", "the suite did not detect the fault"
@@ -134,7 +134,9 @@ def test_unavailable_runtime_can_t_be_checked(monkeypatch: pytest.MonkeyPatch) -
 def test_unclaimed_capability_must_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     less = msgspec.structs.replace(runtime.ScriptedRuntime.capabilities, supports_thread_fork=False)
     monkeypatch.setattr(runtime.ScriptedRuntime, "capabilities", less)
-    report = run_conformance("scripted", provider="bubblewrap", only=["threads.fork-has-the-history-up-to-its-turn"])
+    report = run_conformance(
+        "scripted", provider="bubblewrap", only=["threads.forked-thread-has-the-history-up-to-its-turn"]
+    )
     assert report.results[0].outcome == "failed"
     assert "did not refuse" in report.results[0].detail
 

@@ -450,7 +450,7 @@ while not os.path.exists("written"): time.sleep(0.01)
 def test_agent_that_does_not_read_does_not_block_the_end_of_the_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("proofbox.agents.funnel.mcp.LAST_WORD", 0.2)
+    monkeypatch.setattr("proofbox.agents.funnel.mcp.SEND_TIMEOUT", 0.2)
 
     async def work(driven: Driven) -> None:
         session = driven.session

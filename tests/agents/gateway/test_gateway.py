@@ -34,8 +34,9 @@ from hypothesis import strategies as st
 
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, ModelScript, ResponseRule, load_rules
+from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
-from proofbox.agents.gateway.server import MAX_ERROR_BODY, ModelEndpoint, ModelGateway
+from proofbox.agents.gateway.server import MAX_ERROR_BODY, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
 
@@ -113,7 +114,6 @@ def test_gateway_adds_the_key_and_records_the_exchange(tmp_path: Path) -> None:
             ("secondary", 7.0, 10080.0),
         ]
         assert all(w.resets_at and w.resets_at > 1e9 for w in last.windows)
-        assert last.response_bytes > 100
         for text in (repr(lab.gateway), repr(lab.gateway._endpoint), repr(last)):
             assert KEY not in text
 
@@ -489,18 +489,24 @@ def test_rate_windows_of_the_plain_api() -> None:
     [
         b"nonsense\r\n\r\n",
         b"GET / HTTP/2\r\n\r\n",
-        b"POST /model/x HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
-        b"POST /model/x HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
-        b"POST /model/x HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /model/x HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
-        b"POST /model/x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /model/x HTTP/1.1\r\n bad: header\r\n\r\n",
-        b"POST /model/x HTTP/1.1\r\ncontent-length: 999999999999\r\n\r\n",
-        b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000,
-        b"GET /model/x HTTP/1.1\r\nuser-agent: caf\xe9\r\n\r\n",
-        b"GET /model/x HTTP/1.1\r\nuser-agent: a\0b\r\n\r\n",
-        b"GET /model/x HTTP/1.1\r\nuser-agent: a\nb\r\n\r\n",
-        b"GET /model/x HTTP/1.1\r\nx-codex-y: \x7f\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\ncontent-length: -1\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\n bad: header\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\ncontent-length: 999999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 70_000,
+        b"GET /model/x HTTP/1.1\r\nhost: h\r\nuser-agent: caf\xe9\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nhost: h\r\nuser-agent: a\0b\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nhost: h\r\nuser-agent: a\nb\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nhost: h\r\nx-codex-y: \x7f\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\n\r\n",
+        b"GET /model/x HTTP/1.2\r\nhost: h\r\n\r\n",
+        b"GET /model/x HTTP/1.1\nhost: h\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nhost: h\r\nuser-agent: a\r\n folded\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n0\r\nt: " + b"y" * 70_000,
     ],
 )
 def test_malformed_http_gets_an_error_and_closes_the_connection(tmp_path: Path, data: bytes) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import h11
 import httpx2
 import pytest
 from drive import Driven, drive
@@ -22,8 +23,9 @@ from hypothesis import strategies as st
 
 from proofbox.agents.events import Integrity
 from proofbox.agents.gateway.accepting import accept_all
-from proofbox.agents.gateway.http import BadRequest, BodyBudget, HttpRequest, Responder, _field, connection_handler
-from proofbox.agents.gateway.server import REPORTED_FAULTS, ModelEndpoint, ModelGateway
+from proofbox.agents.gateway.endpoint import ModelEndpoint
+from proofbox.agents.gateway.http import BadRequest, BodyBudget, HttpRequest, Responder, connection_handler, parse_head
+from proofbox.agents.gateway.server import REPORTED_FAULTS, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
@@ -94,10 +96,11 @@ async def all_of(stream: anyio.abc.SocketStream) -> bytes:
 @given(st.binary(max_size=20))
 def test_every_accepted_header_can_be_forwarded(value: bytes) -> None:
     try:
-        name, said = _field("user-agent: " + value.decode("latin-1"))
+        head = b"GET / HTTP/1.1\r\nhost: h\r\nuser-agent: " + value + b"\r\n\r\n"
+        said = parse_head(h11.Connection(h11.SERVER), head).header("user-agent")
     except BadRequest:
         return
-    httpx2.Request("GET", "http://h/", headers={name: said})
+    httpx2.Request("GET", "http://h/", headers={"user-agent": said})
     assert said.encode("ascii").replace(b"\t", b" ").decode().isprintable()
 
 
@@ -115,6 +118,22 @@ def test_non_text_response_header_is_dropped(tmp_path: Path, value: bytes) -> No
                     answer = await lab.ask()
                     assert ("x-request-id" in answer.headers, answer.headers["openai-model"]) == (False, "m")
             assert len(lab.seen) == 2
+            assert not lab.told
+
+    run(tmp_path, work)
+
+
+def test_protocol_switch_by_the_endpoint_breaks_only_its_connection(tmp_path: Path) -> None:
+    async def endpoint(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n")
+
+    async def work(lab: Lab) -> None:
+        async with lab.open(endpoint):
+            with pytest.raises(httpx2.TransportError):
+                await lab.ask()
+            assert [exchange.outcome for exchange in lab.seen] == ["unreachable"]
             assert not lab.told
 
     run(tmp_path, work)
@@ -195,7 +214,7 @@ def test_refusal_is_recorded_after_the_client_disconnected(tmp_path: Path, monke
         async with lab.open(well) as gateway:
             monkeypatch.setattr(Responder, "send", gone)
             async with await lab.connect() as stream:
-                await stream.send(b"GET /elsewhere HTTP/1.1\r\n\r\n")
+                await stream.send(b"GET /elsewhere HTTP/1.1\r\nhost: h\r\n\r\n")
                 await all_of(stream)
             assert [exchange.outcome for exchange in lab.seen] == ["refused"]
             assert gateway.exchanges == lab.seen
@@ -226,14 +245,16 @@ def test_bodies_share_one_budget_and_release_it(tmp_path: Path) -> None:
 
         async def say(size: int, sent: int) -> bytes:
             async with await anyio.connect_unix(path) as stream:
-                await stream.send(b"POST / HTTP/1.1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % size)
+                await stream.send(
+                    b"POST / HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % size
+                )
                 await stream.send(b"x" * sent)
                 return await all_of(stream)
 
         with anyio.fail_after(60):
             async with answering(path, budget, heard):
                 async with await anyio.connect_unix(path) as held:
-                    await held.send(b"POST / HTTP/1.1\r\ncontent-length: 900\r\n\r\n" + b"x" * 600)
+                    await held.send(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 900\r\n\r\n" + b"x" * 600)
                     while budget.left != 400:
                         await anyio.sleep(0.001)
                     assert (await say(500, 500)).startswith(b"HTTP/1.1 503")
@@ -250,8 +271,12 @@ def test_bodies_share_one_budget_and_release_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "said", "answer"),
     [
-        ("BODY_SECONDS", b"POST / HTTP/1.1\r\ncontent-length: 900\r\n\r\nx", b"HTTP/1.1 408"),
-        ("BODY_SECONDS", b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nt: 1\r\n", b"HTTP/1.1 408"),
+        ("BODY_SECONDS", b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 900\r\n\r\nx", b"HTTP/1.1 408"),
+        (
+            "BODY_SECONDS",
+            b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n0\r\nt: 1\r\n",
+            b"HTTP/1.1 408",
+        ),
         ("HEAD_SECONDS", b"POST / HT", b"HTTP/1.1 408"),
         ("IDLE_SECONDS", b"", b""),
     ],
@@ -278,8 +303,8 @@ def test_slow_requests_time_out(
 def test_body_is_independent_of_packet_boundaries(chunks: list[bytes], cuts: list[int]) -> None:
     body = b"".join(chunks)
     chunked = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
-    said = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + chunked
-    said += b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    said = b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" + chunked
+    said += b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     heard, budget = [], BodyBudget(1000)
 
     async def handler(request: HttpRequest, responder: Responder) -> None:
@@ -360,7 +385,7 @@ def test_connection_limit_and_retry_when_descriptors_run_out(monkeypatch: pytest
             async with anyio.create_task_group() as tasks:
 
                 async def serve() -> None:
-                    await accept_all(listener, host, most=2)
+                    await accept_all(listener, host, limit=2)
 
                 tasks.start_soon(serve)
                 await anyio.wait_all_tasks_blocked()
@@ -383,7 +408,7 @@ def test_broken_listener_raises() -> None:
     async def main() -> None:
         listener: Any = Listener(OSError(errno.EBADF, "closed"))
         with anyio.fail_after(60):
-            await accept_all(listener, host, most=2)
+            await accept_all(listener, host, limit=2)
 
     with pytest.raises(ExceptionGroup) as raised:
         anyio.run(main)

@@ -19,7 +19,7 @@ from pacing import SOON
 
 from proofbox.agents.contract import AgentRuntime, AgentSession, RuntimeProbe
 from proofbox.agents.events import ApprovalDecision, Delta, Integrity, Notice, ToolCall, TurnEnded, Unrecognized
-from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings
+from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings, supervisor
 from proofbox.agents.runtimes.codex import session as session_module
 from proofbox.agents.runtimes.codex.binary import check_version, find_binary, parse_version
 from proofbox.agents.runtimes.codex.settings import config_toml
@@ -97,7 +97,7 @@ def test_tokens_that_bypass_the_gateway_are_a_finding(tmp_path: Path, mode: str,
 
 @boxed
 def test_overloaded_request_is_retried_then_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "OVERLOAD_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "OVERLOAD_SECONDS", 0.01)
 
     async def work(lab: Lab) -> None:
         async with lab.session(fake="busy-once") as seat:

@@ -21,7 +21,7 @@ from proofbox.agents.runtimes.codex.approvals import answer
 from proofbox.agents.runtimes.codex.decoder import CodexDecoder, TurnOver
 from proofbox.agents.runtimes.codex.failures import classify
 from proofbox.agents.runtimes.codex.items import Open
-from proofbox.agents.runtimes.codex.listener import MOST_UNASKED, TOLD_GARBAGE, CodexListener
+from proofbox.agents.runtimes.codex.listener import MAX_UNREQUESTED, REPORTED_FIRST, CodexListener
 from proofbox.core.clock import SystemClock
 
 RULES = (ApprovalRule(answer="decline", command="*rm -rf*"), ApprovalRule(answer="accept", command="src/*"))
@@ -50,8 +50,8 @@ def test_deeply_nested_values_are_reported_without_raising(method: str) -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_items, "MOST", 5)
-    monkeypatch.setattr(open_items, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(open_items, "MAX_ITEMS", 5)
+    monkeypatch.setattr(open_items, "MAX_BYTES", 50_000)
     monkeypatch.setattr(decoding, "REMEMBERED", 5)
     decoder = CodexDecoder()
 
@@ -108,7 +108,7 @@ class Sessionless:
         clock = SystemClock()
         feed = Feed("s", clock)
         feed.add_listener(self._hear)
-        self.hearing = CodexListener(feed, RULES, clock, lambda: None)
+        self.listener = CodexListener(feed, RULES, clock, lambda: None)
 
     async def _hear(self, event: Event) -> None:
         self.told.append(event)
@@ -147,20 +147,20 @@ def test_malformed_requests_do_not_raise(method: str, params: Any) -> None:
 def test_invented_threads_and_turns_do_not_accumulate() -> None:
     async def main() -> None:
         lab = Sessionless()
-        hearing = lab.hearing
-        hearing.begin("ours", "known")
-        for number in range(MOST_UNASKED + 50):
+        listener = lab.listener
+        listener.begin("ours", "known")
+        for number in range(MAX_UNREQUESTED + 50):
             place = {"threadId": f"t{number}" + "x" * 10**4, "turnId": f"u{number}"}
-            await hearing.notified("warning", place)
-            await hearing.notified("turn/started", place)
-        assert len(hearing.threads) == len(hearing._signs) == 1 + MOST_UNASKED
-        assert len(hearing.feed.turns_under_way()) == 1 + MOST_UNASKED
-        assert all(len(thread) <= 200 for thread in hearing.threads)
+            await listener.on_notification("warning", place)
+            await listener.on_notification("turn/started", place)
+        assert len(listener.threads) == len(listener._last_activity) == 1 + MAX_UNREQUESTED
+        assert len(listener.feed.turns_under_way()) == 1 + MAX_UNREQUESTED
+        assert all(len(thread) <= 200 for thread in listener.threads)
         codes = [event.code for event in lab.told if isinstance(event, Integrity)]
-        assert codes == ["TOO_MANY_TURNS"] * (TOLD_GARBAGE + 1), "the first ones, then one at each doubling"
+        assert codes == ["TOO_MANY_TURNS"] * (REPORTED_FIRST + 1), "the first ones, then one at each doubling"
         for number in range(40):
-            await hearing.not_understood(f"m{number}", ValueError())
+            await listener.on_failure(f"m{number}", ValueError())
         codes = [event.code for event in lab.told if isinstance(event, Integrity)][len(codes) :]
-        assert codes == ["MESSAGE_NOT_UNDERSTOOD"] * (TOLD_GARBAGE + 1)
+        assert codes == ["MESSAGE_NOT_UNDERSTOOD"] * (REPORTED_FIRST + 1)
 
     anyio.run(main)

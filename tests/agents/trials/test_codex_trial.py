@@ -33,7 +33,7 @@ def request(base: Path, prompt: str, flags: dict[str, Any], **more: Any) -> Tria
     return TrialRequest(**{**said, "prompt": prompt, "flags": flags, "timeout": 200, **more})
 
 
-def last_words(model: FakeModel) -> str:
+def crash_error(model: FakeModel) -> str:
     """Return the texts of the agent's latest request."""
     return str(model.seen[-1].body["input"])
 
@@ -60,7 +60,7 @@ def test_fork_contains_the_files_and_the_thread_of_a_step(tmp_path: Path) -> Non
         assert second.fork is not None
         assert second.fork.exact
         assert second.thread_id != first.thread_id
-        assert "first words" in last_words(model)
+        assert "first words" in crash_error(model)
         assert (tmp_path / "w2/a.txt").read_text() == "one\ntwo\n"
 
         within = TrialRequest(prompt="[[run cat a.txt > b.txt]] [[say else]]", workspace=tmp_path / "w3")
@@ -68,7 +68,7 @@ def test_fork_contains_the_files_and_the_thread_of_a_step(tmp_path: Path) -> Non
         assert third.status == "completed"
         assert third.fork is not None
         assert not third.fork.exact
-        assert "first words" not in last_words(model)
+        assert "first words" not in crash_error(model)
         assert (tmp_path / "w3/b.txt").read_text() == "one\n"
 
     with_model(work)

@@ -252,7 +252,7 @@ def test_agent_that_floods_its_record_is_stopped(
 
 
 def test_agent_that_exceeds_the_step_limit_is_stopped(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "MOST_STEPS", 3)
+    monkeypatch.setattr(steps, "MAX_STEPS", 3)
     trial = attempt(request(project, *[{"claim": {"command": "true"}}] * 6, {"say": "done"}))
     assert trial.error is not None
     assert (trial.error.code, len(trial.steps)) == ("RUNTIME_LISTENER_FAILURE", 3)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,13 +24,14 @@ from proofbox.errors import AgentError, RuntimeCrashed, UsageLimited
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.verifier import verify
-from proofbox.lab.attempt.artifacts import sayable
+from proofbox.lab.attempt.artifacts import encodable
 from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
-from proofbox.lab.run.template import FORKS_OF_A_STORE, GIVEN, MOST_IDLE, Templates, forget_workspaces
+from proofbox.lab.run.template import FORKS_OF_A_STORE, GIVEN, MAX_IDLE, Templates, forget_workspaces
 from proofbox.lab.suite.reading import pinned_name
+from proofbox.sandbox.conformance.context import command_line, processes_with
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
@@ -253,16 +257,16 @@ def test_one_open_template_is_kept_per_concurrent_fork(tmp_path: Path, monkeypat
             fork.forget()
     assert 1 <= len(opened) <= 4, "at most one per concurrent fork"
     assert not set(opened) & set(closed)
-    for number in range(MOST_IDLE):
+    for number in range(MAX_IDLE):
         (tmp_path / f"templates/m{number}" / GIVEN).mkdir(parents=True)
         templates.fork(f"m{number}", tmp_path / f"fork-of-m{number}").forget()
-    assert set(opened) & set(closed) == set(opened[:-MOST_IDLE]), "only the most recently used ones stay open"
+    assert set(opened) & set(closed) == set(opened[:-MAX_IDLE]), "only the most recently used ones stay open"
     forget_workspaces(tmp_path / "templates", lambda _: None)
 
 
 def test_broken_idle_template_does_not_affect_other_missions(tmp_path: Path) -> None:
     templates = Templates(tmp_path / "templates", "w", SystemClock())
-    for number in range(MOST_IDLE + 2):
+    for number in range(MAX_IDLE + 2):
         (tmp_path / f"templates/m{number}" / GIVEN).mkdir(parents=True)
         fork = templates.fork(f"m{number}", tmp_path / f"fork-{number}")
         if number == 0:
@@ -300,7 +304,7 @@ def test_only_retryable_failures_are_retried() -> None:
 
 @given(st.recursive(st.text(st.characters(categories=None)), lambda it: st.lists(it) | st.dictionaries(st.text(), it)))
 def test_any_agent_text_can_be_recorded(said: Any) -> None:
-    written = sayable(said)
+    written = encodable(said)
     parse_strict(canonical_bytes(written))
     try:
         assert written == said or not canonical_bytes(said)
@@ -348,3 +352,25 @@ def test_box_failure_at_first_command_does_not_count_against_the_agent(
     made = plan(source, out, tmp_path, chain="process", runtimes=runtimes, retries=0)
     conduct(made, out)
     assert results(made, out) == {"a.1": ("none", "none", "SANDBOX_START_FAILED", "infra_failed")}
+
+
+@boxed
+def test_lost_box_is_retried_and_does_not_count_against_the_agent(out: Path, tmp_path: Path) -> None:
+    source = HEAD + mission("a", expect={"file": [{"path": "answer.txt"}]})
+    runtimes = {"process": {"command": ["/bin/sh", "-c", "echo > up; sleep 600"]}}
+    made = plan(source, out, tmp_path, chain="process", runtimes=runtimes, retries=0)
+
+    def kill_box() -> None:
+        work = out / ".work" / made.run_id
+        while not list(work.rglob("workspace/up")):
+            time.sleep(0.02)
+        for pid in processes_with(str(work)):
+            if "boxagent" in command_line(pid).split(" ")[0]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_box)
+        conduct(made, out)
+        killed.result()
+    assert results(made, out) == {"a.1": ("none", "none", "SANDBOX_LOST", "infra_failed")}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proofbox.lab.attempt.reward import LARGEST, read_reward
+from proofbox.lab.attempt.reward import MAX_BYTES, read_reward
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_number_is_a_reward(tmp_path: Path, text: str, value: float, *, passed
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *(("reward.txt", text) for text in ("", "one", "1 1", "nan", "inf", "1,0", "\u0661", "9" * (LARGEST + 1))),
+        *(("reward.txt", text) for text in ("", "one", "1 1", "nan", "inf", "1,0", "\u0661", "9" * (MAX_BYTES + 1))),
         *(("reward.json", text) for text in ("", "1", "[1]", "{}", '{"a": true}', '{"a": "1"}', '{"a": null}')),
         *(("reward.json", text) for text in ('{"a": 1, "a": 0}', '{"a": NaN}', '{"a": {"b": 1}}', "{" * 5000)),
     ],

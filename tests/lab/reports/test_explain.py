@@ -66,6 +66,21 @@ def test_changed_paths_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not [line for line in ran.explains("none.1") if line.startswith("It changed")]
 
 
+@pytest.mark.parametrize("chain", ["scripted", "process"])
+def test_processes_killed_at_the_end_are_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], chain: str
+) -> None:
+    daemon, quiet = "(setsid sleep 300 &) >/dev/null 2>&1; echo ok", "sleep 0; echo ok"
+    if chain == "scripted":
+        suite = mission("leaves", command(daemon), say("done")) + mission("quiet", command(quiet), say("done"))
+        ran = Ran(tmp_path, capsys, suite)
+    else:
+        ran = Ran(tmp_path, capsys, shell("leaves", daemon) + shell("quiet", quiet), **SHELL)
+    killed = "Processes that it had started were still running at its end, and were killed."
+    assert killed in ran.explains("leaves.1")
+    assert killed not in ran.explains("quiet.1")
+
+
 def test_explain_shows_why_program_command_and_setup_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "seq 1 3000; seq 1 20000 >&2; echo THE REASON >&2; exit 1"
     ran = Ran(

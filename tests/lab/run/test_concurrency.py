@@ -1,4 +1,4 @@
-"""`[suite] most`: an attempt is limited by the provider and the strategy that will run it."""
+"""`[suite] max_concurrent`: an attempt is limited by the provider and the strategy that will run it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROCESS = {"process": {"command": ["/bin/sh", "-s"]}}
 
 
 def head(most: str) -> str:
-    return f'[suite]\nid = "test"\nmost = {{{most}}}\n'
+    return f'[suite]\nid = "test"\nmax_concurrent = {{{most}}}\n'
 
 
 def at_once(most: str, out: Path, base: Path, **options: Any) -> int:
@@ -73,5 +73,5 @@ def test_limit_for_an_unknown_name_is_refused(tmp_path: Path, name: str, hint: s
     with pytest.raises(SuiteInvalid, match=f"'{name}' is neither a provider nor a strategy") as refused:
         plan(head(f"docker = 1, {name} = 2") + mission("a"), tmp_path / "out", tmp_path)
     (problem,) = refused.value.details["problems"]
-    assert (problem["line"], problem["column"]) == (3, 21)
+    assert (problem["line"], problem["column"]) == (3, 31)
     assert hint in problem["fix_hint"]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from proofbox.core.clock import ManualClock, parse_isoformat
 from proofbox.errors import UsageLimited
 from proofbox.evidence.bundle.identity import process_identity
-from proofbox.lab.run.failures import MOST_PAST, counted_tries, pause, retry_after
+from proofbox.lab.run.failures import MAX_PAST, counted_tries, pause, retry_after
 from proofbox.lab.run.ledger import Ended
-from proofbox.lab.run.limiter import LONGEST, LONGEST_PAST, Limiter, closed_gates
+from proofbox.lab.run.limiter import MAX_BACKOFF, MAX_PAUSE, Limiter, closed_gates
 
 ME = process_identity()
 
@@ -42,11 +42,11 @@ def test_window_starts_small_and_grows_with_successes(tmp_path: Path, clock: Man
     assert fill(limiter) == 4
     for number in range(4):
         limiter.leave(f"a-{number}")
-        limiter.went_well()
+        limiter.succeeded()
     grown = fill(limiter)
     assert grown in (4, 5)
     for _ in range(400):
-        limiter.went_well()
+        limiter.succeeded()
     assert limiter.state().window == 16.0
 
 
@@ -109,9 +109,9 @@ def test_past_resets_are_retried_less_and_less_often(tmp_path: Path, clock: Manu
             clock.advance(wait)
         return found
 
-    assert waits(12) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, LONGEST_PAST, LONGEST_PAST]
+    assert waits(12) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, MAX_BACKOFF, MAX_BACKOFF]
     assert "no future reset" in limiter.state().why
-    limiter.went_well()
+    limiter.succeeded()
     assert waits(3) == [1, 2, 4], "after a success in between"
     now = clock.now().timestamp()
     assert limiter.usage_limited(now + 30) == now + 30, "a future reset is used"
@@ -142,7 +142,7 @@ def met(wait: float | None, infra: str = UsageLimited.code, *, named: bool = Fal
 
 def test_pauses_grow_without_a_gate() -> None:
     past = met(1.0)
-    assert [pause([past] * count) for count in (1, 2, 3, 10, 11, 99)] == [1, 2, 4, 512, LONGEST_PAST, LONGEST_PAST]
+    assert [pause([past] * count) for count in (1, 2, 3, 10, 11, 99)] == [1, 2, 4, 512, MAX_BACKOFF, MAX_BACKOFF]
     assert pause([past, past, met(600.0)]) == 600
     assert pause([past, met(600.0), past]) == 1
     assert pause([past, past, met(1.0, "ATTEMPT_WORKER_LOST")]) == 1
@@ -154,9 +154,9 @@ def test_usage_limit_without_a_reset_uses_up_retries() -> None:
     assert counted_tries([unknown] * 3) == 3, "an account without credit is not retried forever"
     assert counted_tries([to_come] * 99) == 0
     assert counted_tries([met(600.0)] * 99) == 0, "a delay counts like a reset time"
-    assert counted_tries([past] * MOST_PAST) == 0, "clocks differ"
-    assert counted_tries([past] * (MOST_PAST + 2)) == 2
-    assert counted_tries([*[past] * MOST_PAST, to_come, *[past] * MOST_PAST]) == 0
+    assert counted_tries([past] * MAX_PAST) == 0, "clocks differ"
+    assert counted_tries([past] * (MAX_PAST + 2)) == 2
+    assert counted_tries([*[past] * MAX_PAST, to_come, *[past] * MAX_PAST]) == 0
     assert counted_tries([met(1.0, infra="RUNTIME_CRASHED"), to_come, unknown]) == 2
     assert counted_tries([met(0.0, infra="ATTEMPT_WORKER_LOST"), None]) == 0
 
@@ -165,11 +165,11 @@ def test_usage_limit_without_a_reset_uses_up_retries() -> None:
 def test_gate_is_never_closed_for_longer_than_the_maximum(tmp_path: Path, clock: ManualClock, said: float) -> None:
     limiter = gate(tmp_path, clock)
     now = clock.now().timestamp()
-    assert limiter.usage_limited(said) == now + LONGEST
+    assert limiter.usage_limited(said) == now + MAX_PAUSE
     limiter.rate_limited(now, retry_after=said)
     assert "cut to 8 days" in limiter.state().why
-    assert limiter.enter("a", ME) == LONGEST
-    clock.advance(LONGEST)
+    assert limiter.enter("a", ME) == MAX_PAUSE
+    clock.advance(MAX_PAUSE)
     assert limiter.enter("a", ME) is None
 
 
@@ -179,8 +179,8 @@ def test_stored_time_beyond_the_maximum_is_capped_once(tmp_path: Path, clock: Ma
     limiter.usage_limited(clock.now().timestamp() + 60)
     (state,) = tmp_path.glob("*.json")
     state.write_text(state.read_text().replace(str(limiter.state().closed_until), "900000000000.0"))
-    assert limiter.enter("a", ME) == LONGEST
-    clock.advance(LONGEST)
+    assert limiter.enter("a", ME) == MAX_PAUSE
+    clock.advance(MAX_PAUSE)
     assert limiter.enter("a", ME) is None
 
 
@@ -190,12 +190,12 @@ def test_retry_pause_has_the_same_maximum(said: float) -> None:
         met = UsageLimited("used up", op="turn", details={name: said}, retryable=True)
         wait = retry_after(met, ManualClock())
         assert wait is not None
-        assert 0 <= wait <= LONGEST
+        assert 0 <= wait <= MAX_PAUSE
 
 
 def test_closed_credentials_are_listed_with_time_and_reason(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
-    limiter.went_well()
+    limiter.succeeded()
     assert limiter.closed() is None
     assert closed_gates(clock.now(), tmp_path) == ()
     limiter.usage_limited(clock.now().timestamp() + 60)
@@ -210,10 +210,10 @@ def test_closed_credentials_are_listed_with_time_and_reason(tmp_path: Path, cloc
 def test_concurrency_of_one_run_does_not_limit_others(tmp_path: Path, clock: ManualClock) -> None:
     large, small = gate(tmp_path, clock, caller="large"), gate(tmp_path, clock, 1, caller="small")
     for _ in range(40):
-        large.went_well()
+        large.succeeded()
     window = large.state().window
     assert window > 8
-    small.went_well()
+    small.succeeded()
     assert large.state().window == window
     for number in range(3):
         assert large.enter(f"a-{number}", ME) is None
@@ -254,7 +254,7 @@ def test_slots_never_exceed_the_window_and_the_gate_reopens(tmp_path_factory: An
         elif step == "leave" and inside:
             limiter.leave(inside.pop())
         elif step == "well":
-            limiter.went_well()
+            limiter.succeeded()
         elif step == "limited":
             limiter.rate_limited(clock.now().timestamp(), retry_after=3)
         elif step == "pause":

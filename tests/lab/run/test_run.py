@@ -141,7 +141,7 @@ def test_run_reports_once_that_it_waits_for_a_retry(out: Path, tmp_path: Path) -
         ledger.end(attempt, met)
         conductor._plan_retries()
         for _ in range(3):
-            conductor._waiting.tell(0, 1)
+            conductor._waiting.report(0, 1)
     (event,) = events
     assert event == {
         "event": "waiting",
@@ -293,7 +293,7 @@ def test_a_run_that_is_stopped_ten_times_is_still_completed(out: Path, tmp_path:
 def test_attempt_that_always_kills_its_conductor_is_given_up(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(run_module, "MOST_STOPPED", 5)
+    monkeypatch.setattr(run_module, "MAX_STOPPED", 5)
     made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
     stop_often(made, out, 8, how)
     conduct(made, out)

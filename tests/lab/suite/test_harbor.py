@@ -282,10 +282,10 @@ def test_special_files_and_large_tasks_are_refused(tmp_path: Path, monkeypatch: 
     root = task(tmp_path / "giant")
     put(root / "instruction.md", "x" * (task_tree.LARGEST_TEXT + 1))
     assert "larger than" in problems(root)[0]
-    monkeypatch.setattr(task_tree, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(task_tree, "MAX_ENTRIES", 3)
     assert "more than 3 files" in problems(task(tmp_path / "many"))[0]
-    monkeypatch.setattr(task_tree, "MOST_BYTES", 10)
-    monkeypatch.setattr(task_tree, "MOST_ENTRIES", 100)
+    monkeypatch.setattr(task_tree, "MAX_BYTES", 10)
+    monkeypatch.setattr(task_tree, "MAX_ENTRIES", 100)
     assert "larger than" in problems(task(tmp_path / "large"))[0]
 
 

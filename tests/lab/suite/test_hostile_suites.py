@@ -16,7 +16,7 @@ from harbor_tasks import TOML, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proofbox.core.spec_files.problems import MOST
+from proofbox.core.spec_files.problems import MAX_PROBLEMS
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.suite.harbor import task_table
 from proofbox.lab.suite.harbor.tasks import read_tasks
@@ -178,7 +178,7 @@ def test_suite_that_is_a_pipe_does_not_block(odd: Path) -> None:
 )
 def test_many_problems_are_reported_quickly(text: str) -> None:
     found = problems(text)
-    assert len(found) <= MOST
+    assert len(found) <= MAX_PROBLEMS
     assert all(each["line"] >= 1 for each in found)
 
 
@@ -256,7 +256,15 @@ def test_any_value_in_any_field(odd: Path, changes: list[tuple[tuple[str | int, 
 
 LINES = [
     *("[suite]", "[[mission]]", 'id = "a"', 'prompt = "p"', "mission = [{}]", "[defaults]", "[mission.verify]"),
-    *("a.b.c = 1", '"" = 1', "'\\' = 1", 'x = """\n\\\n"""', "x = [ # ]\n]", "[[mission.script.step]]", "[suite.most]"),
+    *(
+        "a.b.c = 1",
+        '"" = 1',
+        "'\\' = 1",
+        'x = """\n\\\n"""',
+        "x = [ # ]\n]",
+        "[[mission.script.step]]",
+        "[suite.max_concurrent]",
+    ),
     *("\r", "{", "}"),
 ]
 

@@ -206,7 +206,14 @@ MISSION = '[suite]\nid = "a"\n{suite}\n[[mission]]\nid = "x"\nprompt = "p"\n{mis
         ("", 'script = { step = [{ say = "a", think = "b" }] }', (7, 33), "found say, think", ""),
         ("", 'script = { step = [{ delay = "long" }] }', (7, 22), "Expected `float", ""),
         ("", 'provider = "dokcer"', (7, 1), "unknown provider 'dokcer'", "did you mean docker?"),
-        ("most = { dokcer = 2 }", "", (3, 10), "'dokcer' is neither a provider nor a strategy", "did you mean docker?"),
+        (
+            "max_concurrent = { dokcer = 2 }",
+            "",
+            (3, 20),
+            "'dokcer' is neither a provider nor a",
+            "did you mean docker?",
+        ),
+        ("most = { docker = 2 }", "", (3, 1), "no field 'most'", "did you mean max_concurrent?"),
         ("", 'network = "wat"', (7, 1), "unknown network mode 'wat'", "choose none, full or allow:"),
         ("", 'verify = { network = "allow:" }', (7, 12), "the allowlist has no hosts", "allow:example.org"),
         ('strategies = ["scriptd"]', "", (3, 15), "unknown strategy 'scriptd'", "did you mean scripted?"),
@@ -234,7 +241,7 @@ def test_missions_that_could_never_run_are_refused(
     [
         ('strategies = ["of_another_machine", "scripted"]', ""),
         ('strategies = ["nop!"]', 'provider = "auto"'),
-        ("most = { docker = 1 }", 'provider = "bwrap"\nnetwork = "allow:example.org:443"\nenv = ["LANG=C"]'),
+        ("max_concurrent = { docker = 1 }", 'provider = "bwrap"\nnetwork = "allow:example.org:443"\nenv = ["LANG=C"]'),
         ("", 'script = { step = [{ fault = "stall" }, { tool = "run_command", args = { command = "true" } }] }'),
     ],
 )

@@ -242,10 +242,10 @@ def frozen(patience: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[A
     """An agent that keeps its stream open and does nothing."""
     with agent("minder", greet=False) as box:
         with monkeypatch.context() as patch:
-            patch.setattr(connection_module, "PATIENCE", patience)  # for sending, it applies from the start
+            patch.setattr(connection_module, "ANSWER_TIMEOUT", patience)  # for sending, it applies from the start
             connection = Connection(box.peer.sock, no_kill)
         assert run(connection, ["echo", "up"]).stdout == "up\n"
-        monkeypatch.setattr(connection_module, "PATIENCE", patience)
+        monkeypatch.setattr(connection_module, "ANSWER_TIMEOUT", patience)
         box.process.send_signal(signal.SIGSTOP)
         try:
             yield box, connection

@@ -9,7 +9,7 @@ import sys
 # signal right before the call has the same effect, but can't be timed.
 ELSEWHERE = """
 import os, signal, sys, threading
-from proofbox.sandbox.client.signals import ending_on, hearing
+from proofbox.sandbox.client.signals import exiting_on, handling_signals
 
 inbound, outbound = os.pipe()
 
@@ -42,14 +42,14 @@ def ended(block: str) -> tuple[int, str]:
 
 
 def test_signal_ends_a_waiting_block() -> None:
-    assert ended("ending_on([signal.SIGTERM])") == (143, "")
+    assert ended("exiting_on([signal.SIGTERM])") == (143, "")
 
 
 def test_signal_handler_runs_while_the_block_waits() -> None:
-    assert ended("hearing([signal.SIGTERM], lambda number: os.write(outbound, b'x'))") == (0, "done\n")
+    assert ended("handling_signals([signal.SIGTERM], lambda number: os.write(outbound, b'x'))") == (0, "done\n")
 
 
 def test_outer_block_wakes_a_nested_block() -> None:
-    inner = "hearing([signal.SIGWINCH], print)"
-    assert ended(f"ending_on([signal.SIGTERM]), {inner}") == (143, "")
-    assert ended(f"{inner}, ending_on([signal.SIGTERM])") == (143, "")
+    inner = "handling_signals([signal.SIGWINCH], print)"
+    assert ended(f"exiting_on([signal.SIGTERM]), {inner}") == (143, "")
+    assert ended(f"{inner}, exiting_on([signal.SIGTERM])") == (143, "")

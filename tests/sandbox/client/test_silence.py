@@ -31,7 +31,7 @@ LOOPS = ["asyncio", *(["trio"] if importlib.util.find_spec("trio") else [])]
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (connection, async_connection):
-        monkeypatch.setattr(module, "PATIENCE", 1.0)
+        monkeypatch.setattr(module, "ANSWER_TIMEOUT", 1.0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from proofbox.errors import PatternRefused, SearchTimedOut
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.search import PythonEngine, RipgrepEngine, Search, SearchEngine, SearchHits, best_engine, search
 from proofbox.workspace.search.dialect import compile_pattern
-from proofbox.workspace.search.finder import LARGEST
+from proofbox.workspace.search.finder import MAX_FILE_SIZE
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 from proofbox.workspace.tools.environments.memory import MemoryEnvironment, MemoryTree
 from proofbox.workspace.tools.environments.search_source import TreeSource
@@ -98,7 +98,7 @@ def test_both_engines_find_the_same_lines(
 ) -> None:
     root = tmp_path_factory.mktemp("tree")
     fill(root, files)
-    request = Search(pattern, most=most, context=context, ignore_case=ignore_case)
+    request = Search(pattern, max_matches=most, context=context, ignore_case=ignore_case)
     try:
         compile_pattern(pattern)
     except PatternRefused:
@@ -195,7 +195,7 @@ def test_binary_large_and_ignored_files_are_skipped(tmp_path: Path, engine: Sear
     fill(tmp_path, {".git/f": b"needle", "node/f": b"needle", ".gitignore": b"plain\nneedle", ".ignore": b"plain"})
     with (tmp_path / "giant").open("wb") as file:
         file.write(b"needle\n")
-        file.truncate(LARGEST + 1)
+        file.truncate(MAX_FILE_SIZE + 1)
     (tmp_path / "secret").write_bytes(b"needle")
     (tmp_path / "link").symlink_to("plain")
     if os.geteuid() != 0:
@@ -216,7 +216,7 @@ def test_giant_file_delays_the_search_by_at_most_the_patience(tmp_path: Path) ->
     (tmp_path / "plain").write_text("needle\n")
     with (tmp_path / "giant").open("wb") as file:
         file.truncate(1 << 40)  # a hole: reads as a terabyte
-    engine = RipgrepEngine(str(shutil.which("rg")), patience=0.5)
+    engine = RipgrepEngine(str(shutil.which("rg")), timeout=0.5)
     tree = DirectoryTree(tmp_path)
     found = search(Search("needle"), TreeSource(tree, ".", Ignore(())), engine)
     assert [line.path for line in found.lines] == ["plain"]
@@ -256,7 +256,7 @@ def test_many_files_are_searched_in_batches(tmp_path: Path, rounds: Callable[[in
     count = rounds(600, 5000)
     files = {f"d{n % 7}/f{n:04}": (b"filler\n" * 200 + b"needle %d\n" % n) for n in range(count)}
     fill(tmp_path, files)
-    ripgrep, python = both(tmp_path, Search("needle", most=count))
+    ripgrep, python = both(tmp_path, Search("needle", max_matches=count))
     assert ripgrep == python
     assert [line.path for line in ripgrep.lines] == sorted(files)
     assert all(line.line == 201 for line in ripgrep.lines)

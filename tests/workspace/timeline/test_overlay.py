@@ -21,7 +21,7 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.core.files.removal import LeftoverPath
 from proofbox.errors import PolicyRefused
-from proofbox.workspace.scanning.scanner import DEEPEST, LARGEST, LONGEST
+from proofbox.workspace.scanning.scanner import MAX_DEPTH, MAX_FILE_SIZE, MAX_PATH
 from proofbox.workspace.timeline import overlay
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -168,12 +168,12 @@ def test_changes_below_the_maximum_depth_are_not_listed(ws: Workspace) -> None:
         (layers.upper / "kept/new").write_text("new")
         listed = [(change.path, change.kind) for change in layers.changes()]
     assert ("kept/new", "added") in listed
-    assert len(listed) == (LONGEST + 1) // 41 + 1, "the directories whose path is not too long, and the file"
+    assert len(listed) == (MAX_PATH + 1) // 41 + 1, "the directories whose path is not too long, and the file"
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert os.listdir(store_of(ws) / "boxes") == []
     with ws.overlay("HEAD") as layers:
         deep_tree(layers.upper, 1200, "d")
-        assert len(layers.changes()) == DEEPEST
+        assert len(layers.changes()) == MAX_DEPTH
 
 
 @pytest.mark.needs("root")
@@ -192,7 +192,7 @@ def test_unreadable_and_endless_files_of_a_box_are_not_read(ws: Workspace) -> No
     ws.snapshot("first")
     with ws.overlay("HEAD") as layers:
         with (layers.upper / "hole").open("wb") as file:
-            file.truncate(LARGEST + 1)
+            file.truncate(MAX_FILE_SIZE + 1)
         assert layers.changes() == []
 
 
@@ -229,8 +229,8 @@ def test_overlay_supports_the_longest_path(ws: Workspace, project: Path, tmp_pat
     first = ws.snapshot("first")
     with ws.overlay(first.id):
         pass
-    deep_tree(project, LONGEST // 251, "d" * 250)
-    with deep_folder(project, LONGEST // 251, "d" * 250) as fd:
+    deep_tree(project, MAX_PATH // 251, "d" * 250)
+    with deep_folder(project, MAX_PATH // 251, "d" * 250) as fd:
         os.close(os.open("f" * 255, os.O_WRONLY | os.O_CREAT, dir_fd=fd))
     second = ws.snapshot("second")
     assert second.skipped == ()

@@ -26,11 +26,12 @@ from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.grants import parse
 from proofbox.workspace.timeline.effects import Effect
 from proofbox.workspace.tools.conformance import CHECKS, ToolWorld, run_conformance
-from proofbox.workspace.tools.contract import ToolEnvironment, ToolResult
+from proofbox.workspace.tools.contract import ToolEnvironment
 from proofbox.workspace.tools.environments.host import HostEnvironment
 from proofbox.workspace.tools.environments.layers import Below, Layer, Layered, ToolInvocation
 from proofbox.workspace.tools.environments.memory import MemoryEnvironment
 from proofbox.workspace.tools.environments.middleware import EffectRecording, Nudge, SnapshotOnWrite, workspace_layers
+from proofbox.workspace.tools.results import ToolResult
 from proofbox.workspace.tools.tree import Guard
 
 RULES = """

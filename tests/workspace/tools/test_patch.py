@@ -150,7 +150,7 @@ def test_patch_with_two_spellings_of_one_file_is_refused(tmp_path: Path, other: 
 
 
 def test_reading_a_line_after_a_huge_hole_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FARTHEST", 1 << 20)
+    monkeypatch.setattr(files, "MAX_OFFSET", 1 << 20)
     with (tmp_path / "hole").open("wb") as file:
         file.truncate(1 << 40)
     (tmp_path / "lines").write_bytes(b"a\n" * (1 << 18) + b"last\n")

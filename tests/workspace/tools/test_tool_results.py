@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.workspace.tools.contract import (
+from proofbox.workspace.tools.rendering import bounded
+from proofbox.workspace.tools.results import (
     CommandResult,
     FileContent,
     FileEdited,
@@ -21,7 +22,6 @@ from proofbox.workspace.tools.contract import (
     SearchResult,
     ToolResult,
 )
-from proofbox.workspace.tools.rendering import bounded
 
 hostile = st.text(st.characters(exclude_categories=[]), max_size=400)
 

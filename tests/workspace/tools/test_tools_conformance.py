@@ -72,8 +72,8 @@ def test_suite_detects_a_faulty_environment(root: Path) -> None:
         yield ToolWorld(Leaky(guard=guard))
 
     failed = [result.check for result in run_conformance(leaky) if result.outcome == "failed"]
-    assert "nothing-is-outside" in failed
-    assert "lines-are-read-from-and-to" in failed
+    assert "paths-outside-the-root-are-refused" in failed
+    assert "line-ranges-are-read" in failed
 
 
 @pytest.mark.needs("bubblewrap")

@@ -13,7 +13,18 @@ from typing import Any
 
 import msgspec
 
-from proofbox.agents.conformance.rig import Act, Babble, Fail, Hang, Hear, Recall, Run, Say, Scene, Spend
+from proofbox.agents.conformance.rig import (
+    Act,
+    Fail,
+    Hang,
+    Recall,
+    ReportSteering,
+    ReportUsage,
+    Run,
+    Say,
+    Scene,
+    WriteGarbage,
+)
 from proofbox.agents.fakemodel.script import Fault, ScriptedResponse
 from proofbox.agents.fakemodel.server import FakeModel, text_of
 from proofbox.sandbox.conformance.check import NotApplicable
@@ -25,15 +36,15 @@ class CodexRig:
     @contextlib.asynccontextmanager
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
         del scratch
-        if any(isinstance(act, Babble) for scene in scenes for act in scene):
+        if any(isinstance(act, WriteGarbage) for scene in scenes for act in scene):
             raise NotApplicable(
                 "a model can't make the real codex write garbage; the tests of codex do that with a fake program"
             )
-        async with ScenicModel(scenes).listening() as url:
+        async with SceneModel(scenes).listening() as url:
             yield {"base_url": url, "model": "fake-model", "max_retries": 0}
 
 
-class ScenicModel(FakeModel):
+class SceneModel(FakeModel):
     def __init__(self, scenes: Sequence[Scene]) -> None:
         super().__init__()
         self._scenes = scenes
@@ -76,7 +87,7 @@ def _next_response(scene: Scene, turn: _Turn, told: Sequence[str]) -> ScriptedRe
                 if left == 0:
                     return msgspec.structs.replace(answer, kind="run", text=command)
                 left -= 1
-            case Hear():
+            case ReportSteering():
                 if len(turn.told) < 2:
                     return msgspec.structs.replace(answer, kind="run", text="sleep 0.1")
             case _:
@@ -90,7 +101,7 @@ def _with(answer: ScriptedResponse, act: Act, told: Sequence[str], last: bool) -
             return msgspec.structs.replace(answer, **({"text": text} if last else {"think": text}))
         case Recall():
             return msgspec.structs.replace(answer, text="; ".join(told))
-        case Spend(input_tokens, output_tokens):
+        case ReportUsage(input_tokens, output_tokens):
             usage = {"input": input_tokens, "output": output_tokens, "cached": 0, "reasoning": 0}
             return msgspec.structs.replace(answer, usage=usage)
         case Hang():

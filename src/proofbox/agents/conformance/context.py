@@ -50,33 +50,33 @@ class RuntimeChecks:
         return add
 
 
-class Play:
+class ObservedSession:
     """A session and its events."""
 
-    def __init__(self, session: AgentSession, patience: float) -> None:
+    def __init__(self, session: AgentSession, timeout: float) -> None:
         self.session = session
-        self._patience = patience
+        self._timeout = timeout
         self.events: list[Event] = []
-        self._told = anyio.Event()
+        self._changed = anyio.Event()
 
-    async def hear(self, event: Event) -> None:
+    async def record(self, event: Event) -> None:
         self.events.append(event)
-        self._told.set()
-        self._told = anyio.Event()
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def of(self, kind: type[E], turn: str | None = None) -> list[E]:
         return [event for event in self.events if isinstance(event, kind) and turn in (None, event.turn)]
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        with anyio.move_on_after(self._patience) as scope:
+        with anyio.move_on_after(self._timeout) as scope:
             while not condition():
                 with anyio.move_on_after(0.05):  # conditions on the host are polled, because no event reports them
-                    await self._told.wait()
+                    await self._changed.wait()
         if scope.cancelled_caught and not condition():
-            raise Failed(f"timed out after {self._patience:g} s while waiting for {what}")
+            raise Failed(f"timed out after {self._timeout:g} s while waiting for {what}")
 
     async def turn(self, thread: str, prompt: str) -> TurnResult:
-        """Play a whole turn and check that its end is reported consistently."""
+        """Run a whole turn and check that its end is reported consistently."""
         turn = await self.session.start_turn(thread, prompt)
         result = await self.session.wait_turn(turn)
         expect(result.turn == turn, f"expected the result of {turn}, got that of {result.turn}")
@@ -91,7 +91,7 @@ class Play:
 class RuntimeCheckContext:
     """The context of one check."""
 
-    patience = 30.0  # a busy machine must not fail the check
+    timeout = 30.0  # a busy machine must not fail the check
 
     def __init__(self, runtime: AgentRuntime, rig: Rig, provider: str | None) -> None:
         self.runtime = runtime
@@ -106,9 +106,9 @@ class RuntimeCheckContext:
         self.workspace.mkdir()
 
     @contextlib.asynccontextmanager
-    async def playing(
+    async def session(
         self, *scenes: Scene, stall_timeout: float | None = None, home: str = "home"
-    ) -> AsyncIterator[Play]:
+    ) -> AsyncIterator[ObservedSession]:
         """Open a session whose threads play these scenes. On exit, close it and check its events."""
         self._sessions += 1
         scratch = self.base / f"s{self._sessions}"
@@ -126,19 +126,19 @@ class RuntimeCheckContext:
             expect(probe.available and probe.compatible, f"the probe failed: {probe.reason!r}")
             session = await self.runtime.start_session(options)
             self.version = session.version
-            play = Play(session, self.patience)
-            session.add_listener(play.hear)
+            observed = ObservedSession(session, self.timeout)
+            session.add_listener(observed.record)
             try:
-                yield play
+                yield observed
             finally:
                 with anyio.CancelScope(shield=True):
                     await session.close()
                     await session.close()
         expect(session.runtime == self.runtime.id, f"the session names the runtime {session.runtime}")
-        numbers = [event.seq for event in play.events]
+        numbers = [event.seq for event in observed.events]
         first = numbers[0] if numbers else 1
         expect(numbers == list(range(first, first + len(numbers))), f"seq has gaps or is out of order: {numbers}")
-        expect({event.session for event in play.events} <= {session.id}, "events have another session's id")
+        expect({event.session for event in observed.events} <= {session.id}, "events have another session's id")
 
     async def lacks(self, capability: str, attempt: Callable[[], Awaitable[object]]) -> bool:
         """Return whether the runtime lacks a capability; if so, check that it refuses the attempt."""
@@ -167,7 +167,7 @@ class RuntimeCheckContext:
 
     def close(self) -> list[str]:
         """Return and remove everything that was left behind."""
-        end = time.monotonic() + self.patience
+        end = time.monotonic() + self.timeout
         while (left := processes_with(str(self.base)) + processes_with(self.marker)) and time.monotonic() < end:
             time.sleep(0.05)
         found = [f"left behind: process {pid}" for pid in left]

@@ -24,7 +24,7 @@ class Recall(msgspec.Struct, frozen=True):
     """Repeat all prompts and steering texts of the thread so far."""
 
 
-class Hear(msgspec.Struct, frozen=True):
+class ReportSteering(msgspec.Struct, frozen=True):
     """Wait until the turn is steered."""
 
 
@@ -36,18 +36,18 @@ class Fail(msgspec.Struct, frozen=True):
     """Fail in a way that is typical for the runtime."""
 
 
-class Babble(msgspec.Struct, frozen=True):
+class WriteGarbage(msgspec.Struct, frozen=True):
     """Send unknown messages and malformed lines, then continue."""
 
 
-class Spend(msgspec.Struct, frozen=True):
+class ReportUsage(msgspec.Struct, frozen=True):
     """Report token usage."""
 
     input_tokens: int
     output_tokens: int
 
 
-Act = Run | Say | Recall | Hear | Hang | Fail | Babble | Spend
+Act = Run | Say | Recall | ReportSteering | Hang | Fail | WriteGarbage | ReportUsage
 Scene = Sequence[Act]
 
 

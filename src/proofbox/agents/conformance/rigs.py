@@ -12,16 +12,16 @@ import msgspec
 
 from proofbox.agents.conformance.rig import (
     Act,
-    Babble,
     Fail,
     Hang,
-    Hear,
     Recall,
+    ReportSteering,
+    ReportUsage,
     Rig,
     Run,
     Say,
     Scene,
-    Spend,
+    WriteGarbage,
 )
 from proofbox.agents.contract import AgentRuntime
 from proofbox.errors import UsageError
@@ -63,15 +63,15 @@ def _steps(act: Act) -> list[dict[str, Any]]:
             return [{"say": text}]
         case Recall():
             return [{"say": "@{history}"}]
-        case Hear():
+        case ReportSteering():
             return [{"hear": True}]
         case Hang():
             return [{"fault": "stall"}]
         case Fail():
             return [{"fault": "model_error"}]
-        case Babble():
+        case WriteGarbage():
             return [{"garbage": "\x1b]0;\ufffd no such thing \u202e"}]
-        case Spend(input_tokens, output_tokens):
+        case ReportUsage(input_tokens, output_tokens):
             return [{"usage": {"input_tokens": input_tokens, "output_tokens": output_tokens}}]
 
 
@@ -95,7 +95,7 @@ class ProcessRig:
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
         del scratch
         plays = ["\n".join(_shell(act) for act in scene) for scene in scenes]
-        cases = [f"{number}) {play};;" for number, play in enumerate(plays[:-1])]
+        cases = [f"{number}) {observed};;" for number, observed in enumerate(plays[:-1])]
         script = _AGENT + "\n".join(["case $turns in", *cases, f"*) {plays[-1]};;", "esac", ""])
         yield {"command": ["sh", "-c", script], "output": "jsonl"}
 
@@ -108,16 +108,16 @@ def _shell(act: Act) -> str:
             return f"printf '%s\\n' {_quoted(json.dumps({'type': 'message', 'text': text}))}"
         case Recall():
             return """printf '{"type":"message","text":"%s"}\\n' "$prompt\""""
-        case Hear():
+        case ReportSteering():
             return ":"  # steering is not supported, so the check ends before this
         case Hang():
             return "exec sleep 300"
         case Fail():
             return "echo 'it went wrong' >&2; exit 3"
-        case Babble():
+        case WriteGarbage():
             lines = r"""\033]0;\377\n{"type":"no_such_thing"}\n[1,2\n\n{"type":"tool_call","exit_code":"x"}\n"""
             return f"printf '{lines}'"
-        case Spend(input_tokens, output_tokens):
+        case ReportUsage(input_tokens, output_tokens):
             line = {"type": "usage", "input_tokens": input_tokens, "output_tokens": output_tokens}
             return f"printf '%s\\n' {_quoted(msgspec.json.encode(line).decode())}"
 

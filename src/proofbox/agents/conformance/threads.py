@@ -13,40 +13,40 @@ SCENES = ([Say("one")], [Say("two")], [Recall()], [Recall()])
 
 
 @subject.check()
-async def resume_goes_on_where_it_was(context: RuntimeCheckContext) -> None:
+async def resumed_thread_keeps_its_history(context: RuntimeCheckContext) -> None:
     """A resumed thread remembers its prompts in another session with the same home."""
-    async with context.playing(*SCENES) as play:
-        thread = await play.session.start_thread()
-        await play.turn(thread, "apples")
-        await play.turn(thread, "pears")
-        if await context.lacks("supports_thread_resume", lambda: play.session.resume_thread(thread)):
+    async with context.session(*SCENES) as observed:
+        thread = await observed.session.start_thread()
+        await observed.turn(thread, "apples")
+        await observed.turn(thread, "pears")
+        if await context.lacks("supports_thread_resume", lambda: observed.session.resume_thread(thread)):
             return
-    async with context.playing(*SCENES) as play:
-        resumed = await play.session.resume_thread(thread)
+    async with context.session(*SCENES) as observed:
+        resumed = await observed.session.resume_thread(thread)
         expect(resumed == thread, f"it resumed {resumed}, not {thread}")
-        expect([event.origin for event in play.of(ThreadStarted)] == ["resume"], "the resumption was not reported")
-        message = (await play.turn(thread, "plums")).final_message
+        expect([event.origin for event in observed.of(ThreadStarted)] == ["resume"], "the resumption was not reported")
+        message = (await observed.turn(thread, "plums")).final_message
         expect(all(word in message for word in ("apples", "pears", "plums")), f"it remembers {message!r}")
 
 
 @subject.check()
-async def fork_has_the_history_up_to_its_turn(context: RuntimeCheckContext) -> None:
+async def forked_thread_has_the_history_up_to_its_turn(context: RuntimeCheckContext) -> None:
     """A fork has the history up to its turn, and does not change the original thread."""
-    async with context.playing(*SCENES) as play:
-        thread = await play.session.start_thread()
-        first = await play.turn(thread, "apples")
-        await play.turn(thread, "pears")
-        if await context.lacks("supports_thread_fork", lambda: play.session.fork_thread(thread, first.turn)):
+    async with context.session(*SCENES) as observed:
+        thread = await observed.session.start_thread()
+        first = await observed.turn(thread, "apples")
+        await observed.turn(thread, "pears")
+        if await context.lacks("supports_thread_fork", lambda: observed.session.fork_thread(thread, first.turn)):
             return
     # The fork's second turn plays the third or a later scene, so that both threads recall.
-    async with context.playing([Say("one")], [Recall()], [Recall()]) as play:
-        forked = await play.session.fork_thread(thread, first.turn)
+    async with context.session([Say("one")], [Recall()], [Recall()]) as observed:
+        forked = await observed.session.fork_thread(thread, first.turn)
         expect(forked != thread, "the fork has the id of the original thread")
-        message = (await play.turn(forked, "plums")).final_message
+        message = (await observed.turn(forked, "plums")).final_message
         expect("apples" in message and "plums" in message, f"the fork remembers {message!r}")
         expect("pears" not in message, "the fork remembers a later turn of the original thread")
-        whole = await play.session.fork_thread(thread)
-        message = (await play.turn(whole, "cherries")).final_message
+        whole = await observed.session.fork_thread(thread)
+        message = (await observed.turn(whole, "cherries")).final_message
         expect(
             all(word in message for word in ("apples", "pears", "cherries")), f"the whole fork remembers {message!r}"
         )
@@ -54,9 +54,12 @@ async def fork_has_the_history_up_to_its_turn(context: RuntimeCheckContext) -> N
 
 
 @subject.check()
-async def a_thread_that_is_not_there_is_refused(context: RuntimeCheckContext) -> None:
-    async with context.playing([Say("done")]) as play:
-        for attempt in (play.session.resume_thread("no-such-thread"), play.session.fork_thread("../../etc/passwd")):
+async def unknown_thread_is_refused(context: RuntimeCheckContext) -> None:
+    async with context.session([Say("done")]) as observed:
+        for attempt in (
+            observed.session.resume_thread("no-such-thread"),
+            observed.session.fork_thread("../../etc/passwd"),
+        ):
             try:
                 await attempt
             except ProofboxError as error:

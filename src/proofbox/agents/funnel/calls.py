@@ -16,10 +16,10 @@ from proofbox.core.text import gap, preview
 from proofbox.sandbox.contract import Output
 
 OUTPUT_LIMIT = 1 << 20
-LEAST_OUTPUT = 2 << 10
+MIN_OUTPUT = 2 << 10
 COMMAND_LIMIT = 64 << 10
 
-Tell = Callable[[Event], Awaitable[None]]
+Publish = Callable[[Event], Awaitable[None]]
 
 
 class RecordBudget:
@@ -32,7 +32,7 @@ class RecordBudget:
 
     def room(self, used: int) -> int:
         """Return how many more bytes of an output to keep after `used` bytes; few once the budget is spent."""
-        return max(0, (OUTPUT_LIMIT if self.output > OUTPUT_LIMIT else LEAST_OUTPUT) - used)
+        return max(0, (OUTPUT_LIMIT if self.output > OUTPUT_LIMIT else MIN_OUTPUT) - used)
 
     def take(self) -> bool:
         """Use up one call. Return False if the limit has been reached."""
@@ -62,9 +62,9 @@ class CallRecorder:
     """Reports the calls of one turn. It generates the call ids itself, so that an agent can't forge them."""
 
     def __init__(
-        self, tell: Tell, rules: Sequence[ApprovalRule], budget: RecordBudget, ids: IdSource, clock: Clock
+        self, publish: Publish, rules: Sequence[ApprovalRule], budget: RecordBudget, ids: IdSource, clock: Clock
     ) -> None:
-        self.tell = tell
+        self.publish = publish
         self.budget = budget
         self.rules = rules
         self.ids = ids
@@ -108,18 +108,18 @@ class FunnelCall:
                 answer=answer,
                 rule=rule,
             )
-            await self._recorder.tell(decision)
+            await self._recorder.publish(decision)
             if answer != "accept":
                 await self.end("declined")
                 return rule
         event = self._event
-        await self._recorder.tell(ItemStarted(session="", item=event.item, kind=event.tool, command=event.command))
+        await self._recorder.publish(ItemStarted(session="", item=event.item, kind=event.tool, command=event.command))
         return None
 
     async def show(self, piece: Output) -> None:
         """Report output for live display. This also counts as activity of the turn."""
         text = piece.data.decode("utf-8", "replace")
-        await self._recorder.tell(Delta(session="", item=self._event.item, kind="output", text=text))
+        await self._recorder.publish(Delta(session="", item=self._event.item, kind="output", text=text))
 
     async def end(self, status: ToolStatus, *, exit_code: int | None = None, output: str = "") -> None:
         """Report the end of the call. Shielded from cancellation, so that no call goes unrecorded."""
@@ -128,4 +128,4 @@ class FunnelCall:
             self._event, status=status, exit_code=exit_code, duration_ms=took, output=output, started=self.started
         )
         with anyio.CancelScope(shield=True):
-            await self._recorder.tell(event)
+            await self._recorder.publish(event)

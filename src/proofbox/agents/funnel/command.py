@@ -19,13 +19,13 @@ from proofbox.agents.funnel.wire import STDIN_WINDOW, FunnelPeer, FunnelRequest,
 from proofbox.errors import ProofboxError, SandboxError, SandboxLost
 from proofbox.sandbox.async_service import AsyncSession
 from proofbox.sandbox.client.async_process import AsyncProcess, open_process
-from proofbox.sandbox.client.connection import PATIENCE
+from proofbox.sandbox.client.connection import ANSWER_TIMEOUT
 from proofbox.sandbox.contract import ExecResult, Output
 
 FAILED = 125
 TIMED_OUT = 124
 _FORWARDED_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
-GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 """Errors of reading from or sending to a program that has disconnected."""
 
 
@@ -58,7 +58,7 @@ class ByteRelay:
         await self._process.close_stdin()
 
     async def outbound(self, piece: Output) -> None:
-        with contextlib.suppress(*GONE):  # the client disconnected: `_ClientReader` kills the command
+        with contextlib.suppress(*DISCONNECTED):  # the client disconnected: `_ClientReader` kills the command
             await self._peer.output(piece.stream, piece.data)
 
     async def close(self) -> None:
@@ -97,11 +97,11 @@ async def run_command(
         raise
     if result is None:
         await call.end("failed", exit_code=TIMED_OUT, output=kept.text())
-        with contextlib.suppress(*GONE):
+        with contextlib.suppress(*DISCONNECTED):
             await peer.fail(TIMED_OUT, f"the command timed out after {seconds:g} s")
         return None
     await call.end("completed" if result.exit_code == 0 else "failed", exit_code=result.exit_code, output=kept.text())
-    with contextlib.suppress(*GONE):
+    with contextlib.suppress(*DISCONNECTED):
         await peer.exit(result.exit_code)
     return None
 
@@ -139,7 +139,7 @@ async def _converse(
 
 async def _end(process: AsyncProcess, kept: KeptOutput) -> None:
     """Kill the process if it still runs, and record the output that it had already written."""
-    with contextlib.suppress(ProofboxError), anyio.move_on_after(PATIENCE):
+    with contextlib.suppress(ProofboxError), anyio.move_on_after(ANSWER_TIMEOUT):
         await process.kill()
         while (piece := await process.receive()) is not None:
             kept.add(piece.data)
@@ -164,7 +164,7 @@ class _ClientReader:
                 await self._peer.credit(self._window)
                 while True:
                     await self._take(*await self._peer.receive())
-            except (MalformedFrame, *GONE):
+            except (MalformedFrame, *DISCONNECTED):
                 tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
                     await self._process.kill()  # the client disconnected
@@ -188,7 +188,7 @@ class _ClientReader:
                 with contextlib.suppress(anyio.BrokenResourceError):  # the command has closed its stdin
                     await self._relay.inbound(data)
                 self._window += len(data)
-                with contextlib.suppress(*GONE):
+                with contextlib.suppress(*DISCONNECTED):
                     await self._peer.credit(len(data))
             if self._ended:
                 return await self._relay.inbound_end()
@@ -217,5 +217,5 @@ def _one_error() -> Iterator[None]:
 
 
 async def _fail(peer: FunnelPeer, code: int, error: ProofboxError) -> None:
-    with contextlib.suppress(*GONE):
+    with contextlib.suppress(*DISCONNECTED):
         await peer.fail(code, error.message)

@@ -13,15 +13,15 @@ from typing import Any
 import anyio
 
 from proofbox.agents.funnel.calls import CallRecorder, FunnelCall
-from proofbox.agents.funnel.command import GONE
-from proofbox.agents.funnel.wire import LAST_WORD, FunnelPeer
-from proofbox.agents.jsonrpc.lines import LineSplitter
+from proofbox.agents.funnel.command import DISCONNECTED
+from proofbox.agents.funnel.wire import SEND_TIMEOUT, FunnelPeer
+from proofbox.agents.lines import LineSplitter
 from proofbox.core.text import preview
 from proofbox.sandbox.client.async_process import AsyncProcess
 from proofbox.sandbox.contract import Output
 
 LINE_LIMIT = 4 << 20
-MOST_PENDING = 1000
+MAX_PENDING = 1000
 TOOL_CALL = "tools/call"
 _PARSE_ERROR, _INVALID = -32700, -32600
 
@@ -52,7 +52,7 @@ class ToolRelay:
         return None
 
     async def close(self) -> None:
-        with anyio.move_on_after(LAST_WORD):  # a client that never reads must not block this forever
+        with anyio.move_on_after(SEND_TIMEOUT):  # a client that never reads must not block this forever
             for line, cut in self._responses.end():
                 await self._to_client(line, cut)
         while self._pending:
@@ -73,12 +73,7 @@ class ToolRelay:
         """Return whether to forward a tool call to the server. A refused call has already been answered."""
         id = message.get("id")
         key = _key(id)
-        if (
-            key is None
-            or key in self._pending
-            or len(self._pending) >= MOST_PENDING
-            or not self._recorder.budget.take()
-        ):
+        if key is None or key in self._pending or len(self._pending) >= MAX_PENDING or not self._recorder.budget.take():
             why = "tool call refused: its id is not a unique string or integer, or there are too many calls"
             await self._reply(None if key is None else id, error={"code": _INVALID, "message": why})
             return False
@@ -115,7 +110,7 @@ class ToolRelay:
         await self._show("stdout", _encode({"jsonrpc": "2.0", "id": id, **answer}))
 
     async def _show(self, stream: Any, data: bytes) -> None:
-        with contextlib.suppress(*GONE):
+        with contextlib.suppress(*DISCONNECTED):
             await self._peer.output(stream, data)
 
 

@@ -22,7 +22,7 @@ from proofbox.agents.events import Event, Integrity, Notice
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel import HELPER, SOCKET_PLACE
 from proofbox.agents.funnel.calls import CallRecorder, RecordBudget
-from proofbox.agents.funnel.command import FAILED, GONE, ByteRelay, Relay, run_command
+from proofbox.agents.funnel.command import DISCONNECTED, FAILED, ByteRelay, Relay, run_command
 from proofbox.agents.funnel.mcp import ToolRelay
 from proofbox.agents.funnel.wire import FunnelPeer, FunnelRequest, MalformedFrame
 from proofbox.agents.gateway.accepting import accept_all
@@ -38,7 +38,7 @@ from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 DECLINED = 126
 TURN_VARIABLE = "PROOFBOX_TURN"
 
-TellOf = Callable[[Turn, Event], Awaitable[None]]
+PublishFor = Callable[[Turn, Event], Awaitable[None]]
 
 
 class FunnelLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Funnel:
     def __init__(
         self,
         directory: Path,
-        tell_of: TellOf,
+        publish_for: PublishFor,
         rules: Sequence[ApprovalRule],
         *,
         ids: IdSource,
@@ -79,7 +79,7 @@ class Funnel:
         bounds: FunnelLimits | None = None,
     ) -> None:
         self._directory = directory
-        self._tell_of = tell_of
+        self._publish_for = publish_for
         self._rules = rules
         self._ids = ids
         self._clock = clock
@@ -112,10 +112,12 @@ class Funnel:
         }
 
     def begin_turn(self, turn: Turn) -> None:
-        async def tell(event: Event) -> None:
-            await self._tell_of(turn, event)
+        async def publish(event: Event) -> None:
+            await self._publish_for(turn, event)
 
-        self._turns[turn.id] = _TurnCalls(turn, CallRecorder(tell, self._rules, self._budget, self._ids, self._clock))
+        self._turns[turn.id] = _TurnCalls(
+            turn, CallRecorder(publish, self._rules, self._budget, self._ids, self._clock)
+        )
 
     def stop_turn(self, turn: Turn) -> None:
         """Accept no more calls for the turn and cancel those in progress, without waiting. Idempotent."""
@@ -138,10 +140,10 @@ class Funnel:
                 return
             if not ended:
                 message = "a call through the funnel may keep running until the session ends"
-                await self._tell_of(turn, Integrity(session="", code="COMMAND_NOT_ENDED", message=message))
+                await self._publish_for(turn, Integrity(session="", code="COMMAND_NOT_ENDED", message=message))
             if hosted.refused:
                 message = f"the funnel refused {hosted.refused} requests that were malformed or over the limit"
-                await self._tell_of(turn, Notice(session="", kind="funnel_refused", message=message))
+                await self._publish_for(turn, Notice(session="", kind="funnel_refused", message=message))
 
     async def _all_ended(self, hosted: _TurnCalls) -> bool:
         """Wait for every call. The timeout restarts for each one, because the listeners of their ends may be slow."""
@@ -156,13 +158,13 @@ class Funnel:
         """Serve requests until cancelled. Never raises because of a request."""
 
         async def host(stream: anyio.abc.SocketStream) -> None:
-            with contextlib.suppress(*GONE):
+            with contextlib.suppress(*DISCONNECTED):
                 async with stream:
                     await self._answer(box, FunnelPeer(stream))
 
         try:
             async with await anyio.abc.SocketListener.from_socket(self._socket) as listener:
-                await accept_all(listener, host, most=self._bounds.connections)
+                await accept_all(listener, host, limit=self._bounds.connections)
         finally:
             self.close()
 
@@ -177,7 +179,7 @@ class Funnel:
         try:
             with anyio.fail_after(self._bounds.request_seconds):
                 request = await peer.request()
-        except (MalformedFrame, TimeoutError, *GONE):
+        except (MalformedFrame, TimeoutError, *DISCONNECTED):
             return self._refuse(None)
         hosted = self._turn_of(request)
         if hosted is None:
@@ -190,12 +192,12 @@ class Funnel:
         try:
             with scope:
                 await self._run(box, request, peer, hosted.recorder)
-        except (ProofboxError, *GONE):
+        except (ProofboxError, *DISCONNECTED):
             pass  # already reported if possible; a failed listener ends the turn
         except Exception as error:  # a bug in one call must not end the others
             message = f"the funnel failed while handling a call ({type(error).__name__})"
             with contextlib.suppress(ProofboxError):
-                await hosted.recorder.tell(Integrity(session="", code="FUNNEL_FAILED", message=message))
+                await hosted.recorder.publish(Integrity(session="", code="FUNNEL_FAILED", message=message))
         finally:
             hosted.under_way.pop(scope, None)
             done.set()

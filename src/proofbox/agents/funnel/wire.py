@@ -18,7 +18,7 @@ VERSION = b"1"
 MAX_REQUEST = 1 << 20
 MAX_FRAME = 64 << 10
 STDIN_WINDOW = 64 << 10
-LAST_WORD = 5.0
+SEND_TIMEOUT = 5.0
 """Timeout in seconds for sending the last frame of a connection; after that, the frame is dropped."""
 _HEAD = struct.Struct(">cI")
 _COUNT = struct.Struct(">I")
@@ -69,21 +69,21 @@ class FunnelPeer:
         await self._send(b"C", _COUNT.pack(count))
 
     async def exit(self, code: int) -> None:
-        with anyio.move_on_after(LAST_WORD):
+        with anyio.move_on_after(SEND_TIMEOUT):
             await self._send(b"X", bytes([code & 0xFF]))
 
     async def fail(self, code: int, message: str) -> None:
-        with anyio.move_on_after(LAST_WORD):
+        with anyio.move_on_after(SEND_TIMEOUT):
             await self._send(b"F", bytes([code]) + message.encode("utf-8", "replace")[: MAX_FRAME - 1])
 
     async def _send(self, kind: bytes, payload: bytes) -> None:
         async with self._sending:
             await self._stream.send(_HEAD.pack(kind, len(payload)) + payload)
 
-    async def _frame(self, most: int) -> tuple[bytes, bytes]:
+    async def _frame(self, limit: int) -> tuple[bytes, bytes]:
         await self._fill(_HEAD.size)
         kind, size = _HEAD.unpack_from(self._buffer)
-        if size > most:
+        if size > limit:
             raise MalformedFrame("frame too large")
         await self._fill(_HEAD.size + size)
         payload = bytes(self._buffer[_HEAD.size : _HEAD.size + size])

@@ -18,9 +18,9 @@ _TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM,
 Host = Callable[[anyio.abc.SocketStream], Awaitable[None]]
 
 
-async def accept_all(listener: anyio.abc.SocketListener, host: Host, *, most: int) -> None:
+async def accept_all(listener: anyio.abc.SocketListener, host: Host, *, limit: int) -> None:
     """Accept connections until cancelled. `host` takes ownership of the stream and must not raise."""
-    room = anyio.Semaphore(most)
+    room = anyio.Semaphore(limit)
 
     async def one(stream: anyio.abc.SocketStream) -> None:
         try:

@@ -54,7 +54,7 @@ def kind_of(status: int) -> type[AgentError]:
     return _BY_STATUS.get(status, ModelFailed)
 
 
-def kind_seen(exchange: Exchange) -> type[AgentError] | None:
+def kind_of_exchange(exchange: Exchange) -> type[AgentError] | None:
     """Return the error class of an exchange, or None if it did not fail or the gateway refused it."""
     if exchange.outcome in ("completed", "refused"):
         return None
@@ -79,7 +79,7 @@ def note(turn: Turn, exchange: Exchange, *, first_is_ours: bool = False) -> None
     """
     if exchange.outcome == "completed" and exchange.method == "POST":
         turn.answered, turn.observed_failure = True, None
-    kind = kind_seen(exchange)
+    kind = kind_of_exchange(exchange)
     blameless = first_is_ours and not turn.answered
     if kind is None or kind is ContextExceeded or not (blameless or _is_endpoint_failure(exchange)):
         return

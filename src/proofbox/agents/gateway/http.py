@@ -1,30 +1,32 @@
 """A minimal HTTP/1.1 server for the model gateway and the fake model: strict, bounded, on any anyio listener.
 
-A connection handles one request at a time and is kept alive. The handler is cancelled if the client disconnects. A
-malformed request is answered with 400, and the connection is closed. The size of heads and bodies and the time to
-receive them are limited. A failure on one connection does not affect the others.
+h11 parses requests and frames responses. A connection handles one request at a time and is kept alive. The handler is
+cancelled if the client disconnects. A malformed request is answered with 400, and the connection is closed. The size of
+heads and bodies and the time to receive them are limited. A failure on one connection does not affect the others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
-from http import HTTPStatus
 
 import anyio
 import anyio.abc
+import h11
 import msgspec
 
 MAX_HEAD = 64 << 10
 MAX_BODY = 128 << 20  # a conversation with images in it
 HEAD_SECONDS = 60.0
 BODY_SECONDS = 60.0
-LEAST_RATE = 256 << 10  # minimum bytes per second: each such amount extends the timeout by one second
+MIN_RATE = 256 << 10  # minimum bytes per second: each such amount extends the timeout by one second
 IDLE_SECONDS = 120.0  # longer than clients keep idle connections open
-_METHOD_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+_AMBIGUOUS_LINE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]")
+"""A bare LF, a bare CR or a folded line. h11 accepts them, but other parsers read them differently."""
 
 
 class BadRequest(Exception):
@@ -38,7 +40,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     target: str
     headers: tuple[tuple[str, str], ...]
     """Names in lower case, in the order received."""
-    body: bytes
+    body: bytes = b""
 
     def header(self, name: str) -> str:
         return next((value for key, value in self.headers if key == name), "")
@@ -47,29 +49,31 @@ class HttpRequest(msgspec.Struct, frozen=True):
 class Responder:
     """Sends one response: `send` for a complete one, or `start`, `write` and `finish` for a stream."""
 
-    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+    def __init__(self, stream: anyio.abc.SocketStream, http: h11.Connection) -> None:
         self._stream = stream
+        self._http = http
         self.started = False
-        self.finished = False
-        self._chunked = False
+        self.omit_body = False
+        """The request has the method HEAD, so that the response to `send` consists of a head only."""
 
     async def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
-        lines = {**(headers or {}), "content-length": str(len(body))}
-        self.started = True
-        await self._stream.send(_head(status, lines) + body)
-        self.finished = True
+        head = self._head(status, {**(headers or {}), "content-length": str(len(body))})
+        data = b"" if self.omit_body else self._http.send(h11.Data(data=body))
+        await self._stream.send(head + data + self._http.send(h11.EndOfMessage()))
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        self.started = self._chunked = True
-        await self._stream.send(_head(status, {**headers, "transfer-encoding": "chunked"}))
+        await self._stream.send(self._head(status, headers))
 
     async def write(self, data: bytes) -> None:
         if data:
-            await self._stream.send(b"%x\r\n%b\r\n" % (len(data), data))
+            await self._stream.send(self._http.send(h11.Data(data=data)))
 
     async def finish(self) -> None:
-        await self._stream.send(b"0\r\n\r\n")
-        self.finished = True
+        await self._stream.send(self._http.send(h11.EndOfMessage()))
+
+    def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
+        self.started = True
+        return self._http.send(h11.Response(status_code=status, headers=list(headers.items())))
 
     async def abort(self) -> None:
         """Reset the connection, like a network failure."""
@@ -115,16 +119,18 @@ def connection_handler(
 async def _converse(stream: anyio.abc.SocketStream, handler: Handler, budget: BodyBudget) -> None:
     reader = _Reader(stream, budget)
     while True:
-        responder = Responder(stream)
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        responder = Responder(stream, http)
         try:
-            request = await reader.request()
+            request = await reader.request(http)
+            responder.omit_body = request.method == "HEAD"
             await _answer(request, responder, reader, handler)
         except BadRequest as problem:
             await responder.send(problem.status, f"{problem}\n".encode(), {"connection": "close"})
             return
         finally:
             reader.release_body()
-        if not responder.finished or request.header("connection").lower() == "close":
+        if (http.our_state, http.their_state) != (h11.DONE, h11.DONE):
             return
 
 
@@ -150,22 +156,13 @@ class _Reader:
         self._buffer = bytearray()
         self._budget = budget
         self._taken = 0
-        self._deadline = anyio.CancelScope()
 
-    async def request(self) -> HttpRequest:
-        head = await self._head()
-        line, *fields = head.split("\r\n")
-        words = line.split(" ")
-        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not set(words[0]) <= _METHOD_CHARACTERS:
-            raise BadRequest(400, "malformed HTTP request")
-        headers = tuple(_field(field) for field in fields)
-        lengths = {value for name, value in headers if name == "content-length"}
-        encodings = [value.lower() for name, value in headers if name == "transfer-encoding"]
-        if encodings and (encodings != ["chunked"] or lengths):
-            raise BadRequest(400, "conflicting content-length and transfer-encoding")
-        with anyio.move_on_after(BODY_SECONDS) as self._deadline:
-            body = await self._chunks() if encodings else await self._exactly(_length(lengths))
-            return HttpRequest(words[0], words[1], headers, body)
+    async def request(self, http: h11.Connection) -> HttpRequest:
+        request = parse_head(http, await self._head())
+        if int(request.header("content-length") or 0) > MAX_BODY:
+            raise BadRequest(413, "the body is too large")
+        with anyio.move_on_after(BODY_SECONDS) as scope:
+            return msgspec.structs.replace(request, body=await self._body(http, scope))
         raise BadRequest(408, "timeout while receiving the body")
 
     def release_body(self) -> None:
@@ -189,9 +186,9 @@ class _Reader:
             await anyio.wait_readable(raw)
         return await self._stream.receive()
 
-    async def _head(self) -> str:
+    async def _head(self) -> bytes:
         with anyio.move_on_after(IDLE_SECONDS) as timeout:
-            while b"\r\n\r\n" not in self._buffer:
+            while (end := self._buffer.find(b"\r\n\r\n") + 4) < 4:
                 if len(self._buffer) > MAX_HEAD:
                     raise BadRequest(431, "the request's head is too large")
                 if self._buffer:
@@ -201,90 +198,58 @@ class _Reader:
             if not self._buffer:
                 raise anyio.EndOfStream
             raise BadRequest(408, "timeout while receiving the request")
-        return self._up_to(b"\r\n\r\n")
+        head = bytes(self._buffer[:end])
+        del self._buffer[:end]
+        return head
 
-    async def _exactly(self, size: int) -> bytes:
-        if size > MAX_BODY:
-            raise BadRequest(413, "the body is too large")
-        found = bytearray()
-        while True:
-            piece = self._buffer[: size - len(found)]
-            del self._buffer[: len(piece)]
-            self._take(len(piece))
-            found += piece
-            if len(found) == size:
-                return bytes(found)
-            self._buffer += await self._receive()
+    async def _body(self, http: h11.Connection, scope: anyio.CancelScope) -> bytes:
+        """Receive the body. Data after its end is kept for the next request."""
+        body = bytearray()
+        if self._buffer:
+            http.receive_data(bytes(self._buffer))
+            self._buffer.clear()
+        while not isinstance(event := _next_event(http), h11.EndOfMessage):
+            if isinstance(event, h11.Data):
+                if len(body) + len(event.data) > MAX_BODY:
+                    raise BadRequest(413, "the body is too large")
+                self._take(len(event.data))
+                scope.deadline += len(event.data) / MIN_RATE
+                body += event.data
+            else:
+                http.receive_data(await self._receive())
+        self._buffer += http.trailing_data[0]
+        return bytes(body)
 
     def _take(self, size: int) -> None:
         if size > self._budget.left:
             raise BadRequest(503, "too many large requests in progress")
         self._budget.left -= size
         self._taken += size
-        self._deadline.deadline += size / LEAST_RATE
-
-    async def _chunks(self) -> bytes:
-        body = bytearray()
-        while size := _hexadecimal(await self._line()):
-            if len(body) + size > MAX_BODY:
-                raise BadRequest(413, "the body is too large")
-            body += await self._exactly(size)
-            if await self._exactly(2) != b"\r\n":
-                raise BadRequest(400, "chunk size does not match its data")
-        while await self._line():
-            pass  # trailers
-        return bytes(body)
-
-    async def _line(self) -> str:
-        while b"\r\n" not in self._buffer:
-            if len(self._buffer) > MAX_HEAD:
-                raise BadRequest(400, "chunk header too long")
-            self._buffer += await self._receive()
-        return self._up_to(b"\r\n")
-
-    def _up_to(self, mark: bytes) -> str:
-        """Remove and return the buffered text before the mark, and remove the mark."""
-        end = self._buffer.index(mark)
-        text = self._buffer[:end].decode("latin-1")
-        del self._buffer[: end + len(mark)]
-        return text
 
 
-def _field(line: str) -> tuple[str, str]:
-    name, colon, value = line.partition(":")
-    if not colon or not name or name != name.strip() or any(ord(c) < 33 or ord(c) > 126 for c in name):
-        raise BadRequest(400, "malformed header")
-    value = value.strip(" \t")
-    if not is_plain(value.replace("\t", " ")):
+def parse_head(http: h11.Connection, head: bytes) -> HttpRequest:
+    """Return the request without its body. Raises `BadRequest`, also for what h11 accepts and other parsers may not."""
+    if _AMBIGUOUS_LINE.search(head):
+        raise BadRequest(400, "a line of the head is folded or does not end with CR LF")
+    http.receive_data(head)
+    event = _next_event(http)
+    if not isinstance(event, h11.Request) or event.http_version not in (b"1.0", b"1.1"):
+        raise BadRequest(400, "malformed HTTP request")
+    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
+    if not all(is_plain(value.replace("\t", " ")) for _, value in headers):
         raise BadRequest(400, "header values must be printable ASCII")
-    return name.lower(), value
+    if {"content-length", "transfer-encoding"} <= {name for name, _ in headers}:
+        raise BadRequest(400, "conflicting content-length and transfer-encoding")
+    return HttpRequest(event.method.decode("ascii"), event.target.decode("ascii"), headers)
+
+
+def _next_event(http: h11.Connection) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+    try:
+        return http.next_event()
+    except h11.RemoteProtocolError as error:  # its message repeats what the client sent
+        raise BadRequest(431 if error.error_status_hint == 431 else 400, "malformed HTTP request") from None
 
 
 def is_plain(value: str) -> bool:
     """Return whether a header value is printable ASCII. Clients and servers disagree about anything else."""
     return value.isascii() and value.isprintable()
-
-
-def _length(values: set[str]) -> int:
-    if not values:
-        return 0
-    (value, *more) = values
-    if more or not value.isascii() or not value.isdigit() or len(value) > 15:
-        raise BadRequest(400, "content-length must be a single number")
-    return int(value)
-
-
-def _hexadecimal(text: str) -> int:
-    digits = text.partition(";")[0].strip()
-    if not digits or len(digits) > 12 or not set(digits) <= set("0123456789abcdefABCDEF"):
-        raise BadRequest(400, "malformed chunk size")
-    return int(digits, 16)
-
-
-def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    try:
-        phrase = HTTPStatus(status).phrase
-    except ValueError:
-        phrase = "Unknown"
-    lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    return "\r\n".join(lines).encode("latin-1")

@@ -16,28 +16,30 @@ import re
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
 import httpx2
 import msgspec
 
+from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
+from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
 from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body, read_headers
-from proofbox.agents.jsonrpc.lines import LineSplitter
+from proofbox.agents.lines import LineSplitter
 from proofbox.core.clock import Clock, SystemClock
-from proofbox.core.loopback import is_loopback
-from proofbox.core.redaction.redactor import Redactor
+from proofbox.core.files.removal import remove_tree
 from proofbox.core.redaction.stream import StreamRedactor
-from proofbox.errors import AuthFailed, UsageError
+from proofbox.sandbox.contract import Door
 from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 
 PREFIX = "/model"
+PORT = 4011
+"""The port of the gateway on the loopback interface of a box."""
 CONNECT_SECONDS = 15.0
 MAX_ERROR_BODY = 1 << 20
 REMEMBERED = 10_000
@@ -59,72 +61,6 @@ _BREAKS = {"cut": "broke off its response", "unreachable": "can't be reached"}
 OnExchange = Callable[[Exchange], Awaitable[None]]
 OnTrouble = Callable[[str, str], Awaitable[None]]
 """Called for a failure of the gateway itself, with a code and a message for the record."""
-
-
-class ModelEndpoint:
-    """The address of the model and its key. The key never appears in the repr or in an error."""
-
-    def __init__(self, base_url: str, key: str | None = None) -> None:
-        parts = urlsplit(base_url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-            raise UsageError(
-                f"base_url {base_url[:200]!r} is not a valid endpoint",
-                op="gateway",
-                fix_hints=["write https://HOST[:PORT]/PATH, such as https://api.openai.com/v1"],
-            )
-        if parts.username is not None or parts.password is not None:
-            raise UsageError(
-                "base_url contains user information",
-                op="gateway",
-                fix_hints=["store the key in a variable and name the variable in api_key_env"],
-            )
-        local = is_loopback(parts.hostname)
-        if key is not None and parts.scheme == "http" and not local:
-            raise UsageError(
-                f"the key would be sent to {parts.hostname} unencrypted", op="gateway", fix_hints=["use https"]
-            )
-        if key is not None and (not key.strip() or not key.isascii() or any(ord(c) < 33 for c in key)):
-            raise AuthFailed(
-                "the model's key is empty or contains invalid characters",
-                op="gateway",
-                fix_hints=["set the variable again, without spaces or newlines"],
-            )
-        self.base_url = base_url.rstrip("/")
-        self.local = local
-        self._key = key
-
-    @classmethod
-    def of(cls, base_url: str, api_key_env: str | None, env: Mapping[str, str] | None = None) -> ModelEndpoint:
-        """Read the key from a variable of our own environment. Raises `AuthFailed` if the variable is not set."""
-        source = os.environ if env is None else env
-        key = source.get(api_key_env, "") if api_key_env else None
-        if api_key_env and not key:
-            raise AuthFailed(
-                f"the variable {api_key_env} is not set, so there is no key for the model",
-                op="gateway",
-                fix_hints=[f"export {api_key_env}=…"],
-            )
-        return cls(base_url, key)
-
-    @property
-    def has_key(self) -> bool:
-        return self._key is not None
-
-    def authorization(self, *, as_api_key: bool = False) -> dict[str, str]:
-        """Return the header with the key. Anthropic's API accepts an API key only in `x-api-key`."""
-        if self._key is None:
-            return {}
-        return {"x-api-key": self._key} if as_api_key else {"authorization": f"Bearer {self._key}"}
-
-    def redactor(self) -> Redactor:
-        return Redactor([self._key] if self._key is not None else [], patterns=())
-
-    def __repr__(self) -> str:
-        return f"<Endpoint {self.base_url} {'with' if self.has_key else 'without'} a key>"
 
 
 class ModelGateway:
@@ -207,7 +143,7 @@ class ModelGateway:
     async def _serve(self, listener: anyio.abc.SocketListener) -> None:
         host = connection_handler(self._handle, budget=BodyBudget(BODIES), on_failure=self._failed)
         try:
-            await accept_all(listener, host, most=CONNECTIONS)
+            await accept_all(listener, host, limit=CONNECTIONS)
         except Exception as error:
             await self._report_trouble("GATEWAY_ENDED", f"the model gateway has stopped ({type(error).__name__})")
             raise
@@ -241,7 +177,6 @@ class ModelGateway:
             method=request.method[:16],
             path=(path or "")[:500],
             at_ms=self._elapsed(0),
-            request_bytes=len(request.body),
             thread=request.header("thread-id")[:100],
             turn=_turn_of(request)[:100],
         )
@@ -254,8 +189,7 @@ class ModelGateway:
                 self.refused += 1
                 exchange.outcome, exchange.status = "refused", 403
                 await self._conclude(exchange)
-                body = b"proofbox: this gateway forwards only model requests\n"
-                await responder.send(403, body if request.method != "HEAD" else b"")
+                await responder.send(403, b"proofbox: this gateway forwards only model requests\n")
         finally:
             await self._conclude(exchange)
 
@@ -290,7 +224,6 @@ class ModelGateway:
                 request.method, url, content=request.body or None, headers=headers
             ) as response:
                 exchange.status = response.status_code
-                exchange.first_byte_ms = self._elapsed(exchange.at_ms)
                 read_headers(exchange, response.headers, self._clock.now().timestamp())
                 await self._return_response(response, exchange, responder)
         except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
@@ -317,7 +250,6 @@ class ModelGateway:
             async for piece in response.aiter_bytes():
                 body = (body + piece)[:MAX_ERROR_BODY]
             exchange.outcome = "http_error"
-            exchange.response_bytes = len(body)
             body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
             await self._conclude(exchange)
@@ -332,7 +264,6 @@ class ModelGateway:
         reader, lines, body = StreamReader(exchange, self._on_call), LineSplitter(MAX_EVENT), bytearray()
         clean = StreamRedactor(self._redactor)
         async for piece in response.aiter_bytes():
-            exchange.response_bytes += len(piece)
             if is_stream:
                 for line, cut in lines.feed(piece):
                     if not cut:
@@ -368,3 +299,20 @@ def _turn_of(request: HttpRequest) -> str:
         return ""
     turn = metadata.get("turn_id") if isinstance(metadata, dict) else ""
     return turn if isinstance(turn, str) else ""
+
+
+@contextlib.asynccontextmanager
+async def open_model_route(
+    gateway: ModelGateway, options: SessionOptions, directory: Path
+) -> AsyncIterator[tuple[str, tuple[Door, ...]]]:
+    """Run the gateway. Yield the address for the agent, and the door in the box that leads to the gateway."""
+    if not options.sandboxed or options.policy.get("network") == "full":  # the agent shares the host's loopback
+        async with gateway.listening_on_loopback() as base_url:
+            yield base_url, ()
+        return
+    os.mkdir(directory, 0o700)
+    try:
+        async with gateway.listening_at(directory) as path:
+            yield f"http://127.0.0.1:{PORT}{PREFIX}", (Door(PORT, path),)
+    finally:
+        remove_tree(directory)

@@ -42,11 +42,8 @@ class Exchange(msgspec.Struct, kw_only=True):
     status: int = 0
     outcome: Outcome = "abandoned"
     at_ms: float = 0.0
-    first_byte_ms: float | None = None
     duration_ms: float | None = None
     """None while the exchange is in progress."""
-    request_bytes: int = 0
-    response_bytes: int = 0
     usage: TokenUsage | None = None
     """The usage that the endpoint stated; for a response that broke off, the usage stated before that."""
     unmeasured: Literal["", "no_usage", "broken_off"] = ""

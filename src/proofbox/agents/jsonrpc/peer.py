@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import anyio
-import msgspec
 
 from proofbox.agents.jsonrpc.messages import (
     MAX_LINE,
@@ -63,16 +62,9 @@ class RpcRefusal(Exception):
         self.message = message
 
 
-class Stats(msgspec.Struct):
-    received: int = 0
-    garbage: int = 0
-    strays: int = 0
-    """Responses without a pending request, mostly because the request had timed out."""
-
-
 OnNotification = Callable[[str, Any], Awaitable[None]]
 OnRequest = Callable[[Id, str, Any], Awaitable[Any]]
-OnGarbage = Callable[[Garbage, int], Awaitable[None]]
+OnGarbage = Callable[[Garbage], Awaitable[None]]
 OnFailure = Callable[[str, Exception], Awaitable[None]]
 """Called with the method of a message whose handler failed."""
 
@@ -117,7 +109,8 @@ class RpcPeer:
         self._waiting: dict[Id, _Waiting] = {}
         self._sending = anyio.Lock(fast_acquire=True)
         self._broken: AgentError | None = None
-        self.stats = Stats()
+        self.strays = 0
+        """The number of responses without a pending request, mostly because the request had timed out."""
 
     @property
     def broken(self) -> AgentError | None:
@@ -178,7 +171,6 @@ class RpcPeer:
     async def _read_all(self, put: Callable[[Message | Garbage], Awaitable[None]]) -> None:
         while data := await self._transport.receive():
             for message in self._lines.feed(data):
-                self.stats.received += 1
                 if isinstance(message, Response):
                     self._resolve(message)
                 else:
@@ -189,7 +181,7 @@ class RpcPeer:
     def _resolve(self, response: Response) -> None:
         waiting = self._waiting.pop(response.id, None)
         if waiting is None:
-            self.stats.strays += 1
+            self.strays += 1
             return
         if response.error is not None:
             waiting.error = refused(waiting.method, response.error)
@@ -209,8 +201,7 @@ class RpcPeer:
             elif isinstance(message, RpcRequest):
                 await self._answer(message)
             elif isinstance(message, Garbage):
-                self.stats.garbage += 1
-                await self._on_garbage(message, self.stats.garbage)
+                await self._on_garbage(message)
             else:
                 raise InternalError("unexpected message in the queue", op="rpc")
 

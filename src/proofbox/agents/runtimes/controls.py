@@ -31,7 +31,7 @@ from proofbox.sandbox.contract import Mount
 VERSION = "1"
 PLACE = "/solution"
 ENTRY = "solve.sh"
-LONGEST = 3600.0
+MAX_SECONDS = 3600.0
 """Timeout in seconds for a solution: the longest timeout that the command tool accepts."""
 
 
@@ -94,7 +94,7 @@ class OracleRuntime:
         await run_sync(_copy, settings.solution, copy)
         policy: PolicyOptions = options.policy.copy()
         policy["mounts"] = [*(policy.get("mounts") or ()), Mount(copy, PLACE, writable=True)]
-        args = {"command": f"{PLACE}/{ENTRY}", "timeout": LONGEST, "env": settings.env}
+        args = {"command": f"{PLACE}/{ENTRY}", "timeout": MAX_SECONDS, "env": settings.env}
         step = ScriptStep(tool="run_command", args=args)
         session = ScriptedSession(
             self,

@@ -56,7 +56,7 @@ from proofbox.errors import (
 )
 from proofbox.workspace.workspace import Workspace
 
-INTERRUPT_PATIENCE = 10.0
+INTERRUPT_TIMEOUT = 10.0
 LARGEST_PROMPT = 1 << 20
 
 
@@ -241,7 +241,7 @@ class RunningTrial:
             if scope.cancelled_caught:
                 outcome.status = "failed"
                 outcome.error = RuntimeTimedOut(f"the turn timed out after {self.request.timeout:g} s", op="trial")
-                with contextlib.suppress(CapabilityUnsupported), anyio.move_on_after(INTERRUPT_PATIENCE):
+                with contextlib.suppress(CapabilityUnsupported), anyio.move_on_after(INTERRUPT_TIMEOUT):
                     await session.interrupt_turn(outcome.thread, outcome.turn)
                     ended = await session.wait_turn(outcome.turn)
                     outcome.final_message = ended.final_message

@@ -17,7 +17,7 @@ Kind = Literal["file", "directory", "link", "hard link", "device"]
 BLOCK = 512
 LONGEST_HEADER = 1 << 20
 """Maximum bytes of one member's extended headers (names and attributes)."""
-MOST_PADDING = 100
+MAX_PADDING = 100
 """Maximum pieces of the stream after the end of the archive."""
 _NOT_TAR = "it is not a tar archive"
 _ZEROS = bytes(BLOCK)
@@ -72,7 +72,7 @@ class TarReader:
             for _ in self.content():
                 pass
         # The rest is padding. It is read because a decompressor checks its checksum only at the end of its stream.
-        if sum(map(len, islice(self._pieces, MOST_PADDING))) and next(self._pieces, b""):
+        if sum(map(len, islice(self._pieces, MAX_PADDING))) and next(self._pieces, b""):
             raise TornArchive(f"it has more data after its end at byte {self._at}")
 
     def content(self) -> Iterator[bytes]:

@@ -57,10 +57,10 @@ class ArchiveLimits(NamedTuple):
     """Maximum total size of all files, in bytes."""
 
 
-MOST = ArchiveLimits(files=1_000_000, size=64 << 30)
+MAX_ARCHIVE = ArchiveLimits(files=1_000_000, size=64 << 30)
 
 
-def unpack(source: Path, dest: Path, limits: ArchiveLimits = MOST) -> None:
+def unpack(source: Path, dest: Path, limits: ArchiveLimits = MAX_ARCHIVE) -> None:
     """Unpack a tar (plain, gz, bz2, xz) or zip archive over the directory `dest`."""
     with open_plain(source) as archive:
         # Check the first bytes, since a tar whose last member is a wheel or a jar ends like a zip.
@@ -69,7 +69,9 @@ def unpack(source: Path, dest: Path, limits: ArchiveLimits = MOST) -> None:
         (unpack_zip if zipped else unpack_tar)(archive, dest, limits)
 
 
-def unpack_tar(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MOST, *, skip_devices: bool = False) -> None:
+def unpack_tar(
+    archive: IO[bytes], dest: Path, limits: ArchiveLimits = MAX_ARCHIVE, *, skip_devices: bool = False
+) -> None:
     into = _Unpacking(dest, limits)
     with _reading():
         reader = TarReader(_decompressed(archive))
@@ -89,7 +91,7 @@ def unpack_tar(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MOST, *, 
                 raise ArchiveRefused(f"{member.name!r} is a device or a pipe")
 
 
-def unpack_zip(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MOST) -> None:
+def unpack_zip(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MAX_ARCHIVE) -> None:
     into = _Unpacking(dest, limits)
     with _reading(), zipfile.ZipFile(archive) as packed:
         for member in packed.infolist():

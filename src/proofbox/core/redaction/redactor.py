@@ -26,8 +26,8 @@ _TAIL = 1 << 14
 # Truncated texts are never shorter than this. In a shorter text, the beginning of a secret (for example of one that is
 # a path) is not treated as a part of it.
 _SHORTEST_CUT = 200
-_MOST_GAPS = 20  # proofbox inserts one; an agent can print any number
-_LONGEST_NAME, _MOST_NAMES = 64, 1024  # bounds on the cache of member names, since agents can invent names
+_MAX_GAPS = 20  # proofbox inserts one; an agent can print any number
+_LONGEST_NAME, _MAX_NAMES = 64, 1024  # bounds on the cache of member names, since agents can invent names
 
 _MARKS = ("\\u", "%")  # that introduce escapes
 
@@ -106,7 +106,7 @@ class _Layers:
     def _parts_at_ends(self, text: str) -> list[tuple[int, int]]:
         """Return the spans of partial secrets at cuts: ends of secrets after a cut, beginnings before one."""
         found = []
-        gaps = [match.span() for match in islice(GAP.finditer(text), _MOST_GAPS)]
+        gaps = [match.span() for match in islice(GAP.finditer(text), _MAX_GAPS)]
         for form in self.forms:
             for first in (0, *(end for _, end in gaps)):
                 at = text.rfind(form[-MIN_SECRET:], first, first + len(form) - 1)
@@ -250,7 +250,7 @@ class Redactor:
                 secret = SECRET_MEMBER.search(name) is not None
                 if clean != name:
                     clean = _unused(clean, value, result)
-                elif not secret and len(name) <= _LONGEST_NAME and len(self._plain) < _MOST_NAMES:
+                elif not secret and len(name) <= _LONGEST_NAME and len(self._plain) < _MAX_NAMES:
                     self._plain.add(name)
                 if secret and isinstance(item, str) and len(item) >= MIN_SECRET:
                     result[clean] = "[redacted:assignment]"

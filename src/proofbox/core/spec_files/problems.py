@@ -14,7 +14,7 @@ from proofbox.core.spec_files.positions import Path, Position
 from proofbox.core.toml import TomlRefused
 from proofbox.errors import ProofboxError, SuiteInvalid
 
-MOST = 100
+MAX_PROBLEMS = 100
 """The maximum number reported per file."""
 
 # `parse_toml` rarely reports a position for these; the patterns find it.
@@ -50,7 +50,7 @@ class Problems:
 
     @property
     def enough(self) -> bool:
-        return len(self.found) >= MOST
+        return len(self.found) >= MAX_PROBLEMS
 
     def say(self, path: Path, message: str, hint: str = "") -> None:
         """Report a problem with the value at `path`, at its position or that of the nearest enclosing value."""

@@ -62,10 +62,6 @@ def sign(value: dict[str, Any], key: PrivateKey) -> dict[str, Any]:
     }
 
 
-def is_envelope(document: Any) -> bool:
-    return type(document) is dict and "payloadType" in document
-
-
 class Envelope:
     """A parsed envelope. The payload must not be trusted before `signed_by` returns True."""
 

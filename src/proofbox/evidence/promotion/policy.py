@@ -18,7 +18,7 @@ from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.policies import FIELDS, POLICIES, SCHEMA
 from proofbox.evidence.verify.check import BundleCheck
 
-MAXPOLICY_BYTES = 1 << 20
+MAX_POLICY_BYTES = 1 << 20
 MAX_RULES = 100
 MAX_MEMBER_BYTES = 1 << 23
 """Maximum size of a document that a rule reads."""
@@ -95,7 +95,7 @@ def load_policy(name: str) -> dict[str, Any]:
     if not os.path.isfile(name):
         raise PolicyInvalid(f"no policy is called {shown(name)!r}", op="promotion policy", fix_hints=hints)
     try:
-        policy = parse_strict(read_bounded(os.path.realpath(name), MAXPOLICY_BYTES))
+        policy = parse_strict(read_bounded(os.path.realpath(name), MAX_POLICY_BYTES))
         check_policy(policy)
     except (OSError, CanonicalError, ShapeError) as error:
         raise PolicyInvalid(f"{shown(name)}: {error}", op="promotion policy", fix_hints=hints) from error

@@ -109,7 +109,7 @@ def write_all(bundle: BundleWriter, facts: FinishedAttempt, redactor: Redactor) 
     if facts.environment is not None:
         documents[ENVIRONMENT] = _environment(facts.environment, facts.runner.get("facts", {}).get("variables", ()))
     for name, document in documents.items():
-        bundle.write_json(name, sayable(redactor.redact_json(msgspec.to_builtins(document))))
+        bundle.write_json(name, encodable(redactor.redact_json(msgspec.to_builtins(document))))
     if facts.infra is not None:
         bundle.mark_partial(f"infra: {facts.infra.code}")
     if facts.isolation == "shared":
@@ -122,7 +122,7 @@ def _environment(record: EnvironmentRecord, received: Iterable[str]) -> AttemptE
     return AttemptEnvironment(**msgspec.structs.asdict(record), boxed=tuple(boxed))
 
 
-def sayable(value: Any) -> Any:
+def encodable(value: Any) -> Any:
     """Return the JSON value with lone surrogates replaced: JSON can't hold those of file names and agents' texts."""
     try:
         msgspec.json.encode(value)  # the fastest check

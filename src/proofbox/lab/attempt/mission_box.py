@@ -21,7 +21,7 @@ SETUP_TIMEOUT = 600.0
 SHOWN = 2000
 
 
-def asked_of_a_box(mission: Mission) -> PolicyOptions:
+def requested_options(mission: Mission) -> PolicyOptions:
     """Return the policy that the mission asks for, without mounts."""
     limits = mission.limits
     return {
@@ -59,7 +59,7 @@ class MissionBoxes:
 
     def policy(self, files: Path | None = None) -> PolicyOptions:
         """Return the policy of a box on the workspace, or on other files in its place."""
-        policy, workdir = asked_of_a_box(self._mission), self._mission.workdir
+        policy, workdir = requested_options(self._mission), self._mission.workdir
         policy["mounts"] = [] if workdir is None else [Mount(files or self._workspace, workdir, writable=True)]
         return policy
 

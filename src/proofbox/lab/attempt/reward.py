@@ -17,8 +17,8 @@ import msgspec
 from proofbox.core.canonical import CanonicalError, parse_strict
 
 TEXT, OBJECT = "reward.txt", "reward.json"
-LARGEST = 64 * 1024
-MOST_VALUES = 1000
+MAX_BYTES = 64 * 1024
+MAX_VALUES = 1000
 PASSING = 1.0
 
 Problem = Literal["reward_missing", "reward_malformed"]
@@ -71,11 +71,11 @@ def _read(directory: Path, name: str) -> bytes | None:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _Malformed(f"{name} is not a regular file")
-        data = os.read(fd, LARGEST + 1)
+        data = os.read(fd, MAX_BYTES + 1)
     finally:
         os.close(fd)
-    if len(data) > LARGEST:
-        raise _Malformed(f"{name} is larger than {LARGEST >> 10} KiB")
+    if len(data) > MAX_BYTES:
+        raise _Malformed(f"{name} is larger than {MAX_BYTES >> 10} KiB")
     return data
 
 
@@ -94,7 +94,7 @@ def _numbers(data: bytes) -> dict[str, float]:
         found = parse_strict(data)
     except CanonicalError as error:
         raise _Malformed(f"{OBJECT} is not valid JSON: {error}") from None
-    if not isinstance(found, dict) or not 0 < len(found) <= MOST_VALUES:
+    if not isinstance(found, dict) or not 0 < len(found) <= MAX_VALUES:
         raise _Malformed(f"{OBJECT} is not an object of numbers")
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -64,7 +64,7 @@ from proofbox.lab.suite.spec import Mission
 from proofbox.workspace.workspace import Workspace
 
 # Failures of a turn that always count against the agent.
-ITS_OWN = (ContextExceeded, TurnInterrupted)
+AGENT_FAILURES = (ContextExceeded, TurnInterrupted)
 # Failures that a program in a box can report or cause at will. They count against the agent too, unless a failure was
 # observed from outside the box.
 SELF_REPORTED = (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, StreamDisconnected, RuntimeCrashed)
@@ -200,7 +200,7 @@ class _Supervisor:
             await self._control.interrupted()
             while True:  # a box may be about to start
                 await run_sync(self._boxes.cut_off)
-                await anyio.sleep(pressure.LOOK_AGAIN)
+                await anyio.sleep(pressure.WATCH_SECONDS)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cut_off)
@@ -322,7 +322,7 @@ class _Supervisor:
                 used = await run_sync(pressure.size_of, self.place / "workspace", allowed << 20)
                 if used > allowed << 20:
                     return self._control.stop("budget_exceeded", f"disk: more than {allowed} MB")
-                await anyio.sleep(pressure.LOOK_AGAIN)
+                await anyio.sleep(pressure.WATCH_SECONDS)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(interrupt_when_stopped)
@@ -352,13 +352,13 @@ class _Supervisor:
             self._infra = self._failed_with(result.error, seen)
             self._reason = "turn_failed" if self._infra is None else "infra_failed"
 
-    def _failed_with(self, error: AgentError | None, seen: AgentError | None) -> ProofboxError | None:
+    def _failed_with(self, error: AgentError | None, seen: ProofboxError | None) -> ProofboxError | None:
         """Return the infrastructure failure that ended a turn; None if the failure is the agent's."""
         if error is None:
             return AgentError("the turn failed without stating a reason", op="turn")
         if error.details.get("cause") == StartFailed.code:  # some providers only notice at the first command
             return StartFailed(error.message, op="turn", fix_hints=error.fix_hints)
-        if isinstance(error, ITS_OWN):
+        if isinstance(error, AGENT_FAILURES):
             return None
         if seen is not None:
             return seen
@@ -394,8 +394,8 @@ class _Supervisor:
             unscored = found.passed is None and found.reward is not None and found.reward.problem
             if unscored and self._reason == "completed":
                 self._reason = unscored
-        did = self._trace.did() if self._trace else []
-        self._unmet = unmet(self._mission.expect, self._feedback, did, finder(workspace, final), doubt=self._doubt)
+        calls = self._trace.observed_calls() if self._trace else []
+        self._unmet = unmet(self._mission.expect, self._feedback, calls, finder(workspace, final), doubt=self._doubt)
 
     def _verified(self) -> Verified:
         """Return `passed` only if something decided it: commands that passed, or conditions that were all met."""

@@ -43,8 +43,6 @@ ACTIVITY = 80
 _COMMANDS = ("command", "commandExecution", "command_execution", "Bash")
 """The names that runtimes use for the command tool; activity lines show the command alone."""
 CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
-SAME_CALLS = 3
-"""This many identical calls in a row suggest that the agent makes no progress."""
 
 
 class Trace:
@@ -119,7 +117,7 @@ class Trace:
     def steps(self) -> int:
         return len(self._recorder.steps)
 
-    def did(self) -> list[ObservedCall]:
+    def observed_calls(self) -> list[ObservedCall]:
         """Return the tool calls in the form that a mission's conditions are checked against."""
         return [
             ObservedCall(

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.agent_box import KILLED_AT_END
 from proofbox.agents.approvals import subject_of
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.words import counted
@@ -20,14 +21,14 @@ from proofbox.errors import ProofboxError
 from proofbox.evidence.bundle.paths import read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.trace import CALLS
-from proofbox.lab.run.closing import DAMAGED, stated
+from proofbox.lab.attempt.trace import CALLS, EVENTS
+from proofbox.lab.run.closing import UNREADABLE, stated
 from proofbox.lab.run.ledger import Attempt, Ended
 
-LARGEST = 16 << 20
-MOST_CALLS = 20
-MOST_LINES = 20
-MOST_PATHS = 20
+MAX_BYTES = 16 << 20
+MAX_CALLS = 20
+MAX_LINES = 20
+MAX_PATHS = 20
 LAST_LINES, LAST_WORDS = 3, 500
 MARK = "  | "
 
@@ -51,7 +52,7 @@ def read_documents(bundle: Path) -> dict[str, Any]:
     if bundle.is_dir():
         for path in sorted(bundle.glob("*.json")):
             try:
-                document = parse_strict(read_bounded(path, LARGEST))
+                document = parse_strict(read_bounded(path, MAX_BYTES))
             except (OSError, CanonicalError):
                 continue
             if isinstance(document, dict):
@@ -71,7 +72,7 @@ def doubt(attempt: Attempt, bundle: Path) -> str | None:
         return "its index differs from the one in the run's ledger"
     try:
         says = stated(found, bundle.parent.parent.name, attempt.id)
-    except DAMAGED:
+    except UNREADABLE:
         says = None
     recorded = attempt.result
     if says is None:
@@ -119,23 +120,25 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
     report = documents.get(artifacts.REPORT, {})
     if unstated := report.get("responses_without_usage"):
         yield f"{counted(unstated, 'model response')} did not state token usage, so the token count is incomplete."
-    calls = list(_calls(bundle))
+    calls = [entry for entry in _entries(bundle / CALLS) if "call" in entry]
     if calls:
         yield f"What it did ({counted(len(calls), 'tool call')}):"
-        for number, call in enumerate(calls[:MOST_CALLS], 1):
+        for number, call in enumerate(calls[:MAX_CALLS], 1):
             yield f"  {number}. {_call(call, bundle)}"
-        if len(calls) > MOST_CALLS:
-            yield f"  and {len(calls) - MOST_CALLS} more, in {bundle / CALLS}"
+        if len(calls) > MAX_CALLS:
+            yield f"  and {len(calls) - MAX_CALLS} more, in {bundle / CALLS}"
+    if any((entry.get("event"), entry.get("kind")) == ("notice", KILLED_AT_END) for entry in _entries(bundle / EVENTS)):
+        yield "Processes that it had started were still running at its end, and were killed."
     changed = _changed(bundle)
     if changed:
-        more = f" and {len(changed) - MOST_PATHS} more, in {bundle / artifacts.FINAL_DIFF}"
-        shown = ", ".join(_cut(path) for path in changed[:MOST_PATHS])
-        yield f"It changed {counted(len(changed), 'path')}: {shown}{more if len(changed) > MOST_PATHS else ''}"
+        more = f" and {len(changed) - MAX_PATHS} more, in {bundle / artifacts.FINAL_DIFF}"
+        shown = ", ".join(_cut(path) for path in changed[:MAX_PATHS])
+        yield f"It changed {counted(len(changed), 'path')}: {shown}{more if len(changed) > MAX_PATHS else ''}"
     feedback = documents.get(artifacts.FEEDBACK, {})
     message = feedback.get("result") or ""
     if "result_json" in feedback:
         message = msgspec.json.encode(feedback["result_json"]).decode()
-    last = message[-LAST_WORDS:].rstrip().splitlines()[-MOST_LINES:]
+    last = message[-LAST_WORDS:].rstrip().splitlines()[-MAX_LINES:]
     yield from _quoted("Its final message", last, cut=len("\n".join(last)) < len(message.strip()))
 
 
@@ -195,15 +198,15 @@ def _reason(result: Ended, documents: dict[str, Any]) -> str:
 def _changed(bundle: Path) -> list[str]:
     """Return the paths of the final diff. Content lines have a prefix, so none can look like a heading."""
     try:
-        lines = read_bounded(bundle / artifacts.FINAL_DIFF, LARGEST).decode("utf-8", "replace").split("\n")
+        lines = read_bounded(bundle / artifacts.FINAL_DIFF, MAX_BYTES).decode("utf-8", "replace").split("\n")
     except OSError:
         return []
     return [line.removeprefix("diff ") for line in lines if line.startswith("diff ")]
 
 
-def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
+def _entries(log: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = read_bounded(bundle / CALLS, LARGEST).splitlines()
+        lines = read_bounded(log, MAX_BYTES).splitlines()
     except OSError:
         return
     for line in lines:
@@ -211,7 +214,7 @@ def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
             entry = parse_strict(line)
         except CanonicalError:  # truncated by a kill
             continue
-        if isinstance(entry, dict) and "call" in entry:
+        if isinstance(entry, dict):
             yield entry
 
 
@@ -233,7 +236,7 @@ def _output(call: dict[str, Any], bundle: Path) -> str:
     if call["output_sha256"] is None:
         return preview
     try:
-        return read_bounded(bundle / "outputs" / f"{call['output_sha256']}.txt", LARGEST).decode("utf-8", "replace")
+        return read_bounded(bundle / "outputs" / f"{call['output_sha256']}.txt", MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -24,7 +24,7 @@ from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.finding import EvidenceFinding
-from proofbox.lab.run.closing import DAMAGED, as_committed, lost, stated
+from proofbox.lab.run.closing import UNREADABLE, as_committed, lost, stated
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import Plan, read_plan
 
@@ -105,7 +105,7 @@ def _attempt(
         named = _named(bundle)
         try:
             result = stated(bundle, run_id, planned.attempt)
-        except DAMAGED:
+        except UNREADABLE:
             result = None
     complete = result is not None
     if result is None:

@@ -32,9 +32,9 @@ from proofbox.lab.attempt.claims import Claim
 from proofbox.lab.attempt.documents import Verified
 from proofbox.lab.run.ledger import Attempt, Ended
 
-DYING = 10.0
+EXIT_TIMEOUT = 10.0
 """Seconds that a worker may take to die after its conductor."""
-DAMAGED = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
+UNREADABLE = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
 """Errors that a damaged bundle raises when it is read."""
 
 
@@ -63,7 +63,7 @@ def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor,
         return lost(_index(path)[0])
     try:
         return stated(load_bundle(path), run_id, attempt.id) or lost(_index(path)[0])
-    except DAMAGED:
+    except UNREADABLE:
         return lost(_index(path)[0])
 
 
@@ -122,8 +122,8 @@ def _is_unreachable(path: Path) -> bool:
     """
     with contextlib.suppress(OSError, ShapeError):
         writer = parse_status(read_bounded(path / STATUS, MAX_STATUS_BYTES)).writer
-        patience = time.monotonic() + DYING
-        while (alive := is_alive(writer)) and time.monotonic() < patience:
+        deadline = time.monotonic() + EXIT_TIMEOUT
+        while (alive := is_alive(writer)) and time.monotonic() < deadline:
             time.sleep(0.02)
         return alive is None
     return False

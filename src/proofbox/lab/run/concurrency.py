@@ -1,4 +1,4 @@
-"""Limits on concurrent attempts by provider and by strategy: `[suite] most`.
+"""Limits on concurrent attempts by provider and by strategy: `[suite] max_concurrent`.
 
 An attempt belongs to the lane of the provider that its box will use and to the lane of the strategy that will run it.
 Both are determined when the run is planned, so workers need not try anything before they claim an attempt. An
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from proofbox.errors import ProofboxError
-from proofbox.lab.attempt.mission_box import asked_of_a_box
+from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.run.plan import Plan
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Mission
@@ -22,7 +22,7 @@ from proofbox.sandbox.service_core import ServiceCore
 
 def lanes_of(plan: Plan, suite: Suite, given: Callable[[Mission], Path]) -> dict[str, tuple[str, ...]]:
     """Return the lanes of each mission's attempts; empty if the suite sets no limit. `given` returns its files."""
-    if not suite.fields.most:
+    if not suite.fields.max_concurrent:
         return {}
     strategy = plan.strategy or plan.parsed_chain().candidates[0].strategy
     return {each.id: (*_provider(plan, each, given(each)), strategy) for each in suite.missions}
@@ -31,14 +31,14 @@ def lanes_of(plan: Plan, suite: Suite, given: Callable[[Mission], Path]) -> dict
 def bounds_of(suite: Suite) -> dict[str, int]:
     """Return the maximum number of concurrent attempts by lane; the lower one if an alias names a provider twice."""
     bounds: dict[str, int] = {}
-    for name, most in suite.fields.most.items():
+    for name, limit in suite.fields.max_concurrent.items():
         lane = ALIASES.get(name, name)
-        bounds[lane] = min(most, bounds.get(lane, most))
+        bounds[lane] = min(limit, bounds.get(lane, limit))
     return bounds
 
 
 def _provider(plan: Plan, mission: Mission, given: Path) -> Iterator[str]:
     with contextlib.suppress(ProofboxError):
         yield ServiceCore(given, settings=plan.box_settings).chosen(
-            plan.provider or mission.provider, asked_of_a_box(mission)
+            plan.provider or mission.provider, requested_options(mission)
         )

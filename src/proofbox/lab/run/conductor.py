@@ -63,14 +63,14 @@ from proofbox.lab.suite.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.suite.widening import require_consent
 
 CONDUCTOR = "conductor"
-MOST_LOST = 3
+MAX_LOST = 3
 """How often an attempt is retried because its worker died. An attempt that kills its worker must not run forever."""
-MOST_STOPPED = 50
+MAX_STOPPED = 50
 """How often an attempt is retried because the run was stopped. A machine may be shut down every day for weeks, but an
 attempt that kills its conductor must not run forever if something resumes the run each time."""
 MAX_IDLE_DEATHS = 4
 """How many workers may die in succession without any attempt being started or ended."""
-TAKEN_OVER = 60.0
+TAKEOVER_LEASE = 60.0
 _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 
@@ -117,8 +117,8 @@ def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: C
     path = ledger_path(out, plan.run_id)
     lanes = lanes_of(plan, suite, lambda mission: work / TEMPLATES / mission.id / GIVEN)
     ledger = Ledger.create(path, about, attempts_of(plan, suite, lanes), clock=clock)
-    for lane, most in bounds_of(suite).items():
-        ledger.bound_lane(lane, most)
+    for lane, limit in bounds_of(suite).items():
+        ledger.bound_lane(lane, limit)
     ledger.close()
     return path
 
@@ -243,10 +243,10 @@ class Conductor:
         while True:
             counts = self._ledger.counts()
             if not counts["planned"] and not counts["claimed"]:
-                return self._crew.let_go()
-            self._waiting.tell(counts["claimed"], counts["ended"])
+                return self._crew.join()
+            self._waiting.report(counts["claimed"], counts["ended"])
             self._tell.check()
-            self._crew.hire(wanted, slots, self._epoch)
+            self._crew.start_workers(wanted, slots, self._epoch)
             died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()
@@ -263,7 +263,7 @@ class Conductor:
         """
         for attempt in self._ledger.torn(alive):
             self._crew.kill(attempt.worker or "")  # it may be alive with an expired lease
-            mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEN_OVER)
+            mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEOVER_LEASE)
             path = self._out / self._run_id / attempt.path
             redactor = redactor_of(self._plan, os.environ)
             ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
@@ -296,7 +296,7 @@ class Conductor:
         codes = [each.result.infra for each in line if each.result is not None]
         if codes[-1] == WorkerLost.code:
             stopped = sum(each.result.stopped for each in line if each.result is not None)
-            return codes.count(WorkerLost.code) - stopped <= MOST_LOST and stopped <= MOST_STOPPED
+            return codes.count(WorkerLost.code) - stopped <= MAX_LOST and stopped <= MAX_STOPPED
         return counted_tries([each.result for each in line]) <= self._plan.retries
 
     # Commit

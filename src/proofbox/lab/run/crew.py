@@ -21,8 +21,8 @@ from proofbox.core.ids import IdSource
 from proofbox.core.interpreter import module_child
 from proofbox.errors import InternalError
 
-PATIENCE = 0.2
-PARTING = 30.0
+POLL_SECONDS = 0.2
+EXIT_TIMEOUT = 30.0
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -61,7 +61,7 @@ class Crew:
         """Return the names of the workers."""
         return iter(self._workers)
 
-    def hire(self, wanted: int, slots: int, epoch: int) -> None:
+    def start_workers(self, wanted: int, slots: int, epoch: int) -> None:
         """Start workers until there are `wanted`, each with `slots` concurrent attempts."""
         while len(self._workers) < wanted:
             name = self._ids.new_id("worker")
@@ -83,7 +83,7 @@ class Crew:
 
     def wait(self) -> int:
         """Wait until an attempt or worker has ended, or briefly. Remove dead workers and return their number."""
-        self._changed.wait(PATIENCE)
+        self._changed.wait(POLL_SECONDS)
         self._changed.clear()
         dead = [name for name, worker in self._workers.items() if worker.poll() is not None]
         for name in dead:
@@ -97,11 +97,11 @@ class Crew:
             worker.kill()
             worker.wait()
 
-    def let_go(self) -> None:
+    def join(self) -> None:
         """Wait for the workers to notice that all work is done and exit; their last events are still read."""
         for worker in self._workers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(PARTING)
+                worker.wait(EXIT_TIMEOUT)
 
     def end(self) -> None:
         for worker in self._workers.values():

@@ -9,9 +9,9 @@ from pathlib import Path
 from proofbox.core.clock import Clock
 from proofbox.errors import InternalError, IoFailed, ProofboxError, UsageLimited, WorkerLost
 from proofbox.lab.run.ledger import Ended
-from proofbox.lab.run.limiter import LONGEST, SOON, growing
+from proofbox.lab.run.limiter import MAX_PAUSE, MIN_PAUSE, backoff
 
-MOST_PAST = 12
+MAX_PAST = 12
 """How many usage limits with a reset time in the past are tolerated, since the last one in the future, before they
 count as failures. The pauses add up to most of an hour, more than the error of any maintained clock."""
 
@@ -33,10 +33,10 @@ def retry_after(infra: ProofboxError | None, clock: Clock) -> float | None:
     if infra is None or not infra.retryable:
         return None
     if "resets_at" in infra.details:
-        seconds = max(SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
+        seconds = max(MIN_PAUSE, float(infra.details["resets_at"]) - clock.now().timestamp())
     else:
-        seconds = max(0.0, float(infra.details.get("retry_after") or SOON))
-    return min(seconds, LONGEST)
+        seconds = max(0.0, float(infra.details.get("retry_after") or MIN_PAUSE))
+    return min(seconds, MAX_PAUSE)
 
 
 def pause(results: Sequence[Ended | None]) -> float:
@@ -46,12 +46,12 @@ def pause(results: Sequence[Ended | None]) -> float:
     """
     past = 0
     for each in reversed(results):
-        if each is None or each.infra != UsageLimited.code or (each.retry_after or 0.0) > SOON:
+        if each is None or each.infra != UsageLimited.code or (each.retry_after or 0.0) > MIN_PAUSE:
             break
         past += 1
     last = results[-1]
     wait = 0.0 if last is None or last.retry_after is None else last.retry_after
-    return growing(past - 1) if past else wait
+    return backoff(past - 1) if past else wait
 
 
 def counted_tries(results: Sequence[Ended | None]) -> int:
@@ -67,11 +67,11 @@ def counted_tries(results: Sequence[Ended | None]) -> int:
             continue
         if each.infra != UsageLimited.code:
             count += 1
-        elif (each.retry_after or 0.0) > SOON:
+        elif (each.retry_after or 0.0) > MIN_PAUSE:
             past = 0
         elif each.reset_named:
             past += 1
-            count += past > MOST_PAST
+            count += past > MAX_PAST
         else:
             count += 1
     return count

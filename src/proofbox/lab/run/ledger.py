@@ -262,9 +262,9 @@ class Ledger:
             ).fetchone()
         return int(epoch)
 
-    def bound_lane(self, lane: str, most: int) -> None:
+    def bound_lane(self, lane: str, limit: int) -> None:
         """Limit the number of concurrent attempts in a lane, over all workers."""
-        self.set_about(f"lane {lane}", str(most))
+        self.set_about(f"lane {lane}", str(limit))
 
     def claim(self, worker: str, epoch: int, lease: float) -> Attempt | None:
         """Claim the first planned attempt that is due, or return None."""
@@ -303,7 +303,7 @@ class Ledger:
         bounds = self._db.execute("SELECT substr(key, 6), value FROM about WHERE key GLOB 'lane *'").fetchall()
         claimed = self._db.execute("SELECT lane FROM attempt WHERE state = 'claimed'") if bounds else ()
         used = Counter(lane for row in claimed for lane in row["lane"].split())
-        return [lane for lane, most in bounds if used[lane] >= int(most)]
+        return [lane for lane, limit in bounds if used[lane] >= int(limit)]
 
     def heartbeat(self, worker: str, lease: float) -> list[str]:
         """Renew the leases of this worker's attempts; return the ids of those to interrupt."""

@@ -1,7 +1,7 @@
 """Limits the concurrent attempts that use one credential, across all processes of this user.
 
 The window grows slowly while attempts succeed and is halved by a rate limit, as in TCP congestion control. A usage
-limit or a retry-after closes the gate until a given time, but never for longer than `LONGEST`, because the time comes
+limit or a retry-after closes the gate until a given time, but never for longer than `MAX_PAUSE`, because the time comes
 from a model. If a model repeatedly names no future reset, it is retried less and less often (`growing`). Callers never
 block: `enter` admits them or says when to ask again, so waiting occupies neither a worker nor a box.
 
@@ -29,22 +29,22 @@ from proofbox.core.files.locks import locked
 from proofbox.evidence.bundle.identity import is_alive
 
 SCHEMA = "proofbox.limiter/1"
-FIRST = 4.0
-LEAST = 1.0
-ASK_AGAIN = 0.25
+FIRST_WINDOW = 4.0
+MIN_WINDOW = 1.0
+POLL_SECONDS = 0.25
 PAUSE_UNKNOWN = 60.0
 """Seconds that a usage limit closes the gate if no reset time is known."""
-SOON = 1.0
+MIN_PAUSE = 1.0
 """Seconds to wait for a reset that is past or was not named: clocks differ, and the next attempt may succeed."""
-LONGEST_PAST = 900.0
+MAX_BACKOFF = 900.0
 """The maximum of that growing pause: short enough to notice that the limit is over."""
-LONGEST = 8 * 86400.0
+MAX_PAUSE = 8 * 86400.0
 """The maximum number of seconds that a gate is closed: the longest limits are weekly, plus a day for a wrong clock."""
 
 
-def growing(before: int) -> float:
+def backoff(before: int) -> float:
     """Return the pause after the usage limit that follows `before` others, all without a future reset."""
-    return min(LONGEST_PAST, SOON * 2.0 ** min(before, 32))
+    return min(MAX_BACKOFF, MIN_PAUSE * 2.0 ** min(before, 32))
 
 
 class TakenSlot(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: str = SCHEMA
     credential: str = ""
     """The endpoint, and the name of the variable that holds its key."""
-    window: float = FIRST
+    window: float = FIRST_WINDOW
     """The maximum number of slots, rounded down. Grows slowly, and is halved by a rate limit."""
     closed_until: float = 0.0
     """Seconds since the epoch."""
@@ -107,7 +107,7 @@ def _closed(path: Path, now: float) -> ClosedGate | None:
     state = _read(path)
     if state.closed_until <= now:
         return None
-    until = datetime.fromtimestamp(min(state.closed_until, now + LONGEST), UTC)
+    until = datetime.fromtimestamp(min(state.closed_until, now + MAX_PAUSE), UTC)
     return ClosedGate(state.credential, isoformat(until), state.why, str(path))
 
 
@@ -119,12 +119,12 @@ def _read(path: Path) -> LimiterState:
 
 
 class Limiter:
-    """The gate of one credential for one caller: a run with at most `most` concurrent attempts."""
+    """The gate of one credential for one caller: a run with at most `max_concurrent` concurrent attempts."""
 
     def __init__(
         self,
         credential: str,
-        most: int,
+        max_concurrent: int,
         *,
         caller: str = "",
         directory: Path | None = None,
@@ -139,7 +139,7 @@ class Limiter:
         self._lock = directory / f"{name}.lock"
         self._credential = credential
         self._caller = caller
-        self._most = max(1, most)
+        self._max_concurrent = max(1, max_concurrent)
         self._clock: Clock = clock or SystemClock()
         self._alive = alive
 
@@ -152,8 +152,8 @@ class Limiter:
                 return state.closed_until - now
             # The window applies to all callers together, the caller's own maximum only to itself.
             own = sum(each.name.startswith(f"{self._caller}/") for each in state.inside)
-            if own >= self._most or len(state.inside) >= math.floor(state.window):
-                return ASK_AGAIN
+            if own >= self._max_concurrent or len(state.inside) >= math.floor(state.window):
+                return POLL_SECONDS
             change.to(inside=(*state.inside, TakenSlot(self._named(name), process)))
             return None
 
@@ -161,11 +161,11 @@ class Limiter:
         with self._changing() as change:
             change.to(inside=tuple(each for each in change.state.inside if each.name != self._named(name)))
 
-    def went_well(self) -> None:
+    def succeeded(self) -> None:
         """Grow the window by one per full window of successes, up to the caller's own maximum."""
         with self._changing() as change:
             window = change.state.window
-            change.to(window=max(window, min(float(self._most), window + 1 / window)), past=0)
+            change.to(window=max(window, min(float(self._max_concurrent), window + 1 / window)), past=0)
 
     def rate_limited(self, began: float, retry_after: float | None = None) -> None:
         """Halve the window, once for all attempts that were running then: `began` is when this attempt started."""
@@ -173,7 +173,7 @@ class Limiter:
         with self._changing() as change:
             state = change.state
             if began >= state.halved_at:
-                change.to(window=max(LEAST, state.window / 2), halved_at=now)
+                change.to(window=max(MIN_WINDOW, state.window / 2), halved_at=now)
             if retry_after is not None:
                 self._close(change, now + retry_after, "rate limit")
 
@@ -184,13 +184,13 @@ class Limiter:
             state = change.state
             if resets_at is None:
                 return self._close(change, now + PAUSE_UNKNOWN, "usage limit")
-            if resets_at > now + SOON:
+            if resets_at > now + MIN_PAUSE:
                 change.to(past=0)
                 return self._close(change, resets_at, "usage limit")
             if state.closed_until > now:  # another running attempt has reported it: count it once
                 return state.closed_until
             change.to(past=state.past + 1)
-            return self._close(change, now + growing(state.past), "usage limit (no future reset time was given)")
+            return self._close(change, now + backoff(state.past), "usage limit (no future reset time was given)")
 
     def closed(self) -> ClosedGate | None:
         """Return until when and why the gate is closed, or None. Takes no lock, so it is only for display."""
@@ -201,9 +201,9 @@ class Limiter:
             return change.state
 
     def _close(self, change: _Change, until: float, why: str) -> float:
-        latest = self._now() + LONGEST
+        latest = self._now() + MAX_PAUSE
         if until > latest:
-            until, why = latest, f"{why} (cut to {LONGEST / 86400:.0f} days: a later time was given)"
+            until, why = latest, f"{why} (cut to {MAX_PAUSE / 86400:.0f} days: a later time was given)"
         if until > change.state.closed_until:
             change.to(closed_until=until, why=why, credential=self._credential)
         return until
@@ -220,7 +220,7 @@ class Limiter:
             state = _read(self._path)
             change = _Change(state)
             # A later time means that the clock was set back, or that the file was changed by something else.
-            change.to(closed_until=min(state.closed_until, self._now() + LONGEST))
+            change.to(closed_until=min(state.closed_until, self._now() + MAX_PAUSE))
             change.to(inside=tuple(each for each in state.inside if self._alive(each.process) is not False))
             yield change
             if change.state != state:

@@ -7,24 +7,24 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-LEAST_DISK = 512 << 20
-LEAST_SHARE = 0.1
-"""The share of a small file system that must be free instead; `LEAST_DISK` might never be free there."""
-LEAST_MEMORY = 256 << 20
-ASK_AGAIN = 1.0
-LOOK_AGAIN = 0.2
+MIN_DISK = 512 << 20
+MIN_SHARE = 0.1
+"""The share of a small file system that must be free instead; `MIN_DISK` might never be free there."""
+MIN_MEMORY = 256 << 20
+POLL_SECONDS = 1.0
+WATCH_SECONDS = 0.2
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def reason(directory: Path, meminfo: Path = Path("/proc/meminfo")) -> str:
     """Return why another attempt must wait; empty if it can start."""
     found = os.statvfs(directory)
-    least = min(LEAST_DISK, int(found.f_blocks * found.f_frsize * LEAST_SHARE))
+    least = min(MIN_DISK, int(found.f_blocks * found.f_frsize * MIN_SHARE))
     if found.f_bavail * found.f_frsize < least:
         return f"less than {least >> 20} MiB of disk space are free at {directory}"
     available = _available_memory(meminfo)
-    if available is not None and available < LEAST_MEMORY:
-        return f"less than {LEAST_MEMORY >> 20} MiB of memory are free"
+    if available is not None and available < MIN_MEMORY:
+        return f"less than {MIN_MEMORY >> 20} MiB of memory are free"
     return ""
 
 

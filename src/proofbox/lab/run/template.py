@@ -25,7 +25,7 @@ from proofbox.workspace.workspace import Workspace
 GIVEN = "given"
 """The mission's files as they were when the run was planned."""
 FORKS_OF_A_STORE = 25
-MOST_IDLE = 8
+MAX_IDLE = 8
 """The maximum number of unused templates that a worker keeps open: each holds two descriptors."""
 
 
@@ -79,7 +79,7 @@ class Templates:
             closing.pop_all()
         with self._lock:
             self._idle.append((template, origin))
-            oldest = self._idle.pop(0) if len(self._idle) > MOST_IDLE else None
+            oldest = self._idle.pop(0) if len(self._idle) > MAX_IDLE else None
         if oldest is not None:
             with contextlib.suppress(OSError, WorkspaceError):  # an unrelated template: this fork is complete
                 oldest[1].close()

@@ -14,7 +14,7 @@ from proofbox.core.clock import Clock, isoformat
 from proofbox.lab.run import pressure
 from proofbox.lab.run.crew import EventForwarder
 from proofbox.lab.run.ledger import Attempt, Ledger
-from proofbox.lab.run.limiter import SOON, Limiter
+from proofbox.lab.run.limiter import MIN_PAUSE, Limiter
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Waiting:
         self._clock = clock
         self._reported: Wait | None = None
 
-    def tell(self, claimed: int, ended: int) -> None:
+    def report(self, claimed: int, ended: int) -> None:
         """Report the current wait if it is new. `claimed` attempts are running, `ended` ones have ended."""
         wait = self._wait(claimed, ended)
         if wait is None or wait == self._reported:
@@ -56,7 +56,7 @@ class Waiting:
         closed = None if self._gate is None else self._gate.closed()
         if closed is not None:  # possibly for days, and because of another run
             return Wait(str(closed), closed.until)
-        if due > self._clock.now().timestamp() + SOON:
+        if due > self._clock.now().timestamp() + MIN_PAUSE:
             return None if claimed else Wait("", _moment(due))
         short = pressure.reason(self._run_dir)
         return Wait(short, begun=claimed + ended) if short else None

@@ -32,7 +32,7 @@ from proofbox.lab.run.plan import credential_of, ledger_path, read_plan, surroun
 
 LEASE = 60.0
 BEAT = 1.0
-ASK_AGAIN = 0.05
+POLL_SECONDS = 0.05
 THREADS = 4
 """The maximum number of threads that one attempt blocks: a command, a snapshot, a disk check, a request."""
 _PDEATHSIG = 1
@@ -101,12 +101,12 @@ class Worker:
         due = self._ledger.next_time()
         if due is None:
             # An attempt of this worker may have ended in the ledger, but not reported it or updated the limiter yet.
-            return ASK_AGAIN if self._running or self._ledger.counts()["claimed"] else None
+            return POLL_SECONDS if self._running or self._ledger.counts()["claimed"] else None
         early = due - self._clock.now().timestamp()
         if early > 0:
             return min(early, BEAT)
         if pressure.reason(self._context.run_dir):
-            return pressure.ASK_AGAIN
+            return pressure.POLL_SECONDS
         self._entered += 1
         place = f"{self._name}/{self._entered}"
         closed = self._limiter.enter(place, self._process) if self._limiter is not None else None
@@ -118,7 +118,7 @@ class Worker:
         finally:
             if attempt is None:
                 self._leave(place)
-        return ASK_AGAIN if attempt is None else (attempt, place)  # None: another worker was faster
+        return POLL_SECONDS if attempt is None else (attempt, place)  # None: another worker was faster
 
     def _leave(self, place: str) -> None:
         if self._limiter is not None and place:
@@ -153,7 +153,7 @@ class Worker:
         elif ended.infra == RateLimited.code:
             self._limiter.rate_limited(began, ended.retry_after)
         elif ended.infra is None and ended.strategy:  # otherwise no agent started
-            self._limiter.went_well()
+            self._limiter.succeeded()
 
     def _control_of(self, attempt: Attempt) -> AttemptControl:
         def on_state(state: State) -> None:

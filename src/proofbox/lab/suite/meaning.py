@@ -21,9 +21,9 @@ from proofbox.workspace.capabilities.compiling import refuse_execute
 from proofbox.workspace.capabilities.grants import PRESETS, SIZE_LIMIT, parse
 
 LARGEST_PROMPT = 1 << 20
-DEEPEST = MAX_DEPTH // 2  # records that repeat a part of a suite nest it deeper and have a limit of their own
+MAX_NESTING = MAX_DEPTH // 2  # records that repeat a part of a suite nest it deeper and have a limit of their own
 LONGEST_NAME = 255
-MOST_GROUPS = 100
+MAX_GROUPS = 100
 """The maximum in one pattern: Python's compiler recurses as deeply as they are nested."""
 _KINDS: Mapping[tuple[str, ...], tuple[str, ...]] = {("prompt_file",): ("file",), ("verify", "files"): ("directory",)}
 """Fields that must name a file or a directory."""
@@ -37,8 +37,8 @@ def check_values(values: dict[str, Any], problems: Problems) -> None:
     while waiting and not problems.enough:
         path, value = waiting.pop()
         if isinstance(value, dict | list):
-            if len(path) >= DEEPEST:
-                problems.say(path, f"nested deeper than {DEEPEST} levels")
+            if len(path) >= MAX_NESTING:
+                problems.say(path, f"nested deeper than {MAX_NESTING} levels")
                 continue
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += [((*path, name), each) for name, each in inner]
@@ -195,7 +195,7 @@ def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _check_pattern(path: Path, pattern: str, problems: Problems) -> None:
-    why = f"it has more than {MOST_GROUPS} groups" if pattern.count("(") > MOST_GROUPS else ""
+    why = f"it has more than {MAX_GROUPS} groups" if pattern.count("(") > MAX_GROUPS else ""
     try:
         if not why:
             re.compile(pattern)

@@ -14,7 +14,7 @@ import msgspec
 
 from proofbox.agents.environment import check_name, is_blocked
 from proofbox.agents.registry import installed
-from proofbox.agents.runtimes.scripted.script import ScriptStep, wrong_with
+from proofbox.agents.runtimes.scripted.script import ScriptStep, step_problem
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.allowlist import parse_network
 from proofbox.core.archives.unpack import ArchiveRefused, unpack
@@ -64,11 +64,11 @@ def check_suite(suite: SuiteFields, problems: Problems) -> None:
     at: Path = ("suite", "strategies")
     if suite.strategies:
         _check_strategies(suite.strategies, problems, at)
-    known = (*PROVIDERS, *installed().ids) if suite.most else ()
-    for name in suite.most:
+    known = (*PROVIDERS, *installed().ids) if suite.max_concurrent else ()
+    for name in suite.max_concurrent:
         if ALIASES.get(name, name) not in known:
             what = f"{name[:200]!r} is neither a provider nor a strategy"
-            problems.say(("suite", "most", name), what, nearest(name, known))
+            problems.say(("suite", "max_concurrent", name), what, nearest(name, known))
 
 
 def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
@@ -171,7 +171,7 @@ def _check_step(table: dict[str, Any], problems: Problems, at: Path) -> None:
     if len(problems.found) > before:
         return
     step = msgspec.convert(table, ScriptStep)
-    if wrong := wrong_with(step):
+    if wrong := step_problem(step):
         problems.say((*at, wrong.field), f"{problems.shown(at)}: {wrong.message}", wrong.hint)
     elif step.tool is not None and step.tool not in TOOLS:
         problems.say((*at, "tool"), f"unknown tool {step.tool[:80]!r}", nearest(step.tool, TOOLS))

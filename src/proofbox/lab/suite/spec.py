@@ -267,7 +267,7 @@ class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     strategies: tuple[Text, ...] = ()
     """The chain to use unless a flag sets one."""
     isolation: Isolation = "process"
-    most: dict[str, Count] = {}
+    max_concurrent: dict[str, Count] = {}
     """Maximum concurrent attempts by provider or strategy: `{ docker = 2, process = 4 }`. All limits apply, in addition
     to -n."""
 
@@ -284,7 +284,9 @@ class SuiteDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def other_table(struct: type[msgspec.Struct], name: str) -> str:
-    """Return a hint for a field that is valid in another table of a suite."""
+    """Return a hint for a field that is valid in another table of a suite, or under another name."""
+    if struct is SuiteFields and name == "most":
+        return "did you mean max_concurrent?"
     if struct in (SuiteFields, SuiteDocument) and name in fields_of(MissionFields):
         return f"write it in [defaults] for every mission, or in a [[mission]]: {name} = ..."
     if struct in (SuiteDocument, MissionFields) and name in fields_of(SuiteFields):

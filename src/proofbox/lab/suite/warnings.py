@@ -10,7 +10,7 @@ from proofbox.lab.attempt.runner_files import unprotected
 from proofbox.lab.suite.files import NamedFile, SuiteFiles
 from proofbox.lab.suite.spec import Mission
 
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 """The maximum number of `verify.files` that are searched for scripts that the verifier runs."""
 
 
@@ -42,6 +42,6 @@ def _paths_below(found: NamedFile | None) -> list[str]:
     paths: list[str] = []
     for folder, _, names in os.walk(found.real):
         paths += [str(Path(folder, name).relative_to(found.real)) for name in names]
-        if len(paths) > MOST_FILES:
+        if len(paths) > MAX_FILES:
             break
     return paths

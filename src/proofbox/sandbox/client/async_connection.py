@@ -14,7 +14,7 @@ import anyio.to_thread
 from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
 from proofbox.sandbox.client import wire
 from proofbox.sandbox.client.calls import ActiveCall, ActiveCalls
-from proofbox.sandbox.client.connection import PATIENCE, RECEIVE, read_stdin, unanswered
+from proofbox.sandbox.client.connection import ANSWER_TIMEOUT, RECEIVE, read_stdin, unanswered
 from proofbox.sandbox.client.requests import CommandRequest
 from proofbox.sandbox.client.wire import Send
 from proofbox.sandbox.contract import OnOutput, OnStart
@@ -83,8 +83,8 @@ class AsyncConnection:
             while True:
                 await self._send(await running.next_frame())
 
-    async def greet(self, patience: float) -> wire.Hello:
-        async with self._answered_within(patience):
+    async def greet(self, seconds: float) -> wire.Hello:
+        async with self._answered_within(seconds):
             await self._send(b"")
             while self.hello is None:
                 await self._turn(lambda: self.hello is not None)
@@ -92,7 +92,7 @@ class AsyncConnection:
 
     async def shutdown(self) -> None:
         with contextlib.suppress(SandboxLost, ProtocolError), anyio.CancelScope(shield=True):
-            async with self._answered_within(PATIENCE):
+            async with self._answered_within(ANSWER_TIMEOUT):
                 await self._send(wire.frame(Send.SHUTDOWN))
                 while True:
                     await self._turn(lambda: False)
@@ -111,7 +111,7 @@ class AsyncConnection:
 
     async def _wait(self, call: ActiveCall, on_output: OnOutput | None) -> None:
         timeout = call.request.timeout
-        async with self._answered_within(None if timeout is None else timeout + call.request.grace + PATIENCE):
+        async with self._answered_within(None if timeout is None else timeout + call.request.grace + ANSWER_TIMEOUT):
             while True:
                 while call.waiting:
                     chunk = call.waiting.popleft()
@@ -197,7 +197,7 @@ class AsyncConnection:
                 try:
                     view = view[self._sock.send(view) :]
                 except BlockingIOError:
-                    scope.deadline = anyio.current_time() + PATIENCE
+                    scope.deadline = anyio.current_time() + ANSWER_TIMEOUT
                     await anyio.wait_writable(self._sock)
                 except (OSError, anyio.ClosedResourceError) as error:
                     raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
@@ -227,7 +227,7 @@ class AsyncConnection:
         with contextlib.suppress(SandboxLost, ProtocolError), anyio.CancelScope(shield=True):
             if call.finished or self._lost is not None:
                 return
-            async with self._answered_within(PATIENCE):
+            async with self._answered_within(ANSWER_TIMEOUT):
                 await self._send(wire.frame(Send.KILL, call.id))
                 while not call.finished:
                     call.waiting.clear()

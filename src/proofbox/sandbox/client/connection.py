@@ -25,7 +25,7 @@ from proofbox.sandbox.host.readiness import readable
 
 RECEIVE = 256 << 10
 # How long the agent may take after a command's timeout to kill its tree and report it (it gives up itself after 5 s).
-PATIENCE = 10.0
+ANSWER_TIMEOUT = 10.0
 
 
 class Connection:
@@ -40,8 +40,8 @@ class Connection:
         self._reading = False
         self._lost: ProofboxError | None = None
         # The agent always reads: if it takes nothing for this long, it is frozen. Unlike settimeout, only for sending.
-        patience = struct.pack("@ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        timeout = struct.pack("@ll", int(ANSWER_TIMEOUT), int(ANSWER_TIMEOUT % 1 * 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self._send(wire.hello())
 
     # Commands
@@ -91,9 +91,9 @@ class Connection:
             if not call.finished:
                 self._send(data)
 
-    def greet(self, patience: float) -> wire.Hello:
+    def greet(self, timeout: float) -> wire.Hello:
         """Wait for the agent's greeting: the box is running when this returns."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while self.hello is None:
             self._turn(lambda: self.hello is not None, deadline)
         return self.hello
@@ -102,7 +102,7 @@ class Connection:
         """Ask the agent to end everything; return when the stream has ended."""
         with contextlib.suppress(SandboxLost, ProtocolError):
             self._send(wire.frame(Send.SHUTDOWN))
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + ANSWER_TIMEOUT
             while True:
                 self._turn(lambda: False, deadline)
 
@@ -121,7 +121,7 @@ class Connection:
 
     def _wait(self, call: ActiveCall, on_output: OnOutput | None) -> None:
         timeout = call.request.timeout
-        deadline = None if timeout is None else time.monotonic() + timeout + call.request.grace + PATIENCE
+        deadline = None if timeout is None else time.monotonic() + timeout + call.request.grace + ANSWER_TIMEOUT
         while True:
             while call.waiting:
                 chunk = call.waiting.popleft()
@@ -237,7 +237,7 @@ class Connection:
         with contextlib.suppress(SandboxLost, ProtocolError):
             if not call.finished and self._lost is None:
                 self._send(wire.frame(Send.KILL, call.id))
-                deadline = time.monotonic() + PATIENCE
+                deadline = time.monotonic() + ANSWER_TIMEOUT
                 while not call.finished:
                     call.waiting.clear()
                     self._turn(lambda: call.finished or bool(call.waiting), deadline)

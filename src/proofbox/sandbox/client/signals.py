@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-PASSED_ON = (
+FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -23,29 +23,29 @@ PASSED_ON = (
     signal.SIGUSR2,
     signal.SIGWINCH,
 )
-INSISTING = 3
-WAKER = signal.SIGURG
-WAKING = (0.01, 0.05, 0.2, 1.0)
+MAX_REQUESTS = 3
+WAKE_SIGNAL = signal.SIGURG
+WAKE_DELAYS = (0.01, 0.05, 0.2, 1.0)
 """A signal without effect, and the delays before it is sent. It is repeated in case the call was not yet entered."""
 
 
 @contextlib.contextmanager
-def passing_on(send: Callable[[int], None]) -> Iterator[None]:
+def forwarding_signals(send: Callable[[int], None]) -> Iterator[None]:
     """Pass signals on to a command with `send`. The third SIGINT or SIGTERM also raises KeyboardInterrupt here."""
     requests = 0
 
     def count(number: int) -> None:
         nonlocal requests
         requests += number in (signal.SIGINT, signal.SIGTERM)
-        if requests >= INSISTING:
+        if requests >= MAX_REQUESTS:
             raise KeyboardInterrupt
 
-    with hearing(PASSED_ON, send, count):
+    with handling_signals(FORWARDED, send, count):
         yield
 
 
 @contextlib.contextmanager
-def hearing(
+def handling_signals(
     signals: Sequence[signal.Signals], act: Callable[[int], None], at_once: Callable[[int], None] | None = None
 ) -> Iterator[None]:
     """Call `act` with each of these signals, from a thread; before that, call `at_once` in the handler itself.
@@ -75,7 +75,7 @@ def hearing(
 
 
 @contextlib.contextmanager
-def ending_on(signals: Sequence[signal.Signals]) -> Iterator[None]:
+def exiting_on(signals: Sequence[signal.Signals]) -> Iterator[None]:
     """Leave the block with SystemExit on one of these signals, so that its cleanup runs."""
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -119,12 +119,12 @@ def _woken() -> Iterator[None]:
 
     def wake() -> None:
         while number := os.read(inbound, 1)[0]:
-            for pause in WAKING if number != WAKER else ():
+            for pause in WAKE_DELAYS if number != WAKE_SIGNAL else ():
                 if over.wait(pause):
                     break
-                signal.pthread_kill(main or 0, WAKER)
+                signal.pthread_kill(main or 0, WAKE_SIGNAL)
 
-    own = signal.signal(WAKER, lambda _number, _frame: None)  # an ignored signal would not interrupt a call
+    own = signal.signal(WAKE_SIGNAL, lambda _number, _frame: None)  # an ignored signal would not interrupt a call
     thread = threading.Thread(target=wake, name="proofbox-waking", daemon=True)
     thread.start()
     try:
@@ -135,6 +135,6 @@ def _woken() -> Iterator[None]:
         os.set_blocking(outbound, True)
         os.write(outbound, b"\0")
         thread.join()
-        signal.signal(WAKER, own)
+        signal.signal(WAKE_SIGNAL, own)
         os.close(inbound)
         os.close(outbound)

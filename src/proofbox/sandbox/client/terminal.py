@@ -11,7 +11,7 @@ import tty
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from proofbox.sandbox.client.signals import ending_on, hearing
+from proofbox.sandbox.client.signals import exiting_on, handling_signals
 from proofbox.sandbox.contract import Output
 
 Resize = Callable[[int, int], None]
@@ -49,7 +49,7 @@ def raw_terminal() -> Iterator[None]:
     """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    with ending_on((signal.SIGTERM, signal.SIGHUP)):
+    with exiting_on((signal.SIGTERM, signal.SIGHUP)):
         tty.setraw(fd)
         try:
             yield
@@ -66,5 +66,5 @@ def following_size(resize: Resize) -> Iterator[None]:
         with contextlib.suppress(OSError):
             resize(*terminal_size())
 
-    with hearing((signal.SIGWINCH,), follow):
+    with handling_signals((signal.SIGWINCH,), follow):
         yield

@@ -28,7 +28,7 @@ from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.service import Sandboxes, Session
 
 E = TypeVar("E", bound=ProofboxError)
-PATIENCE = 30.0  # long enough that a busy machine does not fail a check
+COMMAND_TIMEOUT = 30.0  # long enough that a busy machine does not fail a check
 _DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
@@ -68,7 +68,7 @@ class CheckContext:
 
     def sh(self, session: Session, script: str, *args: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a script with the box's shell, with the marker as its $0 so that it can be found on the host."""
-        options.setdefault("timeout", PATIENCE)
+        options.setdefault("timeout", COMMAND_TIMEOUT)
         return session.exec(["sh", "-c", script, self.marker, *args], **options)
 
     def once(self, script: str, *args: str, **policy: Unpack[PolicyOptions]) -> ExecResult:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from proofbox.sandbox.conformance.check import Failed, NotChecked
-from proofbox.sandbox.conformance.context import PATIENCE, CheckContext
+from proofbox.sandbox.conformance.context import COMMAND_TIMEOUT, CheckContext
 from proofbox.sandbox.service import Session
 
 # Each argument is one call: a label, the number, then integers, `s:text` for a string, `$` for the last call's result.
@@ -149,7 +149,7 @@ class SystemCalls:
         """Make calls, each (label, name, argument…), from one process; return the labels of those that succeeded."""
         known = [("control", "getppid"), *(call for call in calls if call[1] in self._numbers)]
         words = [",".join([str(call[0]), str(self._numbers[str(call[1])]), *map(_word, call[2:])]) for call in known]
-        result = self._session.exec([*self._program, *words], timeout=PATIENCE)
+        result = self._session.exec([*self._program, *words], timeout=COMMAND_TIMEOUT)
         answers: dict[str, list[tuple[int, int]]] = {}
         for line in result.stdout.splitlines():
             label, value, error = line.rsplit(" ", 2)
@@ -173,7 +173,7 @@ def connect(context: CheckContext, session: Session, way: str) -> str:
         if kind != "tcp" or not context.sh(session, "command -v nc").stdout:
             raise
         argv = ["sh", "-c", 'nc -w 2 127.0.0.1 "$1" </dev/null && echo "tcp reached" || echo "tcp blocked"', "sh", to]
-    result = session.exec(argv, timeout=PATIENCE)
+    result = session.exec(argv, timeout=COMMAND_TIMEOUT)
     if not result.stdout.startswith(f"{kind} "):
         raise Failed(f"connecting to {way} printed no result; exit {result.exit_code}: {result.stderr[-300:]!r}")
     return result.stdout.partition(" ")[2].strip()

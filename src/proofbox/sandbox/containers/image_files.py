@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from proofbox.core.archives.unpack import MOST, ArchiveRefused, unpack_tar
+from proofbox.core.archives.unpack import MAX_ARCHIVE, ArchiveRefused, unpack_tar
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import EngineRefused, StartFailed
 from proofbox.sandbox.containers.engine import ContainerEngine
@@ -31,7 +31,7 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
                 archive,
                 op=f"copy {place} out of {image}",
                 query={"path": f"{place.rstrip('/')}/."},
-                limit=MOST.size,
+                limit=MAX_ARCHIVE.size,
             )
             archive.seek(0)
             unpack_tar(archive, dest, skip_devices=True)

@@ -23,9 +23,9 @@ from proofbox.sandbox.host.processes import may_live, process_name
 LABEL = "proofbox.session"
 HOME = "proofbox.home"
 OWNER = "proofbox.owner"
-REMOVE_PATIENCE = 20.0
-ENGINE_PATIENCE = 10.0
-ENDING_PATIENCE = 20.0
+REMOVE_TIMEOUT = 20.0
+ENGINE_TIMEOUT = 10.0
+ENDING_TIMEOUT = 20.0
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ def await_removal(engine: ContainerEngine, container: str) -> None:
     """
     query = {"condition": "removed"}
     try:
-        engine.call("POST", f"/containers/{container}/wait", op="wait", query=query, timeout=ENDING_PATIENCE)
+        engine.call("POST", f"/containers/{container}/wait", op="wait", query=query, timeout=ENDING_TIMEOUT)
     except ProofboxError:
         pass
 
@@ -85,7 +85,7 @@ def kill_container(engine: ContainerEngine, container: str) -> None:
 def remove_container(engine: ContainerEngine, container: str) -> None:
     """Remove a container and wait for that. Not an error if it is already removed."""
     query = {"force": "1", "v": "1"}
-    deadline = time.monotonic() + REMOVE_PATIENCE
+    deadline = time.monotonic() + REMOVE_TIMEOUT
     while True:
         try:
             engine.call("DELETE", f"/containers/{container}", op="remove the container", query=query)
@@ -101,7 +101,7 @@ def remove_container(engine: ContainerEngine, container: str) -> None:
 
 def _containers(engine: ContainerEngine, label: str) -> Iterator[Container]:
     query = {"all": "1", "filters": json.dumps({"label": [label]})}
-    found = engine.call("GET", "/containers/json", op="list containers", query=query, timeout=ENGINE_PATIENCE) or []
+    found = engine.call("GET", "/containers/json", op="list containers", query=query, timeout=ENGINE_TIMEOUT) or []
     for each in found:
         yield Container(each["Id"], each["Labels"].get(LABEL, ""), each["Labels"].get(OWNER, ""))
 

@@ -22,10 +22,10 @@ from proofbox.core.interpreter import module_child
 from proofbox.errors import ProofboxError, StartFailed
 from proofbox.sandbox.contract import Event, Forward
 from proofbox.sandbox.egress.outlet import Outlet, usable_rules
-from proofbox.sandbox.host.released import let_go
+from proofbox.sandbox.host.released import reap_later
 from proofbox.sandbox.host.unix_sockets import connect_at
 
-UP_PATIENCE = 30.0
+UP_TIMEOUT = 30.0
 LOG_LIMIT = 16 << 20
 
 
@@ -75,7 +75,7 @@ class DetachedOutlet:
             stdin.write(b"go\n")
             stdin.close()
             stdout.close()
-        let_go(self._process)
+        reap_later(self._process)
 
     def close(self) -> None:
         """End the process, unless it was released. Can be repeated."""
@@ -120,7 +120,7 @@ def main() -> int:
 
 def _watch(session: Path) -> None:
     """Return when the box has ended."""
-    deadline = time.monotonic() + UP_PATIENCE
+    deadline = time.monotonic() + UP_TIMEOUT
     while True:
         try:
             stream = connect_at(session)

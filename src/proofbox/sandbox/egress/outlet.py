@@ -9,16 +9,16 @@ from proofbox.sandbox.egress.proxy import PROXY_SOCKET, AllowlistProxy
 from proofbox.sandbox.host.scratch import Scratch
 
 PROXY_PORT = 3128
-LEAST_PORT = 1024
+MIN_PORT = 1024
 
 
 def usable_rules(rules: tuple[str, ...]) -> tuple[HostRule, ...]:
     """Parse the rules; refuse a loopback endpoint whose port is not available in the box."""
     parsed = parse_rules(rules)
     for rule in parsed:
-        if rule.is_loopback and rule.port is not None and (rule.port < LEAST_PORT or rule.port == PROXY_PORT):
+        if rule.is_loopback and rule.port is not None and (rule.port < MIN_PORT or rule.port == PROXY_PORT):
             raise PolicyRefused(
-                f"{rule} can't be used in a box: ports start at {LEAST_PORT}, and {PROXY_PORT} is used by the proxy",
+                f"{rule} can't be used in a box: ports start at {MIN_PORT}, and {PROXY_PORT} is used by the proxy",
                 op="start",
                 fix_hints=["use another port for the service"],
             )

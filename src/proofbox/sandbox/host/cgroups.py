@@ -80,12 +80,12 @@ class Group:
             with contextlib.suppress(OSError):
                 (self.unified / "cgroup.kill").write_text("1")
 
-    def remove(self, patience: float = 5.0) -> None:
+    def remove(self, timeout: float = 5.0) -> None:
         """Kill the remaining processes, if any, and remove the directories.
 
         A killed process takes a moment to leave its group: wait for that, but not for long.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         for directory in list(self._made):
             if not _remove(directory):
                 self.kill()
@@ -190,9 +190,9 @@ def _populated(directory: Path) -> bool:
         return False  # v1 has no such file, and no child groups
 
 
-def _end(directory: Path, patience: float = 2.0) -> None:
+def _end(directory: Path, timeout: float = 2.0) -> None:
     """Kill the commands of an agent that was killed itself: without a pid namespace they would keep running."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     with contextlib.suppress(OSError):
         while not _remove(directory) and time.monotonic() < deadline:
             if (directory / "cgroup.kill").exists():  # not in v1, whose groups are empty by now

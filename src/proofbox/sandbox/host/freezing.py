@@ -12,11 +12,11 @@ from pathlib import Path
 from proofbox.errors import NotFrozen, PolicyRefused
 from proofbox.sandbox.host import cgroups
 
-PATIENCE = 10.0
+FREEZE_TIMEOUT = 10.0
 
 
 @contextmanager
-def frozen(session_id: str, *, patience: float = PATIENCE) -> Iterator[None]:
+def frozen(session_id: str, *, timeout: float = FREEZE_TIMEOUT) -> Iterator[None]:
     """Freeze all processes in the box within the block, including its agent. They always continue afterwards.
 
     Raises `PolicyRefused` if the box can't be frozen here, `NotFrozen` if it did not stop in time.
@@ -31,7 +31,7 @@ def frozen(session_id: str, *, patience: float = PATIENCE) -> Iterator[None]:
         )
     try:
         (group / "cgroup.freeze").write_text("1")
-        _wait_for(group, "frozen 1", patience, session_id)
+        _wait_for(group, "frozen 1", timeout, session_id)
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):  # the box ended meanwhile
@@ -52,8 +52,8 @@ def commands_alive(session_id: str) -> int | None:
     return alive
 
 
-def _wait_for(group: Path, state: str, patience: float, session_id: str) -> None:
-    deadline = time.monotonic() + patience
+def _wait_for(group: Path, state: str, timeout: float, session_id: str) -> None:
+    deadline = time.monotonic() + timeout
     with (group / "cgroup.events").open() as events:
         poll = select.poll()
         poll.register(events, select.POLLPRI)
@@ -64,7 +64,7 @@ def _wait_for(group: Path, state: str, patience: float, session_id: str) -> None
             left = deadline - time.monotonic()
             if left <= 0:
                 raise NotFrozen(
-                    f"the box of {session_id} did not freeze within {patience:g} s: a process hangs in the kernel",
+                    f"the box of {session_id} did not freeze within {timeout:g} s: a process hangs in the kernel",
                     op="freeze",
                     fix_hints=["try again", "or continue without freezing"],
                 )

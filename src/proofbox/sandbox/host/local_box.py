@@ -21,11 +21,11 @@ from proofbox.sandbox.contract import BoxSpec, Isolation, Policy
 from proofbox.sandbox.host.cgroups import Group
 from proofbox.sandbox.host.processes import process_name
 from proofbox.sandbox.host.readiness import readable
-from proofbox.sandbox.host.released import let_go, note_ends
+from proofbox.sandbox.host.released import reap_later, reap_released
 from proofbox.sandbox.host.unix_sockets import listen_at
 
 ACCOUNT_LIMIT = 4096
-KILL_PATIENCE = 5.0
+KILL_TIMEOUT = 5.0
 
 
 class LocalBox:
@@ -66,7 +66,7 @@ class LocalBox:
     def release(self) -> None:
         """Leave the box running when this process ends: only for a box that listens."""
         self._account.close()
-        let_go(self._process)
+        reap_later(self._process)
 
     def kill(self) -> None:
         if self._group is not None:
@@ -75,7 +75,7 @@ class LocalBox:
             # The agent is in its launcher's process group, and its pid namespace ends with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            _ended(self._process, patience=KILL_PATIENCE)
+            _ended(self._process, timeout=KILL_TIMEOUT)
         if self._group is not None:
             self._group.remove()
 
@@ -85,7 +85,7 @@ class LocalBox:
         elif self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)  # a listening agent does not end with a stream
-        if not _ended(self._process, patience=6.0):
+        if not _ended(self._process, timeout=6.0):
             self.kill()
         self._process.wait()
         if self._group is not None:
@@ -94,7 +94,7 @@ class LocalBox:
         self._account.close()
 
 
-def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
+def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
     """Wait for the end of the process; Popen.wait with a timeout would poll with pauses."""
     if process.returncode is not None:
         return True
@@ -103,7 +103,7 @@ def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
     except OSError:
         return process.poll() is not None
     try:
-        return readable(pidfd, patience)
+        return readable(pidfd, timeout)
     finally:
         os.close(pidfd)
 
@@ -131,7 +131,7 @@ def launch(
     places: tuple[tuple[Path, str], ...],
 ) -> LocalBox:
     """Start a program that becomes the box agent. On failure, leave nothing behind, and remove the control group."""
-    note_ends()
+    reap_released()
     with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as inherited:
         if group is not None:
             on_failure.callback(group.remove)

@@ -12,9 +12,9 @@ _released: set[int] = set()
 """By pidfd, since pids are reused."""
 
 
-def let_go(process: subprocess.Popen[bytes]) -> None:
+def reap_later(process: subprocess.Popen[bytes]) -> None:
     """Release a process: from now on, no caller waits for it."""
-    note_ends()
+    reap_released()
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(process.pid)
         with _lock:
@@ -22,7 +22,7 @@ def let_go(process: subprocess.Popen[bytes]) -> None:
     process.returncode = 0
 
 
-def note_ends() -> None:
+def reap_released() -> None:
     """Reap the released processes that have ended."""
     with _lock:
         for descriptor in list(_released):

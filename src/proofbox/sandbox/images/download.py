@@ -29,7 +29,7 @@ OnProgress = Callable[[int, int | None], None]
 
 CHUNK = 256 << 10
 SILENCE = 30.0  # seconds without data until the connection counts as lost
-LARGEST = 32 << 30
+MAX_SIZE = 32 << 30
 FRUITLESS, TRIES = 5, 200  # maximum tries in a row without new bytes, and in total
 _RANGE = re.compile(r"bytes (\d+)-\d*/(\d+|\*)")
 
@@ -113,8 +113,8 @@ class _Fetch:
                 return True
             total = self._begin(answer, have)
             resumed = self._have() > 0
-            if max(total or 0, self._size or 0) > LARGEST:
-                raise self._failed(f"it has {total or self._size} bytes, more than {LARGEST >> 30} GiB")
+            if max(total or 0, self._size or 0) > MAX_SIZE:
+                raise self._failed(f"it has {total or self._size} bytes, more than {MAX_SIZE >> 30} GiB")
             while data := _read(answer):
                 self._write(data, total)
             if self._have() < (total or self._size or 0):
@@ -171,10 +171,10 @@ class _Fetch:
 
     def _write(self, data: bytes, total: int | None) -> None:
         have = self._have() + len(data)
-        if have > (self._size or LARGEST):
+        if have > (self._size or MAX_SIZE):
             self.restart()
             raise ImageCorrupt(
-                f"{self._url} is not the image that was asked for: it has more than {self._size or LARGEST} bytes",
+                f"{self._url} is not the image that was asked for: it has more than {self._size or MAX_SIZE} bytes",
                 op="images pull",
                 fix_hints=["don't use it; check the entry's size and digest"],
                 details={"url": self._url, "expected_size": self._size},

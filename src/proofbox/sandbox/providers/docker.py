@@ -42,7 +42,7 @@ from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
 from proofbox.sandbox.providers.covering import check_sources, placed, sources
 
-START_PATIENCE = 30.0
+START_TIMEOUT = 30.0
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # from the image or the box
 
 
@@ -225,7 +225,7 @@ class DockerBox:
 
     def _accept(self, listener: socket.socket) -> socket.socket:
         """Wait until the agent connects, or the container ends."""
-        for _ in range(round(START_PATIENCE * 10)):
+        for _ in range(round(START_TIMEOUT * 10)):
             if readable(listener, 0.1):
                 return listener.accept()[0]
             if not self._running():

@@ -22,7 +22,7 @@ from proofbox.sandbox.contract import Access, Mount
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.rules import HostRules, PathRules, matches_above
 
-MOST_COVERS = 2000
+MAX_COVERS = 2000
 
 
 class BoxRules(NamedTuple):
@@ -55,8 +55,8 @@ def compile_rules(capabilities: Capabilities, root: str) -> BoxRules:
     """Compile the rules for the current files. Raises CapabilitiesRefused for rules that no box can enforce."""
     refuse_execute(capabilities)
     hidden = tuple(sorted(_hidden(capabilities.read, root)))
-    if len(hidden) > MOST_COVERS:
-        raise refusal(f"{len(hidden)} paths would have to be covered (maximum: {MOST_COVERS})", "fs.read")
+    if len(hidden) > MAX_COVERS:
+        raise refusal(f"{len(hidden)} paths would have to be covered (maximum: {MAX_COVERS})", "fs.read")
     areas = _areas(capabilities.write, root, hidden)
     for area in areas:
         _refuse_delete(capabilities, area)

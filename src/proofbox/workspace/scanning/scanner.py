@@ -8,8 +8,9 @@ A process that has mapped a file can write to it without changing its times. `wr
 times reveal such writes; if not, the file is UNSETTLED. A sealed scan ignores times and reads every file.
 
 Special cases:
-- FIFOs, sockets and devices, unreadable files and directories, files larger than LARGEST bytes, and directories deeper
-  than DEEPEST levels or with a path longer than LONGEST bytes are skipped and listed in the snapshot with the reason;
+- FIFOs, sockets and devices, unreadable files and directories, files larger than MAX_FILE_SIZE bytes, and directories
+  deeper than MAX_DEPTH levels or with a path longer than MAX_PATH bytes are skipped and listed in the snapshot with the
+  reason;
 - a file that changes while it is read is read up to three times; then the last content is stored and the snapshot
   lists the file as unstable;
 - each name of a hard link is a separate file; a sparse file is stored as its bytes, including zeros;
@@ -38,10 +39,10 @@ from proofbox.workspace.store.large_objects import LARGE, chunks_of
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, KnownFile, int64, kept_mode, times_of
 
-DEEPEST = 200
-LONGEST = 3839
+MAX_DEPTH = 200
+MAX_PATH = 3839
 """Leaves room for a file name: the kernel accepts paths of up to 4096 bytes, including the terminating NUL."""
-LARGEST = 16 << 30
+MAX_FILE_SIZE = 16 << 30
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _TRIES = 3
 _TELL_EVERY = 500
@@ -52,11 +53,11 @@ _CLOCK_REALTIME_COARSE = 5  # the clock of file timestamps on Linux; Python has 
 
 def beyond(path: str) -> str:
     """Return why a directory with this path is not scanned, or an empty string if it is."""
-    if path.count("/") >= DEEPEST:
-        return f"deeper than {DEEPEST} levels"
+    if path.count("/") >= MAX_DEPTH:
+        return f"deeper than {MAX_DEPTH} levels"
     # A character takes at most four bytes, so most paths can be checked without encoding them.
-    if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
-        return f"its path is longer than {LONGEST} bytes"
+    if len(path) > MAX_PATH // 4 and len(os.fsencode(path)) > MAX_PATH:
+        return f"its path is longer than {MAX_PATH} bytes"
     return ""
 
 
@@ -254,8 +255,8 @@ class Scanner:
             return self._descend(fd, parent, folder, name, child, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
-        if stat.S_ISREG(info.st_mode) and info.st_size > LARGEST:
-            return self._skip(parent, folder, name, f"larger than {LARGEST} bytes")
+        if stat.S_ISREG(info.st_mode) and info.st_size > MAX_FILE_SIZE:
+            return self._skip(parent, folder, name, f"larger than {MAX_FILE_SIZE} bytes")
         if not (stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)):
             return self._skip(parent, folder, name, "not a file, directory or symbolic link")
         try:
@@ -341,8 +342,8 @@ class Scanner:
             shown = self._writeback.times_show_edits(fd, info.st_dev, start=start)
             info = os.fstat(fd)
             for _ in range(_TRIES):
-                if info.st_size > LARGEST:  # it has grown since
-                    raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes")
+                if info.st_size > MAX_FILE_SIZE:  # it has grown since
+                    raise OSError(errno.EFBIG, f"larger than {MAX_FILE_SIZE} bytes")
                 digest, size = self._content(fd, info.st_size)
                 earlier, info = info, os.fstat(fd)
                 if size == info.st_size and earlier.st_mtime_ns == info.st_mtime_ns:
@@ -358,11 +359,11 @@ class Scanner:
             data = os.pread(fd, size + 1, 0)
             return self._store.put(pack.BLOB, data), len(data)
         found, position = hashlib.sha256(), 0
-        for chunk in chunks_of(fd, LARGEST):
+        for chunk in chunks_of(fd, MAX_FILE_SIZE):
             found.update(chunk)
             position += len(chunk)
         if found.digest() not in self._store:
-            return self._store.put_stream(chunks_of(fd, LARGEST)), position
+            return self._store.put_stream(chunks_of(fd, MAX_FILE_SIZE)), position
         return found.digest(), position
 
     def _known(self, mode: int, digest: bytes, info: os.stat_result) -> KnownFile:

@@ -43,9 +43,9 @@ class RipgrepEngine:
 
     name = "ripgrep"
 
-    def __init__(self, program: str, patience: float = 10.0) -> None:
+    def __init__(self, program: str, timeout: float = 10.0) -> None:
         self._program = program
-        self._patience = patience
+        self._timeout = timeout
 
     def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:
         # These options only save time where that is easy: the caller excludes .git in any case.
@@ -53,12 +53,12 @@ class RipgrepEngine:
         options = ["--files-with-matches", "--null", *git]
         place = ["--", f"./{top}"]
         # The caller excludes large files as well. Checking each size costs 20 %, so do it only if the search is slow.
-        patience = min(self._patience, seconds / 2)
+        timeout = min(self._timeout, seconds / 2)
         try:
-            done = self._run(pattern, [*options, *place], patience, directory=directory)
+            done = self._run(pattern, [*options, *place], timeout, directory=directory)
         except TimeoutError:
             sized = [*options, "--max-filesize=16M", *place]
-            done = self._run(pattern, sized, seconds - patience, directory=directory)
+            done = self._run(pattern, sized, seconds - timeout, directory=directory)
         # Exit code 2 also means unreadable files: only the output on stderr distinguishes them from a real failure.
         if done.returncode not in _SEARCHED and done.stderr:
             return None

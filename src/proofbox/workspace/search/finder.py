@@ -19,7 +19,7 @@ from proofbox.workspace.search.engines import SearchEngine, best_engine
 from proofbox.workspace.search.globs import Glob
 from proofbox.workspace.tools.rendering import one_line
 
-LARGEST = 16 * 1024 * 1024
+MAX_FILE_SIZE = 16 * 1024 * 1024
 DEADLINE = 30.0
 NEVER_SEARCHED = ".git"
 _BINARY_LOOK = 8192
@@ -29,7 +29,7 @@ _FIRST_BATCH, _LARGEST_BATCH = 1 << 18, 1 << 23
 class Search(NamedTuple):
     pattern: str
     glob: str | None = None
-    most: int = 200
+    max_matches: int = 200
     context: int = 0
     ignore_case: bool = False
     literal: bool = False
@@ -88,9 +88,9 @@ def search(
         lines: list[MatchedLine] = []
         for batch in _batches(source, (path for path in paths if selected(path))):
             remaining()
-            lines += _matches(engine, pattern, batch, request, request.most + 1 - len(lines), remaining)
-            if len(lines) > request.most:
-                return SearchHits(tuple(lines[: request.most]), True)
+            lines += _matches(engine, pattern, batch, request, request.max_matches + 1 - len(lines), remaining)
+            if len(lines) > request.max_matches:
+                return SearchHits(tuple(lines[: request.max_matches]), True)
     except TimeoutError:
         raise timed_out(request) from None
     return SearchHits(tuple(lines), False)
@@ -133,8 +133,8 @@ def _batches(source: SearchSource, paths: Iterator[str]) -> Iterator[_Batch]:
     batch: _Batch = []
     size = 0
     for path in paths:
-        data = source.read(path, LARGEST + 1)
-        if data is None or len(data) > LARGEST or b"\0" in data[:_BINARY_LOOK] or not data:
+        data = source.read(path, MAX_FILE_SIZE + 1)
+        if data is None or len(data) > MAX_FILE_SIZE or b"\0" in data[:_BINARY_LOOK] or not data:
             continue
         batch.append((path, data))
         size += len(data)

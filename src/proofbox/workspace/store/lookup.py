@@ -32,10 +32,10 @@ class Lookup:
     """An immutable table. Empty for a pack without a table."""
 
     def __init__(self, data: bytes = b"") -> None:
-        self.index_end = self.pack_end = self._count = self._event_count = 0
+        self.index_end = self.pack_end = self._count = 0
         self._data = data
         if data:
-            _, self.index_end, self.pack_end, self._count, self._event_count, _ = _HEAD.unpack_from(data)
+            _, self.index_end, self.pack_end, self._count, _, _ = _HEAD.unpack_from(data)
             self._fan = memoryview(data)[_HEAD.size : _HEAD.size + _FAN_BYTES].cast("I")
         self._body = _HEAD.size + _FAN_BYTES
 

@@ -54,10 +54,10 @@ def differences(store: ObjectStore, old: bytes, new: bytes, folder: str = "") ->
 
 def changes(store: ObjectStore, old: bytes, new: bytes) -> list[Change]:
     """Return the changes from one tree to another with renames detected, sorted by path."""
-    return tell(list(differences(store, old, new)))
+    return as_changes(list(differences(store, old, new)))
 
 
-def tell(found: list[TreeDifference]) -> list[Change]:
+def as_changes(found: list[TreeDifference]) -> list[Change]:
     """Convert differences to changes, with renames detected, sorted by path."""
     added_files: dict[bytes, list[TreeDifference]] = {}
     for each in found:

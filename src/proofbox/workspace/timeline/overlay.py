@@ -29,11 +29,11 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.sandbox.contract import Layers
 from proofbox.workspace.model import Change
 from proofbox.workspace.scanning.directories import opened
-from proofbox.workspace.scanning.scanner import LARGEST, beyond
+from proofbox.workspace.scanning.scanner import MAX_FILE_SIZE, beyond
 from proofbox.workspace.store.large_objects import chunks_of
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
-from proofbox.workspace.timeline.diff import TreeDifference, differences, tell
+from proofbox.workspace.timeline.diff import TreeDifference, as_changes, differences
 from proofbox.workspace.timeline.lower_trees import LowerTree, LowerTrees
 from proofbox.workspace.timeline.restore import unlink_if_there, write_file
 from proofbox.workspace.tree import EMPTY_TREE, StoredEntry, kept_mode
@@ -83,7 +83,7 @@ class Overlay:
     def changes(self) -> list[Change]:
         """Return the box's changes to the snapshot, found from the files it has written."""
         with self._store.use(), opened(str(self.upper), None) as upper:
-            return tell(list(_differences(self._store, upper, self._tree, "")))
+            return as_changes(list(_differences(self._store, upper, self._tree, "")))
 
     def close(self) -> None:
         """Discard the box's changes. Stop the box first."""
@@ -188,10 +188,10 @@ def _file(folder: int, name: str) -> StoredEntry | None:
     fd = os.open(name, _OPEN_FILE, dir_fd=folder)
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > LARGEST:
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_SIZE:
             return None
         found = hashlib.sha256()
-        for chunk in chunks_of(fd, LARGEST):
+        for chunk in chunks_of(fd, MAX_FILE_SIZE):
             found.update(chunk)
         return StoredEntry(kept_mode(info.st_mode), found.digest())
     finally:

@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 from proofbox.core.text import printable
 from proofbox.workspace.model import Change
 from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline.diff import differences, tell
+from proofbox.workspace.timeline.diff import as_changes, differences
 from proofbox.workspace.tree import StoredEntry
 
 LINES = 10_000
 """Maximum number of lines shown."""
-_LARGEST = 1 << 20
-_MOST_LINES = 5_000
-_WIDEST = 2_000
+_MAX_BYTES = 1 << 20
+_MAX_LINES = 5_000
+_MAX_WIDTH = 2_000
 
 Kind = Literal["file", "hunk", "added", "removed", "same", "note"]
 
@@ -34,7 +34,7 @@ def unified(store: ObjectStore, old: bytes, new: bytes) -> list[DiffLine]:
     before = {each.path: each.old for each in found if each.old is not None}
     after = {each.path: each.new for each in found if each.new is not None}
     lines: list[DiffLine] = []
-    listed = tell(found)
+    listed = as_changes(found)
     for number, change in enumerate(listed):
         lines += _of_change(store, change, before, after)
         if len(lines) > LINES:
@@ -83,7 +83,7 @@ def _text(store: ObjectStore, entry: StoredEntry | None) -> list[str] | None:
     """Return the lines of a file, or None if it is not text or too large."""
     if entry is None:
         return []
-    if store.size(entry.digest) > _LARGEST:
+    if store.size(entry.digest) > _MAX_BYTES:
         return None
     data = store.get(entry.digest)
     try:
@@ -92,8 +92,8 @@ def _text(store: ObjectStore, entry: StoredEntry | None) -> list[str] | None:
         return None
     lines = text.split("\n")
     whole = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
-    return None if "\0" in text or len(whole) > _MOST_LINES else whole
+    return None if "\0" in text or len(whole) > _MAX_LINES else whole
 
 
 def _shown(text: str) -> str:
-    return printable(text[:_WIDEST] + ("…" if len(text) > _WIDEST else "")).replace("\n", "\\n")
+    return printable(text[:_MAX_WIDTH] + ("…" if len(text) > _MAX_WIDTH else "")).replace("\n", "\\n")

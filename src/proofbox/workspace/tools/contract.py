@@ -1,17 +1,16 @@
-"""The tools of an agent: nine methods, their results and their errors.
+"""The tools of an agent: nine requests, and the environment that answers them.
 
 A `ToolEnvironment` works on one directory, its root. Paths are relative to it, with `/` as separator; a path that leads
 outside, through `..` or a symbolic link, is refused. An absolute path is accepted if it is inside the root and starts
 with the environment's own spelling of it (`root`). Names that are not UTF-8 are represented as in Python, with
 surrogate escapes; in JSON they are `path` (escaped) and `path_b64`.
 
-Every method is synchronous and thread-safe. It either returns a frozen result or raises a class of `proofbox.errors`.
-A result never means failure, and no text has to be parsed to detect one. A command that ran is a result, even if it
-failed.
+The class of a request defines a tool: its name, its description and its parameters, for function calling, MCP, the
+layers and every environment alike. An environment answers a request with a frozen result (`results.py`), or raises a
+class of `proofbox.errors`; calls are synchronous and thread-safe. A result never means failure, and no text has to be
+parsed to detect one. A command that ran is a result, even if it failed.
 
-Each result has `text()`, the text for the model. It is bounded and contains no control characters. Do not parse it.
-
-Errors, besides those listed at each method:
+Errors, besides those listed at each request:
 
 - `ToolPathRefused`: the path leads outside, or is not a valid path.
 - `CapabilityDenied`: the capabilities deny access to the resolved path.
@@ -20,17 +19,27 @@ Errors, besides those listed at each method:
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from proofbox.core.words import counted
-from proofbox.workspace.tools import rendering
+from proofbox.workspace.tools.results import (
+    CommandResult,
+    FileContent,
+    FileEdited,
+    FileRemoved,
+    FileWritten,
+    Listing,
+    PatchApplied,
+    SearchResult,
+    ToolResult,
+)
 
 READ_LIMIT = 256 * 1024
-"""Default maximum number of bytes that one `read_file` returns."""
+"""Maximum number of bytes that one `read_file` returns."""
 LARGEST_FILE = 16 * 1024 * 1024
 """Maximum size of a file that is edited, patched, written or searched, because it is held in memory."""
 LISTING_LIMIT = 10_000
@@ -38,242 +47,177 @@ MATCH_LIMIT = 200
 COMMAND_TIMEOUT = 120.0
 OUTPUT_LIMIT = 1024 * 1024
 
-EntryType = Literal["file", "directory", "symlink", "other"]
+Path = Annotated[str, Meta(description="A path inside the workspace, relative to its root.")]
+Folder = Annotated[str, Meta(description="A directory inside the workspace, relative to its root.")]
 
 
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all results. Convert to JSON with `msgspec.to_builtins`."""
-
-    def text(self, limit: int = rendering.TEXT_LIMIT) -> str:
-        """Return at most `limit` bytes of UTF-8 for the model, without control characters; the middle is cut first."""
-        return rendering.bounded(self.words(), limit)
-
-    def words(self) -> str:
-        """Return the full text, neither bounded nor escaped."""
-        raise NotImplementedError
+R = TypeVar("R", bound=ToolResult)
 
 
-class FileContent(ToolResult, frozen=True, kw_only=True):
-    path: str
-    content: str
-    """The content as UTF-8. Invalid bytes are U+FFFD here and exact in `content_b64`."""
-    content_b64: str | None = None
-    size: int
-    """Size of the whole file in bytes."""
-    first_line: int = 1
-    truncated: bool = False
-    """Whether the file continues after `content`."""
-    path_b64: str | None = None
+class ToolRequest(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A call of a tool that returns an `R`. The first line of a class's docstring is the tool's description."""
 
-    @property
-    def data(self) -> bytes:
-        return self.content.encode() if self.content_b64 is None else base64.b64decode(self.content_b64)
-
-    def words(self) -> str:
-        more = f"\n[more follows: the file has {self.size} bytes]" if self.truncated else ""
-        return self.content + more
+    tool: ClassVar[str]
+    read_only: ClassVar[bool] = False
 
 
-class FileWritten(ToolResult, frozen=True, kw_only=True):
-    path: str
-    size: int
-    created: bool
-    path_b64: str | None = None
+class ReadFile(ToolRequest[FileContent], frozen=True, kw_only=True):
+    """Read a file of the workspace, completely or from a line on.
 
-    def words(self) -> str:
-        return f"{'created' if self.created else 'wrote'} {self.path} ({self.size} bytes)"
+    Returns whole lines, unless a single line exceeds `READ_LIMIT`.
+    """
 
-
-class FileRemoved(ToolResult, frozen=True, kw_only=True):
-    path: str
-    path_b64: str | None = None
-
-    def words(self) -> str:
-        return f"removed {self.path}"
+    tool: ClassVar[str] = "read_file"
+    read_only: ClassVar[bool] = True
+    path: Path
+    first_line: Annotated[int, Meta(ge=1, description="The first line to read, counted from 1.")] = 1
+    max_lines: Annotated[int, Meta(ge=1, description="Maximum number of lines.")] | None = None
 
 
-class ListingEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One name in a listing. `path` is relative to the root."""
+class WriteFile(ToolRequest[FileWritten], frozen=True, kw_only=True):
+    """Create a file or replace its content. Creates missing directories.
 
-    path: str
-    type: EntryType
-    size: int = 0
-    """Size of a file."""
-    path_b64: str | None = None
+    Atomic. The mode is kept, except that `executable` sets or clears the executable bits. Raises FileTooLarge.
+    """
 
-
-class Listing(ToolResult, frozen=True, kw_only=True):
-    """The entries of a directory, sorted by the bytes of their paths."""
-
-    path: str
-    entries: tuple[ListingEntry, ...]
-    truncated: bool = False
-    path_b64: str | None = None
-
-    def words(self) -> str:
-        lines = [entry.path + _MARKS[entry.type] for entry in self.entries]
-        if self.truncated:
-            lines.append("[more follows: list a subdirectory, or raise the limit]")
-        return "\n".join(lines) or "[nothing]"
+    tool: ClassVar[str] = "write_file"
+    path: Path
+    content: Annotated[str, Meta(description="The complete new content of the file.")]
+    executable: Annotated[bool, Meta(description="Whether it is executable; unchanged if not given.")] | None = None
 
 
-_MARKS = {"file": "", "directory": "/", "symlink": "@", "other": "|"}
+class RemoveFile(ToolRequest[FileRemoved], frozen=True, kw_only=True):
+    """Remove a file or a symbolic link.
+
+    Never removes the target of the link.
+    """
+
+    tool: ClassVar[str] = "remove_file"
+    path: Path
 
 
-class Match(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One matching line. Lines are counted from 1 and cut to `rendering.LINE_LIMIT` characters."""
+class ListDirectory(ToolRequest[Listing], frozen=True, kw_only=True):
+    """List the entries of a directory.
 
-    path: str
-    line: int
-    text: str
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    path_b64: str | None = None
+    Symbolic links are listed as links.
+    """
 
-
-class SearchResult(ToolResult, frozen=True, kw_only=True):
-    """Matching lines, sorted by path and line."""
-
-    pattern: str
-    matches: tuple[Match, ...]
-    truncated: bool = False
-    """The limit was reached, so there may be more matches."""
-
-    def words(self) -> str:
-        lines: list[str] = []
-        for match in self.matches:
-            first = match.line - len(match.before)
-            lines += [f"{match.path}-{first + n}-{text}" for n, text in enumerate(match.before)]
-            lines.append(f"{match.path}:{match.line}:{match.text}")
-            lines += [f"{match.path}-{match.line + 1 + n}-{text}" for n, text in enumerate(match.after)]
-            if match.before or match.after:
-                lines.append("--")
-        if self.truncated:
-            lines.append("[more follows: narrow the pattern, path or glob]")
-        return "\n".join(lines) or "[no match]"
+    tool: ClassVar[str] = "list_directory"
+    read_only: ClassVar[bool] = True
+    path: Folder = "."
 
 
-class CommandResult(ToolResult, frozen=True, kw_only=True):
-    """The result of a command that was started, whether it succeeded or not."""
+class ListFiles(ToolRequest[Listing], frozen=True, kw_only=True):
+    """List every file below a directory.
 
-    command: tuple[str, ...]
-    cwd: str
-    exit_code: int
-    """124 if it timed out, 128 + n if signal n killed it."""
-    stdout: str
-    stderr: str
-    timed_out: bool = False
-    truncated: bool = False
-    """Only the head and the tail of an output stream were kept."""
-    duration_ms: float = 0.0
-    provider: str = ""
-    isolation: str = ""
-    stdout_sha256: str = ""
-    """SHA-256 of the kept bytes."""
-    stderr_sha256: str = ""
-    background: bool = False
-    """The command left processes behind that hold its output open."""
-    reach: tuple[str, ...] = ()
-    """What it could affect outside the workspace: `host` (no isolation), `network`, `mounts` (other writable ones)."""
+    Links are listed, and not followed.
+    """
 
-    def words(self) -> str:
-        parts = [part for part in (self.stdout, self.stderr and f"[stderr]\n{self.stderr}") if part]
-        end = f"[timed out after {self.duration_ms / 1000:.1f} s]" if self.timed_out else f"[exit {self.exit_code}]"
-        return "\n".join([*(part.removesuffix("\n") for part in parts), end])
+    tool: ClassVar[str] = "list_files_recursive"
+    read_only: ClassVar[bool] = True
+    path: Folder = "."
+    depth: Annotated[int, Meta(ge=1, description="Maximum depth of directories.")] = 32
+    max_entries: Annotated[int, Meta(ge=1, le=10 * LISTING_LIMIT, description="Maximum number of entries.")] = 1000
 
 
-class FileEdited(ToolResult, frozen=True, kw_only=True):
-    path: str
-    replacements: int
-    size: int
-    first_line: int
-    """The line of the first replacement."""
-    path_b64: str | None = None
+class SearchText(ToolRequest[SearchResult], frozen=True, kw_only=True):
+    """Find lines that match a pattern in one or more files.
 
-    def words(self) -> str:
-        return f"edited {self.path}: {counted(self.replacements, 'replacement')}, first in line {self.first_line}"
+    Patterns: `search/dialect.py`. `glob` selects files: without a slash by name, with a slash by the path relative to
+    `path`. Raises PatternRefused, SearchTimedOut.
+    """
 
-
-class PatchedFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    path: str
-    kind: Literal["added", "modified", "deleted", "renamed"]
-    old_path: str | None = None
-
-
-class PatchApplied(ToolResult, frozen=True, kw_only=True):
-    """The files of an applied patch. A patch changes all of its files or, with an error, none."""
-
-    files: tuple[PatchedFile, ...]
-
-    def words(self) -> str:
-        return "\n".join(f"{f.kind} {f.path}" + (f" (was {f.old_path})" if f.old_path else "") for f in self.files)
+    tool: ClassVar[str] = "search_text"
+    read_only: ClassVar[bool] = True
+    pattern: Annotated[
+        str, Meta(description="A regular expression, matched line by line: no look-around, no back references.")
+    ]
+    path: Annotated[str, Meta(description="A directory or file to search.")] = "."
+    glob: Annotated[str, Meta(description="Files to search: *.py by name, src/**/*.py by path.")] | None = None
+    max_matches: Annotated[int, Meta(ge=1, le=LISTING_LIMIT, description="Maximum number of lines.")] = MATCH_LIMIT
+    context: Annotated[int, Meta(ge=0, le=20, description="Lines to show before and after each match.")] = 0
+    ignore_case: bool = False
+    literal: Annotated[bool, Meta(description="Treat the pattern as plain text.")] = False
 
 
-@runtime_checkable
-class ToolEnvironment(Protocol):
+class RunCommand(ToolRequest[CommandResult], frozen=True, kw_only=True):
+    """Run a command in the workspace's sandbox and return its output.
+
+    Raises CommandsUnavailable and the errors of a sandbox.
+    """
+
+    tool: ClassVar[str] = "run_command"
+    command: (
+        Annotated[str, Meta(description="A shell command, run with sh.")]
+        | Annotated[tuple[str, ...], Meta(min_length=1, description="A program and its arguments, without a shell.")]
+    )
+    cwd: Folder = "."
+    timeout: Annotated[float, Meta(gt=0, le=3600, description="Timeout in seconds.")] = COMMAND_TIMEOUT
+    env: Annotated[dict[str, str], Meta(description="Environment variables to set.")] | None = None
+    stdin: Annotated[str, Meta(description="Text passed to its standard input.")] | None = None
+
+
+class EditFile(ToolRequest[FileEdited], frozen=True, kw_only=True):
+    """Replace an exact text in a file.
+
+    Raises EditRefused if the text does not occur, or occurs more than once without `replace_all`, and FileTooLarge.
+    """
+
+    tool: ClassVar[str] = "edit_file"
+    path: Path
+    old: Annotated[str, Meta(min_length=1, description="The exact text to replace. It must occur exactly once.")]
+    new: Annotated[str, Meta(description="The replacement text.")]
+    replace_all: Annotated[bool, Meta(description="Replace every occurrence.")] = False
+
+
+class ApplyPatch(ToolRequest[PatchApplied], frozen=True, kw_only=True):
+    """Apply a unified diff to one or more files: all of it, or nothing.
+
+    Every context line must match exactly. Raises PatchRefused, FileTooLarge.
+    """
+
+    tool: ClassVar[str] = "apply_patch"
+    patch: Annotated[str, Meta(min_length=1, description="A unified diff in the format of git diff.")]
+
+
+class ToolEnvironment(ABC):
     """The interface of an agent's tools. Wrap an environment to add behaviour (`environments/layers.py`)."""
 
     @property
+    @abstractmethod
     def root(self) -> str:
         """The root's path as used in commands and absolute paths."""
 
-    def read_file(
-        self, path: str, *, first_line: int = 1, max_lines: int | None = None, max_bytes: int = READ_LIMIT
-    ) -> FileContent:
-        """Read a file from a line on. Returns whole lines, unless a single line exceeds `max_bytes`."""
+    @abstractmethod
+    def call(self, request: ToolRequest[R]) -> R:
+        """Answer a request. The methods below are shorthands; their options are the fields of the request."""
 
-    def write_file(self, path: str, content: str | bytes, *, executable: bool | None = None) -> FileWritten:
-        """Replace a file's content atomically, and create missing directories.
+    def read_file(self, path: str, **options: Any) -> FileContent:
+        return self.call(ReadFile(path=path, **options))
 
-        The mode is kept, except that `executable` sets or clears the executable bits. Raises FileTooLarge.
-        """
+    def write_file(self, path: str, content: str | bytes, **options: Any) -> FileWritten:
+        """Write text, or any bytes."""
+        text = content if isinstance(content, str) else content.decode("utf-8", "surrogateescape")
+        return self.call(WriteFile(path=path, content=text, **options))
 
     def remove_file(self, path: str) -> FileRemoved:
-        """Remove a file or a symbolic link (never the target of the link)."""
+        return self.call(RemoveFile(path=path))
 
     def list_directory(self, path: str = ".") -> Listing:
-        """List a directory. Symbolic links are listed as links."""
+        return self.call(ListDirectory(path=path))
 
-    def list_files_recursive(self, path: str = ".", *, depth: int = 32, max_entries: int = LISTING_LIMIT) -> Listing:
-        """List every file and link below a directory, up to `depth` levels deep, without following links."""
+    def list_files_recursive(self, path: str = ".", **options: Any) -> Listing:
+        return self.call(ListFiles(path=path, **{"max_entries": LISTING_LIMIT, **options}))
 
-    def search_text(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        glob: str | None = None,
-        max_matches: int = MATCH_LIMIT,
-        context: int = 0,
-        ignore_case: bool = False,
-        literal: bool = False,
-    ) -> SearchResult:
-        """Return the matching lines in a file or in all files below a directory. Patterns: `search/dialect.py`.
+    def search_text(self, pattern: str, path: str = ".", **options: Any) -> SearchResult:
+        return self.call(SearchText(pattern=pattern, path=path, **options))
 
-        `glob` selects files: without a slash by name, with a slash by the path relative to `path`. Raises
-        PatternRefused, SearchTimedOut.
-        """
+    def run_command(self, command: str | Sequence[str], **options: Any) -> CommandResult:
+        """Run a program, or a string with `sh -c`."""
+        return self.call(RunCommand(command=command if isinstance(command, str) else tuple(command), **options))
 
-    def run_command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = ".",
-        timeout: float = COMMAND_TIMEOUT,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        max_output: int = OUTPUT_LIMIT,
-    ) -> CommandResult:
-        """Run a program, or a string with `sh -c`. Raises CommandsUnavailable and the errors of a sandbox."""
-
-    def edit_file(self, path: str, old: str, new: str, *, replace_all: bool = False) -> FileEdited:
-        """Replace the exact text `old` with `new`. It must occur exactly once, unless `replace_all` is set.
-
-        Raises EditRefused if it does not occur or occurs more than once, and FileTooLarge.
-        """
+    def edit_file(self, path: str, old: str, new: str, **options: Any) -> FileEdited:
+        return self.call(EditFile(path=path, old=old, new=new, **options))
 
     def apply_patch(self, patch: str) -> PatchApplied:
-        """Apply a unified diff (the format of `git diff`) to all the files it names, or to none.
-
-        Every context line must match exactly. Raises PatchRefused, FileTooLarge.
-        """
+        return self.call(ApplyPatch(patch=patch))

@@ -55,7 +55,7 @@ def open_toolbox(
         history = SnapshotOnWrite(workspace)
         recording = EffectRecording(workspace.effects, history.head)
         env = stack.enter_context(
-            BoxedEnvironment(workspace.path, granted, provider=provider, ignore=ignore, on_event=recording.saw)
+            BoxedEnvironment(workspace.path, granted, provider=provider, ignore=ignore, on_event=recording.on_event)
         )
         layered = Layered(env, workspace_layers(env, history, recording, granted, check=check, nudge=nudge))
         more = history_tools(history, recording, granted)

@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal, NamedTuple, Protocol
 
 from proofbox.core.text import printable
 from proofbox.errors import CapabilityDenied, FileAbsent, FileKindRefused, IoFailed, ToolError
-from proofbox.workspace.tools.contract import EntryType
+from proofbox.workspace.tools.results import EntryType
 
 Access = Literal["read", "write", "delete", "list"]
 """`list` is access to the names in a directory, `read` to content."""

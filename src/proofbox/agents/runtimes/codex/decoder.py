@@ -30,7 +30,7 @@ from proofbox.agents.events import (
 )
 from proofbox.agents.runtimes.codex import fields, items, open_items
 from proofbox.agents.runtimes.codex.failures import classify, essence
-from proofbox.agents.runtimes.codex.fields import NOTE, Said
+from proofbox.agents.runtimes.codex.fields import NOTE, JsonObject
 from proofbox.agents.runtimes.codex.items import PAYLOAD, Open, of
 from proofbox.core.text import preview
 
@@ -84,13 +84,13 @@ class CodexDecoder:
         self._open = open_items.OpenItems()
         self._done: dict[tuple[str, str], None] = {}
         self._ended: dict[str, None] = {}
-        self._errors: dict[str, Said] = {}
+        self._errors: dict[str, JsonObject] = {}
         self._typed = 0
         self._partial: dict[str, tuple[str, str]] = {}
         """The incomplete message of each thread: its item, and the text so far."""
 
     def decode(self, method: str, params: Any) -> list[Event | TurnOver]:
-        members: Said = params if isinstance(params, dict) else {}
+        members: JsonObject = params if isinstance(params, dict) else {}
         try:
             found = list(self._decode(method, members))
         except Exception:  # an unexpected shape
@@ -128,7 +128,7 @@ class CodexDecoder:
             return [of(ToolCall, each, item=id, tool=tool, command=command, cwd=cwd, status="abandoned", late=late)]
         return [of(Notice, each, kind="item_abandoned", message=f"{kind} {id} began but did not end")]
 
-    def _decode(self, method: str, members: Said) -> Iterator[Event | TurnOver]:
+    def _decode(self, method: str, members: JsonObject) -> Iterator[Event | TurnOver]:
         thread = fields.id(members, "threadId") or fields.id(fields.inner(members, "thread"))
         turn = fields.id(members, "turnId") or fields.id(fields.inner(members, "turn"))
         place = Open(thread, turn, {})
@@ -162,7 +162,7 @@ class CodexDecoder:
         elif method in _NOTICES:
             yield of(Notice, place, kind=method, message=fields.note(members))
 
-    def _item_started(self, place: Open, item: Said) -> Iterator[Event]:
+    def _item_started(self, place: Open, item: JsonObject) -> Iterator[Event]:
         id, kind = fields.id(item), fields.id(item, "type")
         if id and kind and kind != "userMessage":
             for (_, gone), each in self._open.add(place, id, item):
@@ -173,7 +173,7 @@ class CodexDecoder:
             command = preview(items.command_of(item), NOTE)[0] if kind == "commandExecution" else ""
             yield of(ItemStarted, place, item=id, kind=kind, command=command)
 
-    def _item_completed(self, place: Open, item: Said) -> Iterator[Event]:
+    def _item_completed(self, place: Open, item: JsonObject) -> Iterator[Event]:
         id, kind = fields.id(item), fields.id(item, "type")
         self._open.pop((place.thread, id))
         if (place.turn, id) in self._done:
@@ -194,7 +194,7 @@ class CodexDecoder:
         kept = (before if current == item else "") + text
         _remember(self._partial, thread, (item, kept[:PARTIAL]), PARTIAL_MESSAGES)
 
-    def _typed_into(self, place: Open, members: Said) -> Event:
+    def _typed_into(self, place: Open, members: JsonObject) -> Event:
         """Report text that the agent types into a running command as a call, because the command may be a shell.
 
         Polling without text is not a call.
@@ -213,7 +213,7 @@ class CodexDecoder:
             late=place.turn in self._ended,
         )
 
-    def _turn_completed(self, place: Open, turn: Said) -> Iterator[Event | TurnOver]:
+    def _turn_completed(self, place: Open, turn: JsonObject) -> Iterator[Event | TurnOver]:
         status = fields.text(turn, "status")
         item, text = self._partial.pop(place.thread, ("", ""))
         if status == "interrupted" and text and self._open.get((place.thread, item)) is not None:
@@ -235,7 +235,7 @@ class CodexDecoder:
             error=essence(error) if isinstance(error, dict) else kept,
         )
 
-    def _error(self, place: Open, members: Said) -> Iterator[Event]:
+    def _error(self, place: Open, members: JsonObject) -> Iterator[Event]:
         error = fields.inner(members, "error")
         failure = classify(error)
         if members.get("willRetry") is True:
@@ -265,13 +265,13 @@ def _unrecognized(method: str, params: Any) -> Unrecognized:
         turn=fields.id(params, "turnId"),
         method=method[:200],
         payload=text,
-        truncated=cut or whole == fields.UNSHOWN,
+        truncated=cut or whole == fields.TOO_DEEP,
     )
 
 
-def _remember(kept: dict[K, V], key: K, value: V, most: int | None = None) -> None:
+def _remember(kept: dict[K, V], key: K, value: V, limit: int | None = None) -> None:
     """Store a value and drop the oldest ones, so that a program can't exhaust memory."""
     kept.pop(key, None)
     kept[key] = value
-    if len(kept) > (REMEMBERED if most is None else most):
+    if len(kept) > (REMEMBERED if limit is None else limit):
         del kept[next(iter(kept))]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from proofbox.agents.gateway.failures import HINTS, kind_seen, limits_of
+from proofbox.agents.gateway.failures import HINTS, kind_of_exchange, limits_of
 from proofbox.agents.gateway.traffic import Exchange, read_duration
 from proofbox.agents.runtimes.codex import fields
 from proofbox.core.text import preview, printable
@@ -63,7 +63,7 @@ def essence(error: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of an error that `classify` reads, truncated."""
     info = error.get("codexErrorInfo")
     shown = fields.encoded(info)
-    if len(shown) > fields.NOTE or shown == fields.UNSHOWN:
+    if len(shown) > fields.NOTE or shown == fields.TOO_DEEP:
         name, status = _named(info)
         info = {preview(name, fields.ID)[0]: {"httpStatusCode": status}}
     return {"message": fields.cut(error, "message", MESSAGE_LIMIT), "codexErrorInfo": info}
@@ -76,7 +76,7 @@ def classify(error: Mapping[str, Any], seen: Exchange | None = None) -> AgentErr
     message = printable(fields.cut(error, "message", MESSAGE_LIMIT))
     kind = _by_status(status) or _BY_NAME.get(name)
     if kind is None:
-        kind = (kind_seen(seen) if seen is not None else None) or _by_message(message) or ModelFailed
+        kind = (kind_of_exchange(seen) if seen is not None else None) or _by_message(message) or ModelFailed
     if status is None and seen is not None and seen.status >= 400:
         status = seen.status
     details: dict[str, Any] = {"codex_error_info": info if isinstance(info, str | dict) else None}
@@ -119,7 +119,7 @@ def _by_status(status: int | None) -> type[AgentError] | None:
 
 def retried(seen: Exchange) -> AgentError:
     """Return the failure, as seen by the gateway, of a model request that Codex retried."""
-    kind = kind_seen(seen) or ModelFailed
+    kind = kind_of_exchange(seen) or ModelFailed
     message = seen.error_message or (f"status {seen.status}" if seen.status else seen.outcome)
     return kind(f"a model request failed and was retried: {message}", op="turn")
 

@@ -13,9 +13,9 @@ from proofbox.core.text import preview
 NOTE = 2000
 ID = 200
 """Maximum length of an id. Ids are kept in memory, so their length is limited."""
-UNSHOWN = b'"(not shown: nested too deeply)"'
+TOO_DEEP = b'"(not shown: nested too deeply)"'
 
-Said = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 def text(members: Any, name: str) -> str:
@@ -31,22 +31,22 @@ def id(members: Any, name: str = "id") -> str:
     return cut(members, name, ID)
 
 
-def inner(members: Said, name: str) -> Said:
+def inner(members: JsonObject, name: str) -> JsonObject:
     value = members.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def number(members: Said, name: str) -> float | None:
+def number(members: JsonObject, name: str) -> float | None:
     value = members.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def count(members: Said, name: str) -> int:
+def count(members: JsonObject, name: str) -> int:
     value = number(members, name)
     return int(value) if value is not None and 0 <= value < 2**53 else 0
 
 
-def usage(total: Said) -> TokenUsage:
+def usage(total: JsonObject) -> TokenUsage:
     return TokenUsage(
         input_tokens=count(total, "inputTokens"),
         output_tokens=count(total, "outputTokens"),
@@ -55,7 +55,7 @@ def usage(total: Said) -> TokenUsage:
     )
 
 
-def windows(limits: Said) -> Iterator[RateWindow]:
+def windows(limits: JsonObject) -> Iterator[RateWindow]:
     for name in ("primary", "secondary"):
         window = inner(limits, name)
         if window:
@@ -67,7 +67,7 @@ def windows(limits: Said) -> Iterator[RateWindow]:
             )
 
 
-def note(members: Said) -> str:
+def note(members: JsonObject) -> str:
     shown = {name: value for name, value in members.items() if name not in ("threadId", "turnId")}
     only = shown.get("message") if len(shown) == 1 else None
     return preview(only, NOTE)[0] if isinstance(only, str) else as_json(shown, NOTE)
@@ -82,4 +82,4 @@ def encoded(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (ValueError, TypeError, OverflowError, RecursionError):
-        return UNSHOWN
+        return TOO_DEEP

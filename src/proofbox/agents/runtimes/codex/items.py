@@ -11,7 +11,7 @@ import msgspec
 
 from proofbox.agents.events import Event, FileChange, Message, Reasoning, ToolCall, ToolStatus
 from proofbox.agents.runtimes.codex import fields
-from proofbox.agents.runtimes.codex.fields import Said
+from proofbox.agents.runtimes.codex.fields import JsonObject
 from proofbox.core.text import preview
 
 TEXT = 4 << 20
@@ -38,18 +38,18 @@ def of(event: Callable[..., E], place: Open, /, **values: Any) -> E:
     return event(session="", thread=place.thread, turn=place.turn, **values)
 
 
-def _message(place: Open, id: str, item: Said, late: bool) -> Event:
+def _message(place: Open, id: str, item: JsonObject, late: bool) -> Event:
     del late
     return of(Message, place, item=id, text=preview(fields.text(item, "text"), TEXT)[0])
 
 
-def _reasoning(place: Open, id: str, item: Said, late: bool) -> Event:
+def _reasoning(place: Open, id: str, item: JsonObject, late: bool) -> Event:
     del late
     parts = [part for name in ("summary", "content") for part in item.get(name) or () if isinstance(part, str)]
     return of(Reasoning, place, item=id, text=preview("\n".join(parts), TEXT)[0])
 
 
-def _command_execution(place: Open, id: str, item: Said, late: bool) -> Event:
+def _command_execution(place: Open, id: str, item: JsonObject, late: bool) -> Event:
     code = item.get("exitCode")
     return of(
         ToolCall,
@@ -66,11 +66,11 @@ def _command_execution(place: Open, id: str, item: Said, late: bool) -> Event:
     )
 
 
-def _file_change(place: Open, id: str, item: Said, late: bool) -> Event:
+def _file_change(place: Open, id: str, item: JsonObject, late: bool) -> Event:
     return of(FileChange, place, item=id, paths=tuple(paths_of(item)), status=_status(item), late=late)
 
 
-def _other_tool(place: Open, id: str, item: Said, late: bool) -> Event:
+def _other_tool(place: Open, id: str, item: JsonObject, late: bool) -> Event:
     arguments = next((item[name] for name in ("arguments", "query", "path", "prompt") if item.get(name)), None)
     came = next((item[name] for name in ("result", "contentItems", "output", "error", "failure") if item.get(name)), "")
     status = _status(item)
@@ -89,7 +89,7 @@ def _other_tool(place: Open, id: str, item: Said, late: bool) -> Event:
     )
 
 
-TRANSLATIONS: dict[str, Callable[[Open, str, Said, bool], Event]] = {
+TRANSLATIONS: dict[str, Callable[[Open, str, JsonObject, bool], Event]] = {
     "agentMessage": _message,
     "reasoning": _reasoning,
     "commandExecution": _command_execution,
@@ -103,7 +103,7 @@ TRANSLATIONS: dict[str, Callable[[Open, str, Said, bool], Event]] = {
 _TOOL_NAMES = {"webSearch": "web_search", "imageView": "view_image", "imageGeneration": "image_generation"}
 
 
-def tool_name(item: Said) -> str:
+def tool_name(item: JsonObject) -> str:
     kind = fields.text(item, "type")
     name = fields.text(item, "tool") or fields.text(item, "name")
     owner = (
@@ -115,7 +115,7 @@ def tool_name(item: Said) -> str:
     return preview(full, 200)[0]
 
 
-def command_of(item: Said) -> str:
+def command_of(item: JsonObject) -> str:
     """Return the agent's command line. Codex runs it with a shell, so it is the shell's argument."""
     line = fields.text(item, "command")
     head, flag, rest = [*line.split(" ", 2), "", ""][:3]
@@ -129,14 +129,14 @@ def command_of(item: Said) -> str:
     return preview(line, PAYLOAD)[0]
 
 
-def _status(item: Said) -> ToolStatus:
+def _status(item: JsonObject) -> ToolStatus:
     status = item.get("status")
     if status == "declined":
         return "declined"
     return "completed" if status in ("completed", "success", None) else "failed"
 
 
-def paths_of(item: Said) -> list[str]:
+def paths_of(item: JsonObject) -> list[str]:
     changes = item.get("changes")
     found = [fields.text(each, "path") for each in changes or () if isinstance(each, dict)]
     return [preview(path, 4096)[0] for path in found[:MAX_PATHS]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from proofbox.agents.runtimes.codex import fields
 
-MOST_SUB_AGENTS = 10_000
+MAX_SUB_AGENTS = 10_000
 """Limits memory, because Codex may create any number of threads. Threads beyond the limit have no known owner."""
 
 
@@ -27,7 +27,7 @@ class Lineage:
 
     def adopt(self, thread: str, parent: str) -> None:
         is_new = bool(thread) and thread not in self._parents
-        if is_new and parent in self._parents and self._sub_agents < MOST_SUB_AGENTS:
+        if is_new and parent in self._parents and self._sub_agents < MAX_SUB_AGENTS:
             self._sub_agents += 1
             self._parents[thread] = parent
 

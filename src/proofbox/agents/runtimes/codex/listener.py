@@ -35,8 +35,8 @@ from proofbox.core.clock import Clock
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, TurnInterrupted
 
-TOLD_GARBAGE = 16
-MOST_UNASKED = 100
+REPORTED_FIRST = 16
+MAX_UNREQUESTED = 100
 """Maximum number of turns that Codex starts on its own; each is kept until the session ends."""
 
 
@@ -51,43 +51,43 @@ class CodexListener:
         self.ledger = UsageLedger()
         self.lineage = Lineage()
         self._requested = RequestedCalls()
-        self.life = 0
+        self.generation = 0
         """The number of times the program was started."""
         self.threads: dict[str, int] = {}
-        """The threads of the session, each with the value of `life` when it was last loaded."""
+        """The threads of the session, each with the value of `generation` when it was last loaded."""
         self.verdicts: dict[str, AgentError] = {}
         """The reasons of turns that are being ended early."""
         self.garbage = 0
         self._failures = 0
-        self._unasked = 0
+        self._unrequested = 0
         self._unattributed = 0
         self._approvals = approvals
         self._clock = clock
         self._on_change = on_change
-        self._signs: dict[str, float] = {}
+        self._last_activity: dict[str, float] = {}
         self._failed: dict[str, Exchange] = {}
         self._retries_reported: dict[str, int] = {}
         """For each turn, the number of the failed request whose retry was reported last."""
 
     def begin(self, turn: str, thread: str) -> None:
-        self.threads.setdefault(thread, self.life)
-        self._sign(thread)
+        self.threads.setdefault(thread, self.generation)
+        self._note_activity(thread)
         self.feed.begin_turn(turn, thread)
 
-    def silence(self, turn: Turn) -> float:
+    def idle_seconds(self, turn: Turn) -> float:
         """Return the seconds since the last activity of a turn in progress."""
-        return self._clock.monotonic() - max(self._signs.get(turn.thread, 0.0), turn.began)
+        return self._clock.monotonic() - max(self._last_activity.get(turn.thread, 0.0), turn.began)
 
-    async def notified(self, method: str, params: Any) -> None:
+    async def on_notification(self, method: str, params: Any) -> None:
         self.lineage.learn(method, params, lambda turn: self.feed.turn(turn).thread if self.feed.knows(turn) else "")
         for event in self.decoder.decode(method, params):
             thread, turn = event.thread, event.turn
-            self._sign(thread)
+            self._note_activity(thread)
             if isinstance(event, TurnOver):
-                await self._turn_over(event)
+                await self._end_turn(event)
                 continue
             if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
-                await self._begin_unasked(turn, thread)
+                await self._begin_unrequested(turn, thread)
             elif isinstance(event, ItemStarted | ToolCall | FileChange):
                 self._requested.reported(thread, turn, event.item)
             elif isinstance(event, Retrying) and turn in self._failed:
@@ -98,17 +98,17 @@ class CodexListener:
                     self.ledger.reported(thread, event.total, last_usage(params))
                 else:
                     self.ledger.restored(thread, event.total)
-            await self.feed.tell(event)
+            await self.feed.publish(event)
         self._on_change()
 
-    async def asked(self, id: Id, method: str, params: Any) -> Any:
+    async def on_request(self, id: Id, method: str, params: Any) -> Any:
         """Answer a request of Codex by the approval rules."""
         del id
         members = params if isinstance(params, dict) else {}
         thread, turn, item = (fields.id(members, name) for name in ("threadId", "turnId", "itemId"))
-        self._sign(thread)
+        self._note_activity(thread)
         given = answer(method, params, self._approvals, self.decoder.paths(thread, item))
-        await self.feed.tell(
+        await self.feed.publish(
             ApprovalDecision(
                 session=self.feed.session,
                 thread=thread,
@@ -122,9 +122,8 @@ class CodexListener:
         )
         return given.give()
 
-    async def told_garbage(self, garbage: Garbage, count: int) -> None:
+    async def on_garbage(self, garbage: Garbage) -> None:
         """Count all garbage. Report the first pieces, then one at each doubling."""
-        del count  # counts since the last start of the program; `self.garbage` counts all
         self.garbage += 1
         number = self.garbage
         if _is_reported(number):
@@ -134,7 +133,7 @@ class CodexListener:
                 details={"number": number, "size": garbage.size, "beginning": garbage.beginning},
             )
 
-    async def not_understood(self, method: str, error: Exception) -> None:
+    async def on_failure(self, method: str, error: Exception) -> None:
         """Report a message whose handler failed, in the same way as garbage."""
         self._failures += 1
         if _is_reported(self._failures):
@@ -144,15 +143,15 @@ class CodexListener:
                 details={"number": self._failures},
             )
 
-    async def saw(self, exchange: Exchange) -> None:
+    async def on_exchange(self, exchange: Exchange) -> None:
         """Handle a finished model request, reported by the gateway."""
         thread = exchange.thread if exchange.thread in self.threads else ""
         turn = exchange.turn if self.feed.knows(exchange.turn) else ""
         session = self.feed.session
-        self._sign(thread)
+        self._note_activity(thread)
         before = self._failed.get(turn)
         if before is not None and self._retries_reported.get(turn) != before.number:
-            await self.feed.tell(
+            await self.feed.publish(
                 self._retry(Retrying(session=session, thread=thread, turn=turn, code="", message=""), before)
             )
         if exchange.outcome == "completed":
@@ -165,20 +164,20 @@ class CodexListener:
             await self._report_integrity("GATEWAY_REFUSED", "the gateway refused a request that is not a model request")
         counted = self.ledger.passed(thread, exchange)
         if counted is not None:
-            await self.feed.tell(msgspec.structs.replace(counted, turn=turn))
+            await self.feed.publish(msgspec.structs.replace(counted, turn=turn))
             if not thread:
-                await self._unreported(counted)
+                await self._report_unattributed(counted)
         if exchange.windows:
-            await self.feed.tell(
+            await self.feed.publish(
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
             )
 
-    def call_requested(self, exchange: Exchange, call: RequestedCall) -> None:
+    def on_call(self, exchange: Exchange, call: RequestedCall) -> None:
         """Remember a call that the gateway saw the model request."""
         if exchange.thread in self.threads and self.feed.knows(exchange.turn):
             self._requested.add(exchange, call)
 
-    async def _unreported(self, counted: Usage) -> None:
+    async def _report_unattributed(self, counted: Usage) -> None:
         """Report a model response without a known thread: a program in the box called the gateway directly."""
         self._unattributed += 1
         if _is_reported(self._unattributed):
@@ -188,7 +187,7 @@ class CodexListener:
                 details={"number": self._unattributed, "seen": msgspec.to_builtins(counted.total)},
             )
 
-    async def gateway_trouble(self, code: str, message: str) -> None:
+    async def on_trouble(self, code: str, message: str) -> None:
         await self._report_integrity(code, message)
 
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
@@ -196,7 +195,7 @@ class CodexListener:
         await self.abandon()
         busy = {turn.thread for turn in self.feed.turns_under_way()}
         for thread, difference in self.ledger.settle_idle(busy).items():
-            await self._disagrees(difference, thread)
+            await self._report_difference(difference, thread)
         for turn in self.feed.turns_under_way():
             if error.details.get("cause"):  # the box ended, not just the program
                 turn.observed_failure = error
@@ -210,16 +209,16 @@ class CodexListener:
         """Report the open items of some threads or of one turn as abandoned. Return whether there were any."""
         left = self.decoder.abandon(threads, turn)
         for event in left:
-            await self.feed.tell(event)
+            await self.feed.publish(event)
         if turn is None:
             for call in self._requested.abandon(threads):
-                await self.feed.tell(msgspec.structs.replace(call, late=self.feed.has_ended(call.turn)))
+                await self.feed.publish(msgspec.structs.replace(call, late=self.feed.has_ended(call.turn)))
         return bool(left)
 
-    async def doubt(self, thread: str, code: str, message: str, turn: str = "") -> None:
+    async def report_doubt(self, thread: str, code: str, message: str, turn: str = "") -> None:
         await self._report_integrity(code, message, thread=thread, turn=turn)
 
-    async def _turn_over(self, over: TurnOver) -> None:
+    async def _end_turn(self, over: TurnOver) -> None:
         if not self.feed.knows(over.turn):
             return
         verdict = self.verdicts.pop(over.turn, None)
@@ -236,7 +235,7 @@ class CodexListener:
             self._requested.forget(over.thread, over.turn)
         difference = self.ledger.settle(over.thread, complete=status == "completed")
         if difference is not None:
-            await self._disagrees(difference, over.thread, over.turn)
+            await self._report_difference(difference, over.thread, over.turn)
         await self.feed.end_turn(over.turn, status, error)
 
     def _retry(self, event: Retrying, failed: Exchange) -> Retrying:
@@ -245,30 +244,30 @@ class CodexListener:
         seen = retried(failed)
         return msgspec.structs.replace(event, code=seen.code, message=event.message or seen.message)
 
-    async def _disagrees(self, difference: dict[str, Any], thread: str, turn: str = "") -> None:
+    async def _report_difference(self, difference: dict[str, Any], thread: str, turn: str = "") -> None:
         message = "the token usage that codex reports differs from the usage that the gateway recorded"
         await self._report_integrity("USAGE_DISAGREES", message, thread=thread, turn=turn, details=difference)
 
     async def _report_integrity(self, code: str, message: str, **values: Any) -> None:
-        await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **values))
+        await self.feed.publish(Integrity(session=self.feed.session, code=code, message=message, **values))
 
-    async def _begin_unasked(self, turn: str, thread: str) -> None:
+    async def _begin_unrequested(self, turn: str, thread: str) -> None:
         """Track a turn that we did not request, or whose request timed out."""
-        self._unasked += 1
-        if self._unasked <= MOST_UNASKED:
+        self._unrequested += 1
+        if self._unrequested <= MAX_UNREQUESTED:
             self.begin(turn, thread)
-        elif _is_reported(self._unasked - MOST_UNASKED):
-            message = f"codex started more than {MOST_UNASKED} turns on its own; further ones are not tracked"
-            await self._report_integrity("TOO_MANY_TURNS", message, details={"number": self._unasked})
+        elif _is_reported(self._unrequested - MAX_UNREQUESTED):
+            message = f"codex started more than {MAX_UNREQUESTED} turns on its own; further ones are not tracked"
+            await self._report_integrity("TOO_MANY_TURNS", message, details={"number": self._unrequested})
 
-    def _sign(self, thread: str) -> None:
+    def _note_activity(self, thread: str) -> None:
         if thread in self.threads:
-            self._signs[thread] = self._clock.monotonic()
+            self._last_activity[thread] = self._clock.monotonic()
 
 
 def _is_reported(number: int) -> bool:
     """Return whether to report the n-th occurrence: the first ones, then one at each doubling."""
-    return number <= TOLD_GARBAGE or number & (number - 1) == 0
+    return number <= REPORTED_FIRST or number & (number - 1) == 0
 
 
 def _status_of(verdict: AgentError) -> TurnStatus:

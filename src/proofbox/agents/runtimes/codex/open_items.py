@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from proofbox.agents.runtimes.codex import fields, items
-from proofbox.agents.runtimes.codex.fields import Said
+from proofbox.agents.runtimes.codex.fields import JsonObject
 from proofbox.agents.runtimes.codex.items import PAYLOAD, Open
 
-MOST = 1000
-MOST_BYTES = 64 << 20
+MAX_ITEMS = 1000
+MAX_BYTES = 64 << 20
 _KEPT = ("type", "command", "cwd", "tool", "name", "server", "namespace")
 
 Key = tuple[str, str]
@@ -23,13 +23,13 @@ class OpenItems:
         self._items: dict[Key, tuple[Open, int]] = {}
         self._size = 0
 
-    def add(self, place: Open, id: str, item: Said) -> Iterator[tuple[Key, Open]]:
+    def add(self, place: Open, id: str, item: JsonObject) -> Iterator[tuple[Key, Open]]:
         """Add an item. Yield the items that were dropped to make room."""
         kept, size = _needed(item)
         self.pop((place.thread, id))
         self._items[place.thread, id] = Open(place.thread, place.turn, kept), size
         self._size += size
-        while len(self._items) > MOST or self._size > MOST_BYTES:
+        while len(self._items) > MAX_ITEMS or self._size > MAX_BYTES:
             key = next(iter(self._items))
             gone = self.pop(key)
             if gone is not None:
@@ -52,7 +52,7 @@ class OpenItems:
         ]
 
 
-def _needed(item: Said) -> tuple[Said, int]:
+def _needed(item: JsonObject) -> tuple[JsonObject, int]:
     texts = {name: fields.cut(item, name, PAYLOAD) for name in _KEPT if name in item}
     paths = items.paths_of(item)
     return {**texts, "changes": [{"path": path} for path in paths]}, sum(map(len, texts.values())) + sum(

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 
+from proofbox.agents.agent_box import kill_marked
+from proofbox.agents.contract import SessionOptions
 from proofbox.agents.jsonrpc.peer import OnFailure, OnGarbage, OnNotification, OnRequest, RpcPeer
-from proofbox.agents.marked import kill_marked
-from proofbox.agents.runtimes.codex.binary import check_version
+from proofbox.agents.runtimes.codex.binary import Binary, check_version
+from proofbox.agents.runtimes.codex.settings import CodexSettings, config_toml
+from proofbox.core.files.atomic import write_document
 from proofbox.core.text import printable
-from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken
+from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken, UsageError
 from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
 from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.contract import Door, ExecResult, Mount
 
-STDERR_KEPT = 8 << 10
-LAST_WORDS_SECONDS = 10.0
+INSIDE = "/run/codex"
+MAX_STDERR = 8 << 10
+EXIT_SECONDS = 10.0
+ALIVE_SECONDS = 1.0
 CLIENT = {"name": "proofbox", "title": None, "version": "1"}
 
 
@@ -61,7 +68,7 @@ class Program:
         """The path of the project in the box."""
         return self.box._inside.guest_project
 
-    async def hang_up(self) -> None:
+    async def close_stdin(self) -> None:
         """Close the program's stdin, so that it exits."""
         with contextlib.suppress(ProofboxError):
             await self._process.close_stdin()
@@ -75,11 +82,18 @@ class Program:
         marks = [f"CODEX_THREAD_ID={thread}", *([f"CODEX_TOOL_CALL_ID={call}"] if call else ())]
         return await kill_marked(self.box, marks)
 
-    async def last_words(self) -> RuntimeCrashed:
+    async def commands_alive(self) -> int:
+        """Return the number of commands with processes after the program itself has ended; 0 if it has not."""
+        with contextlib.suppress(ProofboxError), anyio.move_on_after(ALIVE_SECONDS):
+            await self._process.wait()
+            return await self.box.commands_alive()
+        return 0
+
+    async def crash_error(self) -> RuntimeCrashed:
         """Return an error that explains why the output ended, with the exit status and the end of stderr."""
         result: ExecResult | None = None
         lost = ""
-        with anyio.move_on_after(LAST_WORDS_SECONDS):
+        with anyio.move_on_after(EXIT_SECONDS):
             try:
                 result = await self._process.wait()
             except ProofboxError as error:
@@ -94,13 +108,13 @@ class Program:
                 "exit_code": result.exit_code if result is not None else None,
                 "signal": result.signal if result is not None else None,
                 "oom_killed": result is not None and result.usage.oom_killed,
-                "stderr": self.said(),
+                "stderr": self.stderr_tail(),
                 **({"cause": lost} if lost else {}),
             },
         )
 
-    def said(self) -> str:
-        return printable(b"".join(self._stderr)[-STDERR_KEPT:].decode("utf-8", "replace"))
+    def stderr_tail(self) -> str:
+        return printable(b"".join(self._stderr)[-MAX_STDERR:].decode("utf-8", "replace"))
 
     async def serve(self) -> None:
         try:
@@ -144,7 +158,7 @@ class _Transport:
             if piece.stream == "stdout":
                 return piece.data
             self._stderr.append(piece.data)
-            while sum(map(len, self._stderr)) > STDERR_KEPT and len(self._stderr) > 1:
+            while sum(map(len, self._stderr)) > MAX_STDERR and len(self._stderr) > 1:
                 self._stderr.popleft()
 
 
@@ -186,7 +200,7 @@ async def _come_up(program: Program) -> None:
     try:
         await program.initialize()
     except TransportBroken:
-        end = await program.last_words()
+        end = await program.crash_error()
         raise RuntimeStartFailed(
             f"codex failed to start: {end.message}",
             op="start",
@@ -194,5 +208,62 @@ async def _come_up(program: Program) -> None:
             details=end.details,
         ) from None
     except AgentError as error:
-        error.details.setdefault("stderr", program.said())
+        error.details.setdefault("stderr", program.stderr_tail())
         raise
+
+
+def prepare(
+    options: SessionOptions,
+    settings: CodexSettings,
+    binary: Binary,
+    home: Path,
+    base_url: str,
+    doors: tuple[Door, ...],
+) -> Launch:
+    _write_home(home, config_toml(settings, base_url), options)
+    program, inside = str(binary.path), str(home)
+    mounts: tuple[Mount, ...] = ()
+    policy = options.policy.copy()
+    if options.sandboxed:
+        inside = f"{INSIDE}/home"
+        program, mount = _program_inside(binary)
+        mounts = (mount, Mount(home, inside, writable=True))
+        if policy.get("network") is None:
+            policy["network"] = "none"
+    return Launch(
+        argv=[program, "app-server"],
+        env={**options.env, "CODEX_HOME": inside},
+        provider=options.provider if options.sandboxed else "off",
+        policy=policy,
+        mounts=mounts,
+        doors=doors,
+        seconds=options.request_timeout,
+    )
+
+
+def _write_home(home: Path, config: str, options: SessionOptions) -> None:
+    """Write the configuration into the home.
+
+    An agent could write to an existing home, so no link in it is followed and nothing in it is executed on the host.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not options.sandboxed and any(home.iterdir()):
+        raise UsageError(
+            "a home that an agent could write to can't be used outside a box",
+            op="start",
+            fix_hints=["resume in a box, or start with a new home"],
+        )
+    write_document(home / "config.toml", config.encode(), mode=0o600)
+    if os.geteuid() == 0:  # commands in the box run as the owner of the workspace
+        owner = options.workspace.stat()
+        os.chown(home, owner.st_uid, owner.st_gid)
+        for _, folders, files, fd in os.fwalk(home):
+            for name in (*folders, *files):
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=fd, follow_symlinks=False)
+
+
+def _program_inside(binary: Binary) -> tuple[str, Mount]:
+    if binary.package is None:
+        return f"{INSIDE}/codex", Mount(binary.path, f"{INSIDE}/codex")
+    path = binary.path.relative_to(binary.package)
+    return f"{INSIDE}/package/{path}", Mount(binary.package, f"{INSIDE}/package")

@@ -17,7 +17,7 @@ from proofbox.agents.runtimes.codex import fields
 from proofbox.agents.runtimes.codex.items import PAYLOAD
 from proofbox.core.text import preview
 
-MOST_TURNS = 1000
+MAX_TURNS = 1000
 REPORTED_ELSEWHERE = ("write_stdin",)
 """Tools whose calls Codex reports under the id of another item."""
 
@@ -35,7 +35,7 @@ class RequestedCalls:
             calls = {}
         calls[call.id] = call
         self._turns[key] = exchange.number, calls
-        if len(self._turns) > MOST_TURNS:
+        if len(self._turns) > MAX_TURNS:
             del self._turns[next(iter(self._turns))]
 
     def reported(self, thread: str, turn: str, call: str) -> None:

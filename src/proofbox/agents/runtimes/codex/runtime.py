@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.runtimes.codex.binary import Binary, ask_version, check_schema, find_binary
-from proofbox.agents.runtimes.codex.session import CodexSession
 from proofbox.agents.runtimes.codex.settings import CodexSettings
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import AgentError, RuntimeIncompatible, UsageError
+
+if TYPE_CHECKING:
+    from proofbox.agents.runtimes.codex.session import CodexSession
 
 ID = "codex_app_server"
 
@@ -64,6 +66,8 @@ class CodexAppServer:
     async def start_session(
         self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
     ) -> CodexSession:
+        from proofbox.agents.runtimes.codex.session import CodexSession
+
         checked = read_settings(CodexSettings, options.settings, self.id)
         if options.sandboxed and options.provider == "off":
             raise UsageError(

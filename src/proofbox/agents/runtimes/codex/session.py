@@ -1,57 +1,48 @@
 """A Codex session: one program that works on one workspace, with any number of threads.
 
-The program and the gateway run in the background, from `open` to `close`. If the program crashes, its turns fail, its
-process tree is killed, and a new program is started; threads are resumed in it when they are next used. A turn is never
-repeated, because it may already have had effects.
+The program and the gateway run in the background, from `open` to `close`; `supervisor.py` restarts a program that
+crashes. Threads are resumed in the new program when they are next used. A turn is never repeated, because it may
+already have had effects.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
 
+from proofbox.agents.agent_box import box_facts
 from proofbox.agents.background import Background
-from proofbox.agents.box_facts import box_facts, variables_of
 from proofbox.agents.contract import SessionOptions, TurnResult
-from proofbox.agents.events import Listener, Notice, ThreadStarted, TurnStatus
+from proofbox.agents.events import Listener, ThreadStarted
 from proofbox.agents.feed import Feed, Turn
-from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
+from proofbox.agents.gateway.endpoint import ModelEndpoint
+from proofbox.agents.gateway.server import ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.runtimes.codex import fields
 from proofbox.agents.runtimes.codex.binary import Binary
-from proofbox.agents.runtimes.codex.launch import prepare, way_to_model
 from proofbox.agents.runtimes.codex.listener import CodexListener
-from proofbox.agents.runtimes.codex.program import Handlers, Launch, Program, running
+from proofbox.agents.runtimes.codex.program import Program
 from proofbox.agents.runtimes.codex.settings import CodexSettings
+from proofbox.agents.runtimes.codex.supervisor import CLOSE_SECONDS, Supervisor, as_agent_error
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.errors import (
     AgentError,
-    InternalError,
-    Overloaded,
     ProofboxError,
     RuntimeProtocolError,
     RuntimeStalled,
-    RuntimeStartFailed,
-    RuntimeTimedOut,
-    TransportBroken,
     TurnInterrupted,
     UsageError,
 )
-from proofbox.sandbox.async_service import AsyncSandboxes
 
-MOST_RECOVERIES = 3
-OVERLOAD_TRIES = 4
-OVERLOAD_SECONDS = 0.2
 INTERRUPT_SECONDS = 10.0
 STOP_SECONDS = 5.0
 END_ROUNDS = 5
-CLOSE_SECONDS = 3.0
 
 
 class CodexSession:
@@ -80,22 +71,26 @@ class CodexSession:
         self._listener = CodexListener(self.feed, options.approvals, self._clock, self._on_change)
         self._gateway = ModelGateway(
             endpoint,
-            on_exchange=self._listener.saw,
-            on_trouble=self._listener.gateway_trouble,
-            on_call=self._listener.call_requested,
+            on_exchange=self._listener.on_exchange,
+            on_trouble=self._listener.on_trouble,
+            on_call=self._listener.on_call,
             clock=self._clock,
         )
+        self._codex = Supervisor(
+            self.id,
+            options,
+            settings,
+            binary,
+            self._home,
+            gateway=self._gateway,
+            listener=self._listener,
+            clock=self._clock,
+            ids=self._ids,
+        )
         self._background = Background()
-        self._program: Program | None = None
         self._opened = False
         self._folders: dict[str, str] = {}
         self._starting: set[str] = set()
-        self._recoveries: list[dict[str, Any]] = []
-        self._changed = anyio.Event()
-        self._broken: ProofboxError | None = None
-        self._closing = anyio.Event()
-        self._gone = anyio.Event()
-        self._facts: dict[str, Any] = {}
 
     def facts(self) -> Mapping[str, Any]:
         return {
@@ -111,9 +106,9 @@ class CodexSession:
             "requests": self._gateway.requests,
             "refused_requests": self._gateway.refused,
             "garbage_lines": self._listener.garbage,
-            "recoveries": list(self._recoveries),
-            **self._facts,
-            **(box_facts(self._program.box.info) if self._program is not None else {}),
+            "recoveries": list(self._codex.recoveries),
+            **self._codex.facts,
+            **(box_facts(self._codex.program.box.info) if self._codex.program is not None else {}),
         }
 
     def add_listener(self, listener: Listener) -> int:
@@ -124,7 +119,7 @@ class CodexSession:
 
     @property
     def broken(self) -> ProofboxError | None:
-        return self._broken
+        return self._codex.broken
 
     def owner_of(self, thread: str) -> str:
         return self._listener.lineage.owner(thread)
@@ -138,33 +133,36 @@ class CodexSession:
         """Start the program. Raises the error that prevented the start."""
         await self._background.open()
         self._opened = True
-        self._background.spawn(self._run)
+        self._background.spawn(self._codex.run)
         try:
-            await self._wait(lambda: self._program is not None or self._broken is not None)
+            await self._codex.wait(lambda: self._codex.program is not None or self._codex.broken is not None)
         except BaseException:
             await self.close()
             raise
-        if self._broken is not None:
+        if self._codex.broken is not None:
             await self.close()
-            raise self._broken if isinstance(self._broken, UsageError) else _as_agent(self._broken)
+            raise (
+                self._codex.broken if isinstance(self._codex.broken, UsageError) else as_agent_error(self._codex.broken)
+            )
+        self.version = self._codex.version
         if self._options.stall_timeout is not None:
             self._background.spawn(self._watch, self._options.stall_timeout)
 
     async def start_thread(self, folder: str = "") -> str:
-        result = await self._request("thread/start", lambda program: self._thread_params(program, folder))
+        result = await self._codex.request("thread/start", lambda program: self._thread_params(program, folder))
         thread = await self._register_thread(result, "start")
         self._folders[thread] = folder
         return thread
 
     async def resume_thread(self, thread: str) -> str:
-        result = await self._request("thread/resume", lambda program: self._resume_params(program, thread))
+        result = await self._codex.request("thread/resume", lambda program: self._resume_params(program, thread))
         return await self._register_thread(result, "resume")
 
     async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
         def params(program: Program) -> dict[str, Any]:
             return self._resume_params(program, thread) | ({"lastTurnId": last_turn} if last_turn is not None else {})
 
-        return await self._register_thread(await self._request("thread/fork", params), "fork", thread)
+        return await self._register_thread(await self._codex.request("thread/fork", params), "fork", thread)
 
     async def start_turn(self, thread: str, prompt: str) -> str:
         if thread not in self._listener.threads:
@@ -191,7 +189,7 @@ class CodexSession:
         try:
             await self._load(thread)
             params = {"threadId": thread, "input": [{"type": "text", "text": prompt}]}
-            await self._request("turn/start", lambda _: params, on_result=begin)
+            await self._codex.request("turn/start", lambda _: params, on_result=begin)
         finally:
             self._starting.discard(thread)
         return begun[0]
@@ -200,7 +198,7 @@ class CodexSession:
         if self.feed.turn(turn, thread).result is not None:
             raise UsageError("the turn has already ended", op="steer", fix_hints=["start another turn"])
         params = {"threadId": thread, "expectedTurnId": turn, "input": [{"type": "text", "text": text}]}
-        await self._request("turn/steer", lambda _: params)
+        await self._codex.request("turn/steer", lambda _: params)
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:
         if self.feed.turn(turn, thread).result is None:
@@ -221,135 +219,28 @@ class CodexSession:
             if not any(turn.thread in self._family(thread) for turn in self.feed.turns_under_way()):
                 return
         message = "sub-agents keep starting turns after the end of their parent turn"
-        await self._listener.doubt(thread, "THREAD_NOT_ENDED", message)
+        await self._listener.report_doubt(thread, "THREAD_NOT_ENDED", message)
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
-            if self._program is not None and not self._closing.is_set():
+            if self._codex.program is not None and not self._codex.closing.is_set():
                 await self._end_left_over()
-            self._closing.set()
+            self._codex.closing.set()
             if self._opened:
                 with anyio.move_on_after(CLOSE_SECONDS + STOP_SECONDS):
-                    await self._gone.wait()
+                    await self._codex.gone.wait()
                 await self._background.close()  # cancels the remaining tasks and ends the box
             if self._options.home is None:
                 await run_sync(remove_tree, self._home)
 
-    # Running the program
-
-    async def _run(self) -> None:
-        """Run the program until the session ends, with restarts. Never raises: the error is in `_broken`."""
-        try:
-            directory = self._options.scratch / f"{self.id}-gateway"
-            async with way_to_model(self._gateway, self._options, directory) as (base_url, doors):
-                self._facts["gateway"] = "a separate socket" if doors else "loopback of the host"
-                launch = prepare(self._options, self._settings, self._binary, self._home, base_url, doors)
-                async with AsyncSandboxes(
-                    self._options.workspace, settings=self._options.box_settings, clock=self._clock, ids=self._ids
-                ) as boxes:
-                    while not self._closing.is_set() and len(self._recoveries) <= MOST_RECOVERIES:
-                        await self._run_program(boxes, launch)
-        except Exception as error:  # background tasks must not raise
-            self._broken = _innermost(error)
-        finally:
-            with anyio.CancelScope(shield=True):
-                self._program = None
-                closed = TurnInterrupted("the session was closed", op="close")
-                self._broken = self._broken or closed
-                status: TurnStatus = "interrupted" if self._broken is closed else "failed"
-                await self._listener.end_all(status, _as_agent(self._broken))
-            self._gone.set()
-            self._wake()
-
-    async def _run_program(self, boxes: AsyncSandboxes, launch: Launch) -> None:
-        listener = self._listener
-        handlers = Handlers(
-            on_notification=listener.notified,
-            on_request=listener.asked,
-            on_garbage=listener.told_garbage,
-            on_failure=listener.not_understood,
-        )
-        async with running(boxes, launch, handlers) as program:
-            self._listener.life += 1
-            self.version = program.version
-            variables = variables_of(program.box.inside, launch.env)
-            self._facts |= {"user_agent": program.user_agent, "variables": variables, **box_facts(program.box.info)}
-            self._program = program
-            self._wake()
-            if self._recoveries:
-                message = f"codex was restarted ({len(self._recoveries)} of {MOST_RECOVERIES} times)"
-                await self.feed.tell(Notice(session=self.id, kind="recovered", message=message))
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_when, program.ended, tasks.cancel_scope)
-                await self._closing.wait()
-                await program.hang_up()
-                with anyio.move_on_after(CLOSE_SECONDS):
-                    await program.ended.wait()
-                tasks.cancel_scope.cancel()
-            self._program = None
-            crash = None if self._closing.is_set() else await program.last_words()
-        # The box and all its processes have ended.
-        if crash is not None:
-            self._recoveries.append({"reason": crash.message, "at_turns": len(self.feed.turns_under_way())})
-            again = len(self._recoveries) <= MOST_RECOVERIES
-            crash.details |= {"restarting": again, "replayed": False}
-            crash.fix_hints = (
-                "continue in the thread: the turn is not repeated, because it may have had effects"
-                if again
-                else "start another session: the program crashed too often",
-            )
-            self._listener.ledger.forget()
-            await self._listener.end_all("failed", crash)
-            if not again:
-                self._broken = crash
-
-    # Requests
-
-    async def _request(
-        self,
-        method: str,
-        params: Callable[[Program], Any],
-        on_result: Callable[[Any], None] | None = None,
-    ) -> Any:
-        """Send a request. Retry only if Codex reports that it is overloaded."""
-        for attempt in range(OVERLOAD_TRIES):
-            program = await self._running_program()
-            try:
-                return await program.peer.request(method, params(program), on_result=on_result)
-            except Overloaded:
-                if attempt + 1 == OVERLOAD_TRIES:
-                    raise
-                await anyio.sleep(OVERLOAD_SECONDS * 2**attempt)
-            except TransportBroken as error:
-                raise TransportBroken(
-                    f"{method}: codex ended before it responded",
-                    op=method,
-                    fix_hints=["retry: codex is being restarted"],
-                    details=error.details,
-                ) from None
-        raise RuntimeProtocolError(f"{method} was not sent", op=method)
-
-    async def _running_program(self) -> Program:
-        """Return the running program; wait if it is being restarted."""
-        try:
-            with anyio.fail_after(self._options.request_timeout):
-                await self._wait(lambda: self._is_ready() or self._broken is not None)
-        except TimeoutError:
-            raise RuntimeTimedOut("timeout while waiting for codex to restart", op="session") from None
-        if self._program is None or self._closing.is_set():
-            raise _as_agent(self._broken or TurnInterrupted("the session was closed", op="session"))
-        return self._program
-
-    def _is_ready(self) -> bool:
-        """Return whether the program can take requests. After its stream breaks, it exists for a moment longer."""
-        return self._program is not None and self._program.peer.broken is None
+    # Threads
 
     async def _load(self, thread: str) -> None:
         """Resume the thread if the program was restarted since the thread was last used."""
-        await self._running_program()
-        if self._listener.threads[thread] != self._listener.life:
-            await self._request("thread/resume", lambda program: self._resume_params(program, thread))
-            self._listener.threads[thread] = self._listener.life
+        await self._codex.running_program()
+        if self._listener.threads[thread] != self._listener.generation:
+            await self._codex.request("thread/resume", lambda program: self._resume_params(program, thread))
+            self._listener.threads[thread] = self._listener.generation
 
     def _thread_params(self, program: Program, folder: str) -> dict[str, Any]:
         policy = self._settings.approval_policy
@@ -361,9 +252,9 @@ class CodexSession:
 
     async def _register_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
         thread = _member(result, "thread", "id", method=f"thread/{origin}")
-        self._listener.threads[thread] = self._listener.life
+        self._listener.threads[thread] = self._listener.generation
         self._listener.lineage.start(thread)
-        await self.feed.tell(
+        await self.feed.publish(
             ThreadStarted(session=self.id, thread=thread, origin=origin, forked_from=forked_from)  # type: ignore[arg-type]
         )
         return thread
@@ -381,7 +272,7 @@ class CodexSession:
                 await turn.ended.wait()
                 tasks.cancel_scope.cancel()
         if not turn.ended.is_set():
-            await self._kill_program()
+            await self._codex.kill()
             await turn.ended.wait()
             return
         await self._end_commands([turn.thread], turn.id, calls | set(running([turn.thread], turn.id)))
@@ -389,7 +280,7 @@ class CodexSession:
     async def _interrupt(self, turn: Turn) -> None:
         """Ask Codex to interrupt a turn. It does not respond if the turn is already ending, so errors are ignored."""
         try:
-            await self._request("turn/interrupt", lambda _: {"threadId": turn.thread, "turnId": turn.id})
+            await self._codex.request("turn/interrupt", lambda _: {"threadId": turn.thread, "turnId": turn.id})
         except AgentError:
             pass
 
@@ -401,7 +292,7 @@ class CodexSession:
         Codex keeps the command of an interrupted turn running as a background terminal: clear those, then kill the
         processes that detached themselves.
         """
-        program, listener = self._program, self._listener
+        program, listener = self._codex.program, self._listener
         if program is not None:
             for thread in threads:
                 with anyio.move_on_after(STOP_SECONDS):
@@ -409,22 +300,26 @@ class CodexSession:
             marked = [(thread, "") for thread in threads] if turn is None else sorted(calls)
             killed = [await program.kill_commands(thread, call) for thread, call in marked]
             with anyio.move_on_after(STOP_SECONDS):
-                await self._wait(lambda: not listener.decoder.running(threads, turn) or self._program is not program)
+                await self._codex.wait(
+                    lambda: not listener.decoder.running(threads, turn) or self._codex.program is not program
+                )
             running = bool(listener.decoder.running(threads, turn))
             if (running or not all(killed)) and not self.feed.turns_under_way():
-                await self._kill_program()
-                await self._wait(lambda: self._program not in (None, program) or self._broken is not None)
-            elif not all(killed) and self._program is program:
+                await self._codex.kill()
+                await self._codex.wait(
+                    lambda: self._codex.program not in (None, program) or self._codex.broken is not None
+                )
+            elif not all(killed) and self._codex.program is program:
                 message = "processes that the agent started may keep running until the session ends"
-                await listener.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+                await listener.report_doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
         others = self.feed.turns_under_way()  # killing the program would end these as well
         if await listener.abandon(threads, turn) and others:
             message = "a command of a finished turn may keep running until the session ends"
-            await listener.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+            await listener.report_doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
 
     async def _clear_terminals(self, thread: str) -> None:
         with contextlib.suppress(AgentError):
-            await self._request("thread/backgroundTerminals/clean", lambda _: {"threadId": thread})
+            await self._codex.request("thread/backgroundTerminals/clean", lambda _: {"threadId": thread})
 
     async def _end_left_over(self) -> None:
         """Let Codex end the commands that outlived their turns, so that it reports their exit codes and output."""
@@ -436,23 +331,19 @@ class CodexSession:
         with anyio.move_on_after(CLOSE_SECONDS):
             for thread in left_over():
                 await self._clear_terminals(thread)
-            await self._wait(lambda: not left_over() or not self._is_ready())
+            await self._codex.wait(lambda: not left_over() or not self._codex.is_ready())
 
     def _family(self, thread: str) -> list[str]:
         """Return a thread and its sub-agents that are loaded in the current program."""
         known, listener = self._listener.lineage.family(thread), self._listener
-        return [each for each in known if listener.threads.get(each) == listener.life] or [thread]
-
-    async def _kill_program(self) -> None:
-        if self._program is not None:
-            await self._program.kill()
+        return [each for each in known if listener.threads.get(each) == listener.generation] or [thread]
 
     async def _watch(self, seconds: float) -> None:
         """Stop turns that show no activity for this many seconds."""
-        while not self._gone.is_set():
+        while not self._codex.gone.is_set():
             await anyio.sleep(min(seconds / 4, 1.0))
             for turn in self.feed.turns_under_way():
-                if self._listener.silence(turn) > seconds and turn.id not in self._listener.verdicts:
+                if self._listener.idle_seconds(turn) > seconds and turn.id not in self._listener.verdicts:
                     stalled = RuntimeStalled(
                         f"the turn showed no activity for {seconds:g} s", op="turn", details={"seconds": seconds}
                     )
@@ -461,48 +352,12 @@ class CodexSession:
 
     def _on_change(self) -> None:
         """Wake waiting tasks. If a listener failed, the record is incomplete, so stop all turns in progress."""
-        self._wake()
+        self._codex.wake()
         if self.feed.failure is not None:
             for turn in self.feed.turns_under_way():
                 if turn.id not in self._listener.verdicts:
                     self._listener.verdicts[turn.id] = self.feed.failure
                     self._background.spawn(self._stop, turn, self.feed.failure)
-
-    # Waiting
-
-    async def _wait(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._changed.wait()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
-
-async def _when(event: anyio.Event, scope: anyio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
-
-
-def _innermost(error: BaseException) -> ProofboxError:
-    """Unwrap the exception groups of task groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, ProofboxError):
-        return error
-    return InternalError(f"the session failed: {type(error).__name__}: {error}", op="session")
-
-
-def _as_agent(error: ProofboxError) -> AgentError:
-    """Convert the error that ended the session into an error of a turn."""
-    if isinstance(error, AgentError):
-        return error
-    return RuntimeStartFailed(
-        f"the session has no box: {error.message}",
-        op=error.op or "session",
-        fix_hints=error.fix_hints,
-        details={**error.details, "cause": error.code},
-    )
 
 
 def _member(result: Any, outer: str, inner: str, *, method: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.agents.gateway.server import ModelEndpoint
+from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.errors import AuthFailed, UsageError
 
 DEFAULT_ENDPOINT = "https://api.openai.com/v1"

@@ -35,7 +35,7 @@ from proofbox.errors import AgentError, ModelFailed
 
 PAYLOAD_LIMIT = 64 << 10
 ID_LIMIT = 200
-MOST_OPEN = 1000  # maximum number of calls without a result
+MAX_OPEN = 1000  # maximum number of calls without a result
 DialectName = Literal["plain", "jsonl", "codex_exec", "claude_stream"]
 
 _Json = Mapping[str, Any]
@@ -99,7 +99,7 @@ class Dialect:
         raise NotImplementedError
 
     def _begin(self, id: str, kind: str, start: _Json, command: str) -> list[Event]:
-        if len(self._open) >= MOST_OPEN:
+        if len(self._open) >= MAX_OPEN:
             raise _MalformedLine
         self._open[id] = start
         return [ItemStarted(session="", item=id, kind=kind, command=command)]

@@ -10,10 +10,10 @@ import msgspec
 
 from proofbox.agents.events import Event, Integrity, RateWindows, TokenUsage
 from proofbox.agents.feed import Turn
+from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.failures import note
-from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
+from proofbox.agents.gateway.server import ModelGateway, open_model_route
 from proofbox.agents.gateway.traffic import Exchange
-from proofbox.agents.runtimes.codex.launch import way_to_model
 from proofbox.agents.usage import UsageLedger
 from proofbox.errors import RuntimeStartFailed
 from proofbox.sandbox.contract import Door
@@ -51,7 +51,7 @@ class ModelRoute:
     async def keep_open(self) -> None:
         options = self._session.options
         try:
-            async with way_to_model(self._gateway, options, options.scratch / f"{self._session.id}-gateway") as way:
+            async with open_model_route(self._gateway, options, options.scratch / f"{self._session.id}-gateway") as way:
                 self.base_url, self._doors = way
                 self._ready.set()
                 await self._closing.wait()
@@ -70,7 +70,7 @@ class ModelRoute:
         self._closing.set()
 
     async def _on_trouble(self, code: str, message: str) -> None:
-        await self._session.feed.tell(Integrity(session=self._session.id, code=code, message=message))
+        await self._session.feed.publish(Integrity(session=self._session.id, code=code, message=message))
 
     def reported(self, turn: Turn, total: TokenUsage, last: TokenUsage) -> None:
         """Record the usage that the program reports: the thread's total, and this turn's share of it."""
@@ -109,9 +109,9 @@ class ModelRoute:
         if exchange.windows:
             events.append(RateWindows(session="", windows=exchange.windows, source="gateway"))
         for event in events:
-            await self._session.feed.tell(
+            await self._session.feed.publish(
                 msgspec.structs.replace(event, thread=thread, turn=turn.id if turn is not None else "")
             )
 
     async def _report_integrity(self, code: str, message: str, turn: Turn, details: Mapping[str, Any]) -> None:
-        await self._session.tell_of(turn, Integrity(session="", code=code, message=message, details=details))
+        await self._session.publish_for(turn, Integrity(session="", code=code, message=message, details=details))

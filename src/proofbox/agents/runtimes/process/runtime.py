@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import msgspec
 
-from proofbox.agents.box_facts import box_facts, variables_of
+from proofbox.agents.agent_box import box_facts, kill_marked, variables_of
 from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice, TokenUsage, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.server import TURN_VARIABLE, Funnel
 from proofbox.agents.hosted_session import HostedSession
-from proofbox.agents.jsonrpc.lines import LineSplitter
-from proofbox.agents.marked import kill_marked
+from proofbox.agents.lines import LineSplitter
 from proofbox.agents.runtimes.process.dialects import DialectName, dialect_named
 from proofbox.agents.settings import read_settings
 from proofbox.agents.usage import NOTHING, added
@@ -180,7 +179,7 @@ class ProcessSession(HostedSession):
         provider = options.provider if options.sandboxed else "off"
         if self._settings.funnel and provider != "off":
             self._funnel = Funnel(
-                options.scratch / self.id, self.tell_of, options.approvals, ids=self._ids, clock=self._clock
+                options.scratch / self.id, self.publish_for, options.approvals, ids=self._ids, clock=self._clock
             )
             mounts += self._funnel.mounts()
         policy["mounts"] = mounts
@@ -210,7 +209,7 @@ class ProcessSession(HostedSession):
         finally:
             with anyio.CancelScope(shield=True):  # report its output even if the turn was stopped
                 for event in reader.end(stopped=result is None or turn.id in self._endings):
-                    await self._tell_output(turn, event)
+                    await self._publish_output(turn, event)
                 self._reported[turn.thread] = added(self._reported.get(turn.thread, NOTHING), reader.usage)
         failure = reader.failure or _failure_of(result)
         if self._route is not None:
@@ -218,14 +217,14 @@ class ProcessSession(HostedSession):
         if failure is not None:
             raise failure
 
-    async def _tell_output(self, turn: Turn, event: Event) -> None:
+    async def _publish_output(self, turn: Turn, event: Event) -> None:
         """Report an event. A program reports the usage of one run; the event contains the thread's total."""
         if isinstance(event, Usage):
             last = event.total
             event = msgspec.structs.replace(event, total=added(self._reported.get(turn.thread, NOTHING), last))
             if self._route is not None:
                 self._route.reported(turn, event.total, last)
-        await self.tell_of(turn, event)
+        await self.publish_for(turn, event)
 
     async def _run_program(self, turn: Turn, prompt: str, reader: _OutputReader) -> ExecResult:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
@@ -262,7 +261,7 @@ class ProcessSession(HostedSession):
         self._background.spawn(_quietly, write_prompt)
         while (piece := await process.receive()) is not None:
             for event in reader.feed(piece.stream, piece.data):
-                await self._tell_output(turn, event)
+                await self._publish_output(turn, event)
         return await process.wait()
 
     async def _kill(self, turn: Turn) -> None:
@@ -281,12 +280,15 @@ class ProcessSession(HostedSession):
         killed = [await kill_marked(self._box, [f"{TURN_VARIABLE}={turn.id}"]) for turn in self.feed.turns_of(thread)]
         if not all(killed) and self.broken is None:
             message = "processes that the agent started may keep running until the session ends"
-            await self.feed.tell(Integrity(session="", thread=thread, code="COMMAND_NOT_ENDED", message=message))
+            await self.feed.publish(Integrity(session="", thread=thread, code="COMMAND_NOT_ENDED", message=message))
 
     def _check_open(self) -> None:
         super()._check_open()
         if self._box is not None and self._box.info.state != "running":
             raise RuntimeCrashed("the session's box has ended", op="session", fix_hints=["start another session"])
+
+    async def _commands_alive(self) -> int:
+        return 0 if self._box is None else await self._box.commands_alive()
 
     async def _release(self) -> None:
         await self._boxes.close()

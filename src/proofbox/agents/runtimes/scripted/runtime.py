@@ -15,8 +15,8 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
+from proofbox.agents.agent_box import box_facts, variables_of
 from proofbox.agents.approvals import decide, subject_of
-from proofbox.agents.box_facts import box_facts, variables_of
 from proofbox.agents.contract import AgentRuntime, RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import (
     ApprovalDecision,
@@ -55,10 +55,10 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.capabilities.capabilities import CapabilityGuard, require
-from proofbox.workspace.tools.contract import CommandResult, ToolResult
 from proofbox.workspace.tools.environments.commands import command_argv
 from proofbox.workspace.tools.environments.host import SandboxEnvironment
 from proofbox.workspace.tools.registry import create_tool_registry
+from proofbox.workspace.tools.results import CommandResult, ToolResult
 
 
 class ScriptedSettings(msgspec.Struct, frozen=True):
@@ -73,6 +73,9 @@ class Tools(Protocol):
     def facts(self) -> Mapping[str, Any]: ...
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult: ...
+
+    def commands_alive(self) -> int:
+        """Return the number of commands that still have processes."""
 
     def stop(self) -> None:
         """End the box and everything in it; pending calls raise. Idempotent."""
@@ -107,6 +110,9 @@ class BoxedTools:
         if name == "run_command" and self._env:
             args = {**args, "env": {**self._env, **args.get("env", {})}}
         return self._registry.call(name, args)
+
+    def commands_alive(self) -> int:
+        return self._session.commands_alive()
 
     def stop(self) -> None:
         self._boxes.close()
@@ -215,7 +221,7 @@ class ScriptedSession(HostedSession):
         self._steered.setdefault(turn, []).append(text)
         self._keep_steering(thread, turn, text)
         self._steer_events.setdefault(turn, anyio.Event()).set()
-        await self.tell(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
+        await self.publish(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
 
     async def _play(self, turn: Turn, prompt: str) -> None:
         number = len(self._kept[turn.thread].turns)
@@ -255,7 +261,7 @@ class ScriptedSession(HostedSession):
             turn.observed_failure = step.error()  # scripted faults count as observed
             raise turn.observed_failure
         else:
-            await self.tell_of(turn, self._event_of(step, places))
+            await self.publish_for(turn, self._event_of(step, places))
 
     def _event_of(self, step: ScriptStep, places: Mapping[str, str]) -> Event:
         if step.think is not None:
@@ -289,7 +295,7 @@ class ScriptedSession(HostedSession):
             status="completed",
             source="observed",
         )
-        await self.tell_of(turn, ItemStarted(session="", item=call.item, kind=call.tool, command=call.command))
+        await self.publish_for(turn, ItemStarted(session="", item=call.item, kind=call.tool, command=call.command))
         began = self._clock.monotonic()
 
         def took() -> float:
@@ -297,17 +303,17 @@ class ScriptedSession(HostedSession):
 
         replace = msgspec.structs.replace
         if await self._is_declined(call, subject_of(call.tool, call.command)):
-            return await self.tell(replace(call, status="declined", started=False, duration_ms=took()))
+            return await self.publish(replace(call, status="declined", started=False, duration_ms=took()))
         try:
             tools = await self._tools_of(turn.thread)
             result = await run_sync(tools.call, tool, args)
         except (WorkspaceError, SandboxError) as error:
             if turn.id in self._endings:
-                await self.feed.tell(replace(call, status="abandoned", duration_ms=took()))
+                await self.feed.publish(replace(call, status="abandoned", duration_ms=took()))
                 raise
             output = f"{error.code}: {error.message}"
-            started = _ran(error, is_command)
-            await self.tell(replace(call, status="failed", started=started, duration_ms=took(), output=output))
+            started = _was_started(error, is_command)
+            await self.publish(replace(call, status="failed", started=started, duration_ms=took(), output=output))
             if isinstance(error, SandboxError) and not isinstance(error, AGENT_ERRORS):
                 await self._kill(turn)
                 raise  # the agent can't continue without its box
@@ -324,14 +330,14 @@ class ScriptedSession(HostedSession):
             )
         else:
             call = replace(call, started=True, duration_ms=took(), output=result.text())
-        return await self.tell(call)
+        return await self.publish(call)
 
     async def _is_declined(self, call: ToolCall, subject: str) -> bool:
         decided = decide(subject, self.options.approvals)
         if decided is None:
             return False
         answer, rule = decided
-        await self.tell(
+        await self.publish(
             ApprovalDecision(
                 session=call.session,
                 thread=call.thread,
@@ -361,6 +367,9 @@ class ScriptedSession(HostedSession):
         tools = self._tools.pop(thread, None)
         if tools is not None:
             await run_sync(tools.stop)
+
+    async def _commands_alive(self) -> int:
+        return sum([await run_sync(tools.commands_alive) for tools in self._tools.values()])
 
     async def _release(self) -> None:
         await self._stop_all()
@@ -392,7 +401,7 @@ class ScriptedSession(HostedSession):
         return f"item-{self._items}"
 
 
-def _ran(error: ProofboxError, is_command: bool) -> bool | None:
+def _was_started(error: ProofboxError, is_command: bool) -> bool | None:
     """Return whether a call that raised had started. A command that ran returns an exit code and does not raise."""
     if is_command:
         return None if isinstance(error, SandboxLost) else False

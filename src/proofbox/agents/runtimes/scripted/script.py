@@ -135,12 +135,12 @@ def read_script(source: str | Mapping[str, Any]) -> AgentScript:
         raise _wrong(where, "it has both steps and turns; move the steps into a turn")
     for steps in [script.step, *(turn.step for turn in script.turn)]:
         for number, step in enumerate(steps, 1):
-            if wrong := wrong_with(step):
+            if wrong := step_problem(step):
                 raise _wrong(f"{where}, step {number}", "; ".join(filter(None, (wrong.message, wrong.hint))))
     return script
 
 
-class WrongStep(NamedTuple):
+class StepProblem(NamedTuple):
     """Why a step is invalid, and the field that is wrong."""
 
     field: str
@@ -148,18 +148,18 @@ class WrongStep(NamedTuple):
     hint: str = ""
 
 
-def wrong_with(step: ScriptStep) -> WrongStep | None:
+def step_problem(step: ScriptStep) -> StepProblem | None:
     """Return an error that the types can't express, or None if the step is valid."""
     actions = [name for name in ACTIONS if getattr(step, name) is not None]
     if len(actions) != 1:
         found = ", ".join(actions) or "none"
-        return WrongStep(actions[1] if actions else "", f"a step must have exactly one action, found {found}")
+        return StepProblem(actions[1] if actions else "", f"a step must have exactly one action, found {found}")
     if step.args and step.tool is None:
-        return WrongStep("args", "args requires tool")
+        return StepProblem("args", "args requires tool")
     if step.delay is not None and not 0 <= step.delay <= 86_400:
-        return WrongStep("delay", "delay must be between 0 and 86400 seconds")
+        return StepProblem("delay", "delay must be between 0 and 86400 seconds")
     if step.fault is not None and step.fault not in (*FAULTS, STALL):
-        return WrongStep("fault", f"unknown fault {step.fault[:60]!r}", nearest(step.fault, (*FAULTS, STALL)))
+        return StepProblem("fault", f"unknown fault {step.fault[:60]!r}", nearest(step.fault, (*FAULTS, STALL)))
     return None
 
 

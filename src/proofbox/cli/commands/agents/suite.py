@@ -13,7 +13,7 @@ import msgspec
 from cyclopts import Parameter
 from msgspec import UNSET, UnsetType
 
-from proofbox.cli import flags, to_nowhere
+from proofbox.cli import flags, redirect_to_null
 from proofbox.cli.live import Progress
 from proofbox.cli.output import READER_LEFT, Document, ErrorBody, Streamed, columns, show, write_json
 from proofbox.cli.progress import watched
@@ -437,14 +437,14 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = F
         planned = ledger.attempts()
     with Progress(planned, shown=watched(as_json=json or jsonl)) as progress:
 
-        def hear(event: dict[str, Any]) -> None:
+        def on_event(event: dict[str, Any]) -> None:
             if jsonl:
                 write_json(EventDocument(run_id=run_id, **event))
-            progress.hear(event)
+            progress.update(event)
             if event["event"] == "waiting" and not jsonl and not progress.shown:
                 print(printable(f"waiting: {event['message']}"), file=sys.stderr)
 
-        conductor = Conductor(out, run_id, on_event=hear)
+        conductor = Conductor(out, run_id, on_event=on_event)
         try:
             conductor.conduct(trust=trust)
         except (KeyboardInterrupt, OSError) as error:  # OSError: the events cannot be written
@@ -456,7 +456,7 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = F
                 raise RunInterrupted(f"{run_id} was interrupted", op="suite", fix_hints=[resume_hint]) from None
             if not isinstance(error, BrokenPipeError):
                 raise
-            to_nowhere(1)
+            redirect_to_null(1)
             return READER_LEFT  # unlike for a list (exit 0), the work is not done
         finally:
             conductor.close()

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
+import msgspec
 from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, write_json
 from proofbox.core.text import printable
+from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
 from proofbox.sandbox.client.requests import parse_env
 from proofbox.sandbox.contract import (
     DEFAULT_OUTPUT_CAP,
     Diagnostic,
+    Event,
     ExecResult,
     Isolation,
     OnOutput,
@@ -32,6 +35,48 @@ from proofbox.sandbox.contract import (
 
 if TYPE_CHECKING:
     from proofbox.sandbox.box_handle import ExecOptions
+
+
+MAX_DENIED = 20
+
+
+class DeniedHost(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+    count: int
+    """Number of requests."""
+    reason: str
+
+
+class DeniedHosts:
+    """The hosts that a box's allowlist denied, from its events. Requests to further hosts are only counted."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, str], int] = {}
+        self._others = 0
+
+    def __call__(self, event: Event) -> None:
+        if (event.kind, event.phase) != ("network", "denied"):
+            return
+        detail = event.detail
+        reason = str(detail.get("reason", "not on the allowlist"))
+        key = (printable(str(detail["host"])), int(str(detail["port"])), reason)
+        if key in self._found or len(self._found) < MAX_DENIED:
+            self._found[key] = self._found.get(key, 0) + 1
+        else:
+            self._others += 1
+
+    def facts(self) -> tuple[DeniedHost, ...]:
+        return tuple(DeniedHost(host, port, count, reason) for (host, port, reason), count in self._found.items())
+
+    def print_to_stderr(self) -> None:
+        for each in self.facts():
+            times = f", {each.count} times" if each.count > 1 else ""
+            print(f"proofbox: denied {each.host}:{each.port} ({each.reason}{times})", file=sys.stderr)
+        if self._others:
+            print(f"proofbox: … and {counted(self._others, 'more request')} to other hosts", file=sys.stderr)
+        if self._found:
+            print("proofbox: to allow a host, add it to --network allow:HOST[:PORT],…", file=sys.stderr)
 
 
 class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
@@ -52,10 +97,12 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
     policy: Policy
     background: bool
     survivors: bool
+    denied_hosts: tuple[DeniedHost, ...] | None
+    """The hosts that the allowlist denied, at most 20. Null in a session: see its `network.jsonl`."""
     diagnostics: dict[str, Diagnostic]
 
     @classmethod
-    def of(cls, result: ExecResult) -> ExecDocument:
+    def of(cls, result: ExecResult, denied: DeniedHosts | None) -> ExecDocument:
         stdout, stdout_b64 = _text(result.stdout_bytes)
         stderr, stderr_b64 = _text(result.stderr_bytes)
         return cls(
@@ -74,6 +121,7 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
             policy=result.policy,
             background=result.background,
             survivors=result.survivors,
+            denied_hosts=None if denied is None else denied.facts(),
             diagnostics=dict(result.diagnostics),
         )
 
@@ -104,7 +152,7 @@ class CommandFlags:
     @contextlib.contextmanager
     def options(self, *, as_json: bool) -> Iterator[ExecOptions]:
         """Yield the options of the call. Once the command has started, signals to this process are passed on to it."""
-        from proofbox.sandbox.client.signals import passing_on
+        from proofbox.sandbox.client.signals import forwarding_signals
 
         with open_stdin(self.stdin) as source, contextlib.ExitStack() as stack:
             yield {
@@ -114,7 +162,7 @@ class CommandFlags:
                 "stdin": source,
                 "max_output": self.max_output,
                 "on_output": None if as_json else writer(self.raw),
-                "on_start": lambda running: stack.enter_context(passing_on(running.signal)),
+                "on_start": lambda running: stack.enter_context(forwarding_signals(running.signal)),
             }
 
 
@@ -143,20 +191,22 @@ def exec_(
     """
     from proofbox.sandbox.service import Sandboxes
 
-    words = command.words(argv)
-    with Sandboxes(project) as boxes, command.options(as_json=json) as options:
+    words, denied = command.words(argv), DeniedHosts()
+    with Sandboxes(project, on_event=denied) as boxes, command.options(as_json=json) as options:
         result = boxes.exec(words, provider=provider, **box.options(), **options)
-    return finish(result, as_json=json)
+    return finish(result, denied, as_json=json)
 
 
-def finish(result: ExecResult, *, as_json: bool) -> int:
+def finish(result: ExecResult, denied: DeniedHosts | None = None, *, as_json: bool) -> int:
     if as_json:
-        write_json(ExecDocument.of(result))
+        write_json(ExecDocument.of(result, denied))
     else:
         if result.timed_out:
             print("proofbox: the command timed out and was killed, with all its child processes", file=sys.stderr)
         if result.usage.oom_killed:
             print("proofbox: the box reached its memory limit, and the kernel killed a process", file=sys.stderr)
+        if denied is not None:
+            denied.print_to_stderr()
     return result.exit_code
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from proofbox.cli import flags
-from proofbox.cli.commands.run.exec import ExecDocument
+from proofbox.cli.commands.run.exec import DeniedHosts, ExecDocument
 from proofbox.cli.output import show
 
 
@@ -30,11 +30,12 @@ def up(
     """
     from proofbox.sandbox.service import Sandboxes
 
-    with Sandboxes(project) as boxes:
+    denied = DeniedHosts()
+    with Sandboxes(project, on_event=denied) as boxes:
         result = boxes.start(
             argv or ("/bin/sh",),
             provider=provider,
             **box.options(),
         )
-    show(ExecDocument.of(result), lambda: "", as_json=json)
+    show(ExecDocument.of(result, denied), lambda: "", as_json=json)
     return result.exit_code

@@ -26,7 +26,7 @@ from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.core.text import require_utf8
 from proofbox.errors import DemoFailed, ProofboxError
 
-PATIENCE = 30.0
+ANSWER_TIMEOUT = 30.0
 BOLD, DIM, CYAN = "1", "2", "36"
 HIGHLIGHTS = {  # the start of a line, and its colour
     "holds:": "32",
@@ -248,7 +248,7 @@ def _backend(stage: DemoStage, port: int) -> Iterator[None]:
     with log:
         server = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdout=log, stderr=log)
         try:
-            end = time.monotonic() + PATIENCE
+            end = time.monotonic() + ANSWER_TIMEOUT
             while not _answers(port):
                 if server.poll() is not None or time.monotonic() > end:
                     raise DemoFailed(

@@ -14,7 +14,7 @@ import msgspec
 
 _HEREDOC = re.compile(r"<<-?\s*([\"']?)([A-Za-z_][A-Za-z0-9_]*)\1")
 _ROOT = "/"
-MOST = 1000
+MAX_INSTRUCTIONS = 1000
 """The maximum number of instructions that are read; no one writes more by hand."""
 
 
@@ -36,14 +36,16 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
 def read_dockerfile(text: str) -> Dockerfile:
     found = Dockerfile()
     instructions = _instructions(text)
-    for word, rest in instructions[:MOST]:
+    for word, rest in instructions[:MAX_INSTRUCTIONS]:
         if word == "FROM":
             found = Dockerfile()
         elif word in ("RUN", "USER", "VOLUME"):
             found = _not_followed(found, word, rest)
         elif word in ("WORKDIR", "COPY", "ADD", "ENV"):
             found = _not_followed(found, word, rest) if "$" in rest or "<<" in rest else _follow(found, word, rest)
-    return found if len(instructions) <= MOST else _not_followed(found, "", f"everything after instruction {MOST}")
+    if len(instructions) > MAX_INSTRUCTIONS:
+        found = _not_followed(found, "", f"everything after instruction {MAX_INSTRUCTIONS}")
+    return found
 
 
 def _follow(found: Dockerfile, word: str, rest: str) -> Dockerfile:

@@ -12,7 +12,7 @@ import msgspec
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.problems import Problems, invalid, toml_problem
 
-LONGEST = 7 * 86_400.0
+MAX_TIMEOUT = 7 * 86_400.0
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?\s*", re.IGNORECASE)
 _MB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 _TEMPLATE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -95,8 +95,8 @@ class _Reader:
 
     def _phase(self, section: str) -> Phase:
         timeout = self._positive(section, "timeout_sec") or 600.0
-        if timeout > LONGEST:
-            self._wrong((section, "timeout_sec"), f"{timeout:g} s is longer than {LONGEST:g}")
+        if timeout > MAX_TIMEOUT:
+            self._wrong((section, "timeout_sec"), f"{timeout:g} s is longer than {MAX_TIMEOUT:g}")
         if self._get(section, "user", str | int) is not None:
             self._note(f"{section}.user: ignored; commands run as the owner of the files")
         env = self._env(section) if section == "verifier" else {}

@@ -22,8 +22,8 @@ from proofbox.core.text import printable
 from proofbox.errors import ProofboxError
 from proofbox.lab.suite.files import SuiteFiles
 
-MOST_ENTRIES = 100_000
-MOST_BYTES = 8 << 30
+MAX_ENTRIES = 100_000
+MAX_BYTES = 8 << 30
 LARGEST_TEXT = 1 << 20
 
 
@@ -47,16 +47,16 @@ def tree_sha256(
     size = 0
     for number, (name, folder, info) in enumerate(_entries(root, parts, at, skip)):
         relative = os.fsencode(name)
-        if number >= MOST_ENTRIES and not trusted:
-            raise _refused(root, f"it has more than {MOST_ENTRIES} files")
+        if number >= MAX_ENTRIES and not trusted:
+            raise _refused(root, f"it has more than {MAX_ENTRIES} files")
         if stat.S_ISLNK(info.st_mode):
             content = os.fsencode(os.readlink(os.path.basename(name), dir_fd=folder))
             if not trusted and not Path(os.path.realpath(root / name)).is_relative_to(os.path.realpath(root)):
                 raise _refused(root, f"{name} is a link that leads out of it")
         elif stat.S_ISREG(info.st_mode):
             size += info.st_size
-            if size > MOST_BYTES and not trusted:
-                raise _refused(root, f"its files are larger than {MOST_BYTES >> 30} GiB")
+            if size > MAX_BYTES and not trusted:
+                raise _refused(root, f"its files are larger than {MAX_BYTES >> 30} GiB")
             content = _digest(root, name, folder)
         elif stat.S_ISDIR(info.st_mode):
             content = b""

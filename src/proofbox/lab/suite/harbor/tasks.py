@@ -24,7 +24,7 @@ from proofbox.core.text import printable
 from proofbox.errors import ImageAbsent, ProviderUnavailable, StartFailed, SuiteInvalid
 from proofbox.lab.suite.harbor import task_table
 from proofbox.lab.suite.harbor.dockerfile import Copy, Dockerfile, read_dockerfile
-from proofbox.lab.suite.harbor.task_tree import MOST_ENTRIES, read_text, tree_sha256
+from proofbox.lab.suite.harbor.task_tree import MAX_ENTRIES, read_text, tree_sha256
 from proofbox.lab.suite.reading import Suite, parse_suite
 from proofbox.sandbox.containers.image_files import working_directory
 from proofbox.sandbox.providers import provider_named
@@ -35,7 +35,7 @@ PARTS = (TASK, "instruction.md", "environment", "tests", "solution", "steps")
 """The parts of a task. Anything else in its directory, such as results of a run, is ignored."""
 TESTS, SOLUTION, REWARD = "/tests", "/solution", "/logs/verifier"
 USUAL_WORKDIR = "/app"
-MOST_NOTES, NOTE = 200, 500
+MAX_NOTES, NOTE = 200, 500
 HOST_ROOT = "it ran on this host's programs, not in the task's image (--host-root)"
 USE_HOST_ROOT = "or run it on this host's programs (results are not comparable): --host-root"
 # Hooks of test runs that no task asks for. Other common ones, such as setup.cfg, may be part of a task.
@@ -158,7 +158,7 @@ class _Reader:
         return {name: value for name, value in mission.items() if value is not None}
 
     def _note(self, text: str) -> None:
-        if len(self._notes) < MOST_NOTES:
+        if len(self._notes) < MAX_NOTES:
             self._notes[printable(text)[:NOTE]] = None
 
     def _path(self, name: str) -> str:
@@ -234,8 +234,8 @@ class _Reader:
             return found
         copied = (each for copy in dockerfile.copies for each in self._copied(copy))
         for number, (dest, source) in enumerate(copied):
-            if number >= MOST_ENTRIES:
-                problem = Problem(f"environment/Dockerfile: it copies more than {MOST_ENTRIES} files")
+            if number >= MAX_ENTRIES:
+                problem = Problem(f"environment/Dockerfile: it copies more than {MAX_ENTRIES} files")
                 raise invalid(str(self._root), [problem])
             if dest.is_relative_to(workdir):
                 found[str(dest.relative_to(workdir))] = self._path(str(source))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from proofbox.errors import CommandNotExecutable, CommandNotFound, PathRefused, ProofboxError, RequestInvalid
 from proofbox.sandbox.conformance.check import FILESYSTEM, ProviderChecks, expect
-from proofbox.sandbox.conformance.context import PATIENCE, CheckContext, with_environment
+from proofbox.sandbox.conformance.context import COMMAND_TIMEOUT, CheckContext, with_environment
 from proofbox.sandbox.service import Session
 
 subject = ProviderChecks("commands")
@@ -18,7 +18,7 @@ check = subject.check
 
 # The allowlist: variables that a command may have without the caller setting them.
 _ALLOWED = {"PATH", "HOME", "USER", "SHELL", "LANG", "TERM", "TMPDIR", "TZ"}
-AT_ONCE = 20
+CONCURRENT = 20
 
 
 @check()
@@ -63,7 +63,7 @@ def what_never_ran(context: CheckContext) -> None:
         (RequestInvalid, "a NUL byte", ["echo", "a\0b"]),
         (RequestInvalid, "10 MB of argv", ["echo", "x" * 10_000_000]),
     ):
-        context.refused(kind, what, session.exec, argv, timeout=PATIENCE)
+        context.refused(kind, what, session.exec, argv, timeout=COMMAND_TIMEOUT)
     context.alive(session)
 
 
@@ -72,13 +72,13 @@ def arguments_as_given(context: CheckContext) -> None:
     """No shell interprets the arguments: each arrives unchanged, including empty and unprintable ones."""
     session = context.session()
     words = ["", "a b", "$HOME", "*", "'\"", "\\", "-n", "\n", "ü", "x" * 100_000]
-    result = session.exec(["printf", "%s\\0", *words], timeout=PATIENCE)
+    result = session.exec(["printf", "%s\\0", *words], timeout=COMMAND_TIMEOUT)
     expect(
         result.stdout_bytes == b"".join(word.encode() + b"\0" for word in words),
         f"argv arrived as {result.stdout[:300]!r}",
     )
     raw = bytes(range(128, 256))
-    result = session.exec([b"printf", b"%s", raw], timeout=PATIENCE)
+    result = session.exec([b"printf", b"%s", raw], timeout=COMMAND_TIMEOUT)
     expect(result.stdout_bytes == raw, f"bytes that are not UTF-8 arrived as {result.stdout_bytes[:100]!r}")
 
 
@@ -88,8 +88,8 @@ def environment(context: CheckContext) -> None:
     value = f"kept-{secrets.token_hex(12)}"
     with with_environment(PROOFBOX_CHECK_API_KEY=value, LD_PRELOAD_CHECK=value, XPATH=value):
         session = context.session()
-        bare = session.exec(["env"], timeout=PATIENCE)
-        named = session.exec(["env"], env={"ASKED_FOR": "yes & no", "EMPTY": ""}, timeout=PATIENCE)
+        bare = session.exec(["env"], timeout=COMMAND_TIMEOUT)
+        named = session.exec(["env"], env={"ASKED_FOR": "yes & no", "EMPTY": ""}, timeout=COMMAND_TIMEOUT)
     expect(value not in bare.stdout, "a variable from the caller's environment reached the command")
     names = {line.partition("=")[0] for line in bare.stdout.splitlines()}
     extra = sorted(name for name in names - _ALLOWED - {"_", "PWD", "SHLVL"} if not name.startswith("LC_"))
@@ -150,7 +150,7 @@ def working_directory_refused(context: CheckContext) -> None:
     ):
         ran = context.project / "ran"
         argv = ["touch", str(ran)]
-        context.refused(PathRefused, f"cwd {str(cwd)!r}", session.exec, argv, cwd=cwd, timeout=PATIENCE)
+        context.refused(PathRefused, f"cwd {str(cwd)!r}", session.exec, argv, cwd=cwd, timeout=COMMAND_TIMEOUT)
         expect(not ran.exists(), f"cwd {str(cwd)!r} was refused, but the command ran")
     context.alive(session)
 
@@ -180,12 +180,12 @@ def many_at_once(context: CheckContext) -> None:
         as_expected = answer == (number, f"up\nout {number}\n", f"err {number}\n")
         return "" if as_expected else f"command {number} returned {answer}"
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = [pool.submit(one, number) for number in range(AT_ONCE)]
-        started = [up.acquire(timeout=PATIENCE) for _ in running]
+    with ThreadPoolExecutor(CONCURRENT) as pool:
+        running = [pool.submit(one, number) for number in range(CONCURRENT)]
+        started = [up.acquire(timeout=COMMAND_TIMEOUT) for _ in running]
         (context.project / "go").touch()
         wrong = [text for text in (each.result() for each in running) if text]
-    expect(all(started), f"only {sum(started)} of {AT_ONCE} commands ran concurrently")
+    expect(all(started), f"only {sum(started)} of {CONCURRENT} commands ran concurrently")
     expect(not wrong, "; ".join(wrong[:3]))
 
 
@@ -198,7 +198,7 @@ def one_death_among_many(context: CheckContext) -> None:
         steady = pool.submit(context.sh, session, "sleep 1; echo steady; exit 3")
         dying = pool.submit(context.sh, session, "sleep 0.1; kill -9 $$")
         late = pool.submit(context.sh, session, "echo up; sleep 30", timeout=0.6, on_output=lambda _: up.set())
-        up.wait(PATIENCE)
+        up.wait(COMMAND_TIMEOUT)
         younger = pool.submit(context.sh, session, "sleep 1; echo steady; exit 3")
         expect(dying.result().signal == 9, "the killed command was not reported as killed by SIGKILL")
         expect(late.result().timed_out, "the command that exceeded its timeout was reported without timed_out")
@@ -245,7 +245,7 @@ def result_of_an_unread_error(context: CheckContext) -> None:
     """Every error from a box names its provider and carries diagnostics."""
     session = context.session()
     try:
-        session.exec([context.marker], timeout=PATIENCE)
+        session.exec([context.marker], timeout=COMMAND_TIMEOUT)
     except ProofboxError as error:
         expect(error.details.get("provider") == context.provider, f"the error's details are {error.details}")
         expect("diagnostics" in error.details, "the error carries no diagnostics")

@@ -13,8 +13,8 @@ from proofbox.core.interpreter import module_child
 from proofbox.errors import SandboxLost, SessionUnknown
 from proofbox.sandbox.conformance.check import DETACHED, Failed, ProviderChecks, expect
 from proofbox.sandbox.conformance.checks.killing import BEAT
-from proofbox.sandbox.conformance.checks.loss import SOON, find_agent
-from proofbox.sandbox.conformance.context import PATIENCE, CheckContext, commands_of, settled
+from proofbox.sandbox.conformance.checks.loss import LOSS_TIMEOUT, find_agent
+from proofbox.sandbox.conformance.context import COMMAND_TIMEOUT, CheckContext, commands_of, settled
 
 subject = ProviderChecks("detached")
 check = subject.check
@@ -32,7 +32,7 @@ def used_by_another_process(context: CheckContext) -> None:
         expect((first["exit_code"], first["provider"]) == (3, context.provider), f"another process got {first}")
         expect((context.project / "made").exists(), "the session uses another project")
         script = "cat /tmp/kept-$0; rm -f /tmp/kept-$0"
-        second = boxes.exec_in_session(id, ["sh", "-c", script, context.marker], timeout=PATIENCE)
+        second = boxes.exec_in_session(id, ["sh", "-c", script, context.marker], timeout=COMMAND_TIMEOUT)
         expect(second.stdout == "kept\n", f"the box did not keep its files between processes: {second.stderr!r}")
         expect(boxes.get_session(id).state == "running", "the state of a running session is not `running`")
         expect(id in [info.id for info in boxes.list_sessions()], "the session is not listed")
@@ -55,7 +55,7 @@ def ended_by_its_idle_time(context: CheckContext) -> None:
     expect(beat.exists(), "the daemon never started")
     first = last = beat.stat().st_size
     since = time.monotonic()
-    end = since + PATIENCE
+    end = since + COMMAND_TIMEOUT
     while state == "running" and time.monotonic() < end:
         time.sleep(0.1)
         if (size := beat.stat().st_size) != last:
@@ -64,7 +64,7 @@ def ended_by_its_idle_time(context: CheckContext) -> None:
             state, since = context.boxes.get_session(id).state, time.monotonic()
     (context.project / "stop").touch()
     context.boxes.stop_session(id)
-    expect(state != "running", f"the session with an idle time of 1 s is still running after {PATIENCE:g} s")
+    expect(state != "running", f"the session with an idle time of 1 s is still running after {COMMAND_TIMEOUT:g} s")
     expect(last > first, "the session did not outlive the process that started it")
     expect(state == "lost", f"the session's state is {state}")
     context.refused(SandboxLost, "an expired session", context.boxes.exec_in_session, id, ["true"], timeout=3)
@@ -78,11 +78,11 @@ def lost(context: CheckContext) -> None:
     try:
         _run_client(context, "exec", id, _DAEMON, context.marker, BEAT)
         os.kill(find_agent(context, commands=1), signal.SIGKILL)
-        settled(lambda: ["it"] if boxes.get_session(id).state == "running" else [], SOON)
+        settled(lambda: ["it"] if boxes.get_session(id).state == "running" else [], LOSS_TIMEOUT)
         expect(boxes.get_session(id).state == "lost", f"the session's state is {boxes.get_session(id).state}")
         began = time.monotonic()
         context.refused(SandboxLost, "a lost session", boxes.exec_in_session, id, ["true"], timeout=3)
-        expect(time.monotonic() - began < SOON, "the loss was not reported at once")
+        expect(time.monotonic() - began < LOSS_TIMEOUT, "the loss was not reported at once")
     finally:
         state = boxes.stop_session(id).state
     expect(state == "stopped", f"the state after stop is {state}")
@@ -102,7 +102,7 @@ def _run_client(context: CheckContext, operation: str, *args: str) -> dict[str, 
         env=child.env,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=COMMAND_TIMEOUT,
         check=False,
     )
     if done.returncode != 0:

@@ -21,7 +21,7 @@ from proofbox.sandbox.contract import Access, Isolation, Mount
 subject = ProviderChecks("filesystem")
 check = subject.check
 
-STRANGER = 54321
+OTHER_UID = 54321
 
 # Every kind of change; each prints its name when it succeeds.
 _CHANGES = """
@@ -236,11 +236,11 @@ def project_of_another(context: CheckContext) -> None:
     project = home / "theirs"
     project.mkdir(parents=True)
     home.chmod(0o700)
-    os.chown(project, STRANGER, STRANGER + 1)
+    os.chown(project, OTHER_UID, OTHER_UID + 1)
     result = context.sh(context.session(context.over(project)), "mkdir dir && echo made > dir/made")
     expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
     owner = (project / "dir" / "made").stat()
-    owned = (owner.st_uid, owner.st_gid) == (STRANGER, STRANGER + 1)
+    owned = (owner.st_uid, owner.st_gid) == (OTHER_UID, OTHER_UID + 1)
     expect(owned, f"a file created in the box belongs to {owner.st_uid}:{owner.st_gid}")
 
 

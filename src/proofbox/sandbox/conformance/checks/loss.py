@@ -10,14 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 from proofbox.errors import SandboxLost
 from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, ProviderChecks, expect
-from proofbox.sandbox.conformance.context import PATIENCE, CheckContext, command_line, commands_of, parent, settled
+from proofbox.sandbox.conformance.context import (
+    COMMAND_TIMEOUT,
+    CheckContext,
+    command_line,
+    commands_of,
+    parent,
+    settled,
+)
 from proofbox.sandbox.contract import ExecResult, Isolation
 from proofbox.sandbox.service import Session
 
 subject = ProviderChecks("loss")
 check = subject.check
 
-SOON = 5.0
+LOSS_TIMEOUT = 5.0
 """Far below the commands' timeouts, so that a loss reported within this time was detected and is not a timeout."""
 
 
@@ -50,7 +57,7 @@ def under_commands(context: CheckContext) -> None:
         for one in waiting:
             one.result()
     took = max(reported) - killed
-    expect(took < SOON, f"the loss was reported after {took:.2f} s")
+    expect(took < LOSS_TIMEOUT, f"the loss was reported after {took:.2f} s")
     _expect_lost(context, session)
 
 
@@ -63,7 +70,7 @@ def between_commands(context: CheckContext) -> None:
     began = time.monotonic()
     context.refused(SandboxLost, "a command in a dead box", context.sh, session, "true")
     took = time.monotonic() - began
-    expect(took < SOON, f"the loss was reported after {took:.2f} s")
+    expect(took < LOSS_TIMEOUT, f"the loss was reported after {took:.2f} s")
     _expect_lost(context, session)
 
 
@@ -75,7 +82,9 @@ def stopped_under_a_command(context: CheckContext) -> None:
     with ThreadPoolExecutor(1) as pool:
         script = "echo up; sleep 60; exit 0"
         waiting = pool.submit(context.sh, session, script, timeout=40, on_output=lambda _: started.set())
-        expect(started.wait(PATIENCE), f"the first output of a command did not arrive within {PATIENCE:g} s")
+        expect(
+            started.wait(COMMAND_TIMEOUT), f"the first output of a command did not arrive within {COMMAND_TIMEOUT:g} s"
+        )
         began = time.monotonic()
         session.stop()
         stopped = time.monotonic() - began
@@ -112,7 +121,7 @@ def find_agent(context: CheckContext, commands: int) -> int:
     The commands' scripts must not end with the program that they wait for: some shells exec the last command.
     """
     _needs_host_processes(context)
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + COMMAND_TIMEOUT
     while len(found := _shells_in_box(context)) < commands:
         if time.monotonic() > end:
             raise NotChecked("the box's processes are not visible on the host")
@@ -150,10 +159,10 @@ def _expect_lost(context: CheckContext, session: Session) -> None:
     """After a loss, expect that the next command reports it again, that stopping works, and that no process is left."""
     again = time.monotonic()
     context.refused(SandboxLost, "the next command after a loss", session.exec, ["true"], timeout=3)
-    expect(time.monotonic() - again < SOON, f"the second report took longer than {SOON:g} s")
+    expect(time.monotonic() - again < LOSS_TIMEOUT, f"the second report took longer than {LOSS_TIMEOUT:g} s")
     began = time.monotonic()
     session.stop()
     expect(time.monotonic() - began < 10, f"stopping the lost session took {time.monotonic() - began:.1f} s")
-    left = settled(lambda: _shells_in_box(context), SOON)
+    left = settled(lambda: _shells_in_box(context), LOSS_TIMEOUT)
     if left and context.enforcement.kill_tree != "best-effort":
         raise Failed(f"commands of the lost box are still running: {[command_line(pid) for pid in left]}")

@@ -12,7 +12,7 @@ import time
 from proofbox.config.settings import Settings
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.conformance.check import NETWORK, NotChecked, ProviderChecks, expect
-from proofbox.sandbox.conformance.context import PATIENCE, CheckContext
+from proofbox.sandbox.conformance.context import COMMAND_TIMEOUT, CheckContext
 from proofbox.sandbox.conformance.probing import SystemCalls, connect, listeners
 from proofbox.sandbox.service import Sandboxes
 
@@ -99,7 +99,7 @@ print(socket.create_connection(("127.0.0.1", {port}), 10).recv(16).decode())
 """
         if not context.sh(session, "command -v python3").stdout:
             raise NotChecked("the box has no python3 for the server and the client")
-        result = session.exec(["python3", "-c", script], timeout=PATIENCE)
+        result = session.exec(["python3", "-c", script], timeout=COMMAND_TIMEOUT)
         expect(result.stdout == "inside\n", f"the box's loopback does not work: {result.stderr[-300:]!r}")
 
 

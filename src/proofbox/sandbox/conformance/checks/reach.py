@@ -8,7 +8,7 @@ from pathlib import Path
 from proofbox.core.dirs import cache_dir, config_dir, state_dir
 from proofbox.errors import PathRefused
 from proofbox.sandbox.conformance.check import FILESYSTEM, MOUNTS, NotApplicable, ProviderChecks, expect
-from proofbox.sandbox.conformance.checks.filesystem import STRANGER
+from proofbox.sandbox.conformance.checks.filesystem import OTHER_UID
 from proofbox.sandbox.conformance.context import CheckContext, with_environment
 from proofbox.sandbox.contract import Isolation, Mount
 
@@ -140,11 +140,11 @@ def private_files_of_others(context: CheckContext) -> None:
     file = context.project / "private"
     file.write_text("private")
     file.chmod(0o600)
-    os.chown(file, STRANGER, STRANGER)
+    os.chown(file, OTHER_UID, OTHER_UID)
     script = "cat private; echo x >> private; chmod 666 private; chown 0 private; cat private"
     result = context.sh(context.session(), script)
     expect("private" not in result.stdout, "a private file of another user was read")
-    unchanged = file.stat().st_uid == STRANGER and file.stat().st_mode & 0o777 == 0o600
+    unchanged = file.stat().st_uid == OTHER_UID and file.stat().st_mode & 0o777 == 0o600
     expect(unchanged and file.read_text() == "private", "a private file of another user was changed")
 
 

@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 from proofbox.sandbox.conformance.check import OWN_STREAMS, NotChecked, ProviderChecks, expect
-from proofbox.sandbox.conformance.context import PATIENCE, CheckContext
+from proofbox.sandbox.conformance.context import COMMAND_TIMEOUT, CheckContext
 from proofbox.sandbox.contract import Output
 
 subject = ProviderChecks("streams")
@@ -139,13 +139,13 @@ def output_as_it_comes(context: CheckContext) -> None:
 def stdin_to_its_end(context: CheckContext) -> None:
     session = context.session()
     for stdin in (b"hello\n", b"\x00\xff\x04", "text"):
-        result = session.exec(["cat"], stdin=stdin, timeout=PATIENCE)
+        result = session.exec(["cat"], stdin=stdin, timeout=COMMAND_TIMEOUT)
         expected = stdin.encode() if isinstance(stdin, str) else stdin
         expect(
             result.stdout_bytes == expected and not result.timed_out,
             f"`cat` returned {result.stdout_bytes!r} for {stdin!r}",
         )
-    result = session.exec(["cat"], stdin=io.BytesIO(b"from a file"), timeout=PATIENCE)
+    result = session.exec(["cat"], stdin=io.BytesIO(b"from a file"), timeout=COMMAND_TIMEOUT)
     expect(result.stdout == "from a file", f"`cat` returned {result.stdout!r} for a file as stdin")
 
 
@@ -154,7 +154,7 @@ def stdin_absent_or_empty(context: CheckContext) -> None:
     """Without stdin, a command that reads gets end of file immediately; it never waits for a terminal."""
     session = context.session()
     for stdin in (None, b"", io.BytesIO()):
-        result = session.exec(["cat"], stdin=stdin, timeout=PATIENCE)
+        result = session.exec(["cat"], stdin=stdin, timeout=COMMAND_TIMEOUT)
         expect(not result.timed_out and result.exit_code == 0, f"with stdin {stdin!r}, `cat` timed out or failed")
         expect(result.stdout_bytes == b"", f"with stdin {stdin!r}, `cat` read {result.stdout_bytes!r}")
 
@@ -164,11 +164,11 @@ def stdin_large(context: CheckContext) -> None:
     """Far more input than any buffer holds, while output is written: no deadlock, and nothing is lost."""
     session = context.session()
     data = bytes(range(251)) * 40_000  # 10 MB; 251 is prime, so that no block repeats
-    result = session.exec(["cat"], stdin=data, timeout=PATIENCE, max_output=len(data) + 1)
+    result = session.exec(["cat"], stdin=data, timeout=COMMAND_TIMEOUT, max_output=len(data) + 1)
     expect(
         result.stdout_bytes == data, f"`cat` returned {len(result.stdout_bytes)} bytes for {len(data)}, or other bytes"
     )
-    counted = session.exec(["wc", "-c"], stdin=io.BytesIO(data), timeout=PATIENCE)
+    counted = session.exec(["wc", "-c"], stdin=io.BytesIO(data), timeout=COMMAND_TIMEOUT)
     expect(counted.stdout.strip() == str(len(data)), f"{counted.stdout.strip()} of {len(data)} bytes were read")
 
 
@@ -177,9 +177,9 @@ def stdin_unread(context: CheckContext) -> None:
     """A command that does not read its input, or stops reading it, ends normally."""
     session = context.session()
     data = b"x" * 2_000_000
-    result = session.exec(["true"], stdin=data, timeout=PATIENCE)
+    result = session.exec(["true"], stdin=data, timeout=COMMAND_TIMEOUT)
     expect(result.exit_code == 0 and not result.timed_out, f"`true` returned exit {result.exit_code}")
-    result = session.exec(["head", "-c", "3"], stdin=data, timeout=PATIENCE)
+    result = session.exec(["head", "-c", "3"], stdin=data, timeout=COMMAND_TIMEOUT)
     expect(result.stdout == "xxx", f"`head -c 3` returned {result.stdout!r}")
     context.alive(session)
 

@@ -8,7 +8,7 @@ from proofbox.workspace.tools.conformance.world import ToolWorld, check, paths_o
 
 
 @check
-def an_edit_is_exact(world: ToolWorld) -> None:
+def edits_replace_exact_text(world: ToolWorld) -> None:
     env = world.env
     env.write_file("f", "a\nb.b\nb.b\r\nc\n")
     refused(EditRefused, env.edit_file, "f", "b.b", "x")
@@ -60,7 +60,7 @@ rename to new name
 
 
 @check
-def a_patch_changes_every_file(world: ToolWorld) -> None:
+def patches_change_every_file(world: ToolWorld) -> None:
     env = world.env
     env.write_file("mod", "one\ntwo\nthree\nfour\nfive")
     refused(PatchRefused, env.apply_patch, "--- mod\n+++ mod\n@@ -5 +5,2 @@\n five\n+six\n")
@@ -77,7 +77,7 @@ def a_patch_changes_every_file(world: ToolWorld) -> None:
 
 
 @check
-def a_patch_that_does_not_fit_changes_nothing(world: ToolWorld) -> None:
+def unsuitable_patches_change_nothing(world: ToolWorld) -> None:
     env = world.env
     files = {"mod": "one\ntwo\nthree\nfour\nfive\n", "gone": "y\n", "old name": "kept"}
     for path, content in files.items():
@@ -96,7 +96,7 @@ def a_patch_that_does_not_fit_changes_nothing(world: ToolWorld) -> None:
 
 
 @check
-def a_hunk_may_have_moved_but_not_be_ambiguous(world: ToolWorld) -> None:
+def moved_hunks_apply_unless_ambiguous(world: ToolWorld) -> None:
     env = world.env
     patch = "--- f\n+++ f\n@@ -1,2 +1,2 @@\n a\n-b\n+B\n"
     env.write_file("f", "0\n0\na\nb\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from proofbox.errors import CommandsUnavailable, ProofboxError
 from proofbox.sandbox.conformance.check import NotApplicable, expect
 from proofbox.workspace.tools.conformance.world import ToolWorld, check, refused, same
-from proofbox.workspace.tools.contract import ToolEnvironment
+from proofbox.workspace.tools.contract import OUTPUT_LIMIT, ToolEnvironment
 
 
 def _shell(world: ToolWorld) -> ToolEnvironment:
@@ -17,7 +17,7 @@ def _shell(world: ToolWorld) -> ToolEnvironment:
 
 
 @check
-def a_command_is_a_result_however_it_ends(world: ToolWorld) -> None:
+def every_end_of_a_command_is_a_result(world: ToolWorld) -> None:
     env = _shell(world)
     done = env.run_command("echo out; echo err >&2; exit 7")
     same((done.exit_code, done.stdout, done.stderr, done.timed_out), (7, "out\n", "err\n", False))
@@ -26,8 +26,8 @@ def a_command_is_a_result_however_it_ends(world: ToolWorld) -> None:
     same(env.run_command("echo $V", env={"V": "1"}).stdout, "1\n")
     late = env.run_command("sleep 60", timeout=0.3)
     same((late.timed_out, late.exit_code), (True, 124))
-    much = env.run_command("head -c 100000 /dev/zero", max_output=1000)
-    expect(much.truncated and len(much.stdout) <= 1200, "output is bounded")
+    much = env.run_command(f"head -c {2 * OUTPUT_LIMIT} /dev/zero")
+    expect(much.truncated and len(much.stdout) <= 1.2 * OUTPUT_LIMIT, "output is bounded")
     expect(len(much.text(500).encode()) <= 500, "the text for the model is bounded")
     refused(ProofboxError, env.run_command, ["no-such-program-here"])
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from proofbox.errors import ArgumentsInvalid, FileAbsent, FileKindRefused, FileTooLarge, ToolPathRefused
 from proofbox.workspace.tools.conformance.world import ToolWorld, check, paths_of, refused, same
-from proofbox.workspace.tools.contract import LARGEST_FILE
+from proofbox.workspace.tools.contract import LARGEST_FILE, READ_LIMIT
 
 OUTSIDE = ("..", "../x", "a/../../x", "/etc/passwd", "/", "../" * 50 + "etc/passwd", "a/../..")
 NO_PATHS = ("", "\0", "a\0b", "x" * 5000, "a/" + "y" * 300, "\ud800")
 
 
 @check
-def what_is_written_is_read(world: ToolWorld) -> None:
+def written_files_are_read_back(world: ToolWorld) -> None:
     env = world.env
     written = env.write_file("deep/er/file", "one\ntwo\n")
     same((written.created, written.size, written.path), (True, 8, "deep/er/file"))
@@ -25,7 +25,7 @@ def what_is_written_is_read(world: ToolWorld) -> None:
 
 
 @check
-def lines_are_read_from_and_to(world: ToolWorld) -> None:
+def line_ranges_are_read(world: ToolWorld) -> None:
     env = world.env
     env.write_file("f", "1\n22\n333\n4444")
     same((env.read_file("f", first_line=2, max_lines=2).content), "22\n333\n")
@@ -33,15 +33,18 @@ def lines_are_read_from_and_to(world: ToolWorld) -> None:
     same(env.read_file("f", first_line=4).content, "4444")
     same((env.read_file("f", first_line=4).truncated, env.read_file("f").truncated), (False, False))
     same(env.read_file("f", first_line=9).content, "")
-    part = env.read_file("f", max_bytes=6)
-    same((part.content, part.truncated, part.size), ("1\n22\n", True, 13))
-    env.write_file("g", "x" * 100)
-    same((env.read_file("g", max_bytes=10).content, env.read_file("g", max_bytes=10).truncated), ("x" * 10, True))
+    env.write_file("f", "1\n" + "x" * READ_LIMIT)
+    part = env.read_file("f")
+    same((part.content, part.truncated, part.size), ("1\n", True, READ_LIMIT + 2))
+    part = env.read_file("f", first_line=2)
+    same((part.content, part.truncated), ("x" * READ_LIMIT, False))
+    env.write_file("g", "x" * (READ_LIMIT + 1))
+    same((env.read_file("g").content, env.read_file("g").truncated), ("x" * READ_LIMIT, True))
     refused(ArgumentsInvalid, env.read_file, "f", first_line=0)
 
 
 @check
-def nothing_is_outside(world: ToolWorld) -> None:
+def paths_outside_the_root_are_refused(world: ToolWorld) -> None:
     env = world.env
     env.write_file("a/b", "x")
     for path in OUTSIDE:
@@ -56,7 +59,7 @@ def nothing_is_outside(world: ToolWorld) -> None:
 
 
 @check
-def what_is_not_there_or_no_file_is_said(world: ToolWorld) -> None:
+def missing_and_irregular_files_are_reported(world: ToolWorld) -> None:
     env = world.env
     env.write_file("d/f", "x")
     for tool in (env.read_file, env.remove_file, env.list_directory, env.list_files_recursive):
@@ -76,14 +79,14 @@ def what_is_not_there_or_no_file_is_said(world: ToolWorld) -> None:
 
 
 @check
-def what_is_too_large_is_refused(world: ToolWorld) -> None:
+def large_files_are_refused(world: ToolWorld) -> None:
     refused(FileTooLarge, world.env.write_file, "f", b"x" * (LARGEST_FILE + 1))
     refused(FileAbsent, world.env.read_file, "f")
     refused(ArgumentsInvalid, world.env.write_file, "f", "\ud800")
 
 
 @check
-def what_is_removed_is_gone(world: ToolWorld) -> None:
+def removed_files_are_absent(world: ToolWorld) -> None:
     env = world.env
     env.write_file("d/f", "x")
     same(env.remove_file("d/f").path, "d/f")

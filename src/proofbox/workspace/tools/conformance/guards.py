@@ -9,7 +9,7 @@ from proofbox.workspace.tools.conformance.world import ToolWorld, found_in, guar
 
 
 @guarded
-def what_a_guard_denies_is_not_opened(world: ToolWorld) -> None:
+def denied_files_are_not_opened(world: ToolWorld) -> None:
     env = world.env
     for attempt in (env.read_file, env.remove_file):
         refused(CapabilityDenied, attempt, "a/secret")
@@ -23,7 +23,7 @@ def what_a_guard_denies_is_not_opened(world: ToolWorld) -> None:
 
 
 @guarded
-def what_a_guard_hides_is_neither_listed_nor_found(world: ToolWorld) -> None:
+def hidden_files_are_neither_listed_nor_found(world: ToolWorld) -> None:
     host = host_of(world)
     for name in ("a/secret", "a/plain", "secret/deep"):
         os.makedirs(os.path.dirname(f"{host}/{name}"), exist_ok=True)

@@ -10,7 +10,7 @@ from proofbox.workspace.tools.conformance.world import ToolWorld, check, found_i
 
 
 @check
-def links_lead_no_further_than_the_root(world: ToolWorld) -> None:
+def links_do_not_lead_outside_the_root(world: ToolWorld) -> None:
     host, env = host_of(world), world.env
     env.write_file("d/f", "inside")
     for name, target in {
@@ -42,7 +42,7 @@ def links_lead_no_further_than_the_root(world: ToolWorld) -> None:
 
 
 @check
-def what_is_no_file_never_hangs(world: ToolWorld) -> None:
+def irregular_files_never_block(world: ToolWorld) -> None:
     host, env = host_of(world), world.env
     os.mkfifo(f"{host}/pipe")
     refused(FileKindRefused, env.read_file, "pipe")
@@ -53,7 +53,7 @@ def what_is_no_file_never_hangs(world: ToolWorld) -> None:
 
 
 @check
-def names_that_are_not_text_are_kept(world: ToolWorld) -> None:
+def undecodable_names_are_kept(world: ToolWorld) -> None:
     host, env = host_of(world), world.env
     name = os.fsdecode(b"n\xff")
     with open(os.fsencode(host) + b"/n\xff", "w") as file:

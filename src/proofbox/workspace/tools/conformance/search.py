@@ -7,7 +7,7 @@ from proofbox.workspace.tools.conformance.world import ToolWorld, check, found_i
 
 
 @check
-def text_is_found(world: ToolWorld) -> None:
+def matching_text_is_found(world: ToolWorld) -> None:
     env = world.env
     env.write_file("a.py", "import os\n\ndef main():\n    pass\n")
     env.write_file("lib/b.py", "def other(): pass\r\n")

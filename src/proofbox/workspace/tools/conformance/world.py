@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from proofbox.errors import CapabilityDenied, ProofboxError
 from proofbox.sandbox.conformance.check import Failed, NotApplicable, expect
-from proofbox.workspace.tools.contract import Listing, SearchResult, ToolEnvironment
+from proofbox.workspace.tools.contract import ToolEnvironment
+from proofbox.workspace.tools.results import Listing, SearchResult
 from proofbox.workspace.tools.tree import Access
 
 E = TypeVar("E", bound=ProofboxError)

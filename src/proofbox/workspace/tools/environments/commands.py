@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from proofbox.core.digest import sha256_hex
 from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.contract import ExecResult, Isolation
-from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
+from proofbox.workspace.tools.contract import OUTPUT_LIMIT, RunCommand
 from proofbox.workspace.tools.environments.files import FileTools
+from proofbox.workspace.tools.results import CommandResult
 
 
 class CommandTools(FileTools, ABC):
     """The file tools, and the tool that runs a command."""
 
-    def run_command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = ".",
-        timeout: float = COMMAND_TIMEOUT,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        max_output: int = OUTPUT_LIMIT,
-    ) -> CommandResult:
-        argv = command_argv(command)
+    def _run_command(self, request: RunCommand) -> CommandResult:
+        argv = command_argv(request.command)
         options: ExecOptions = {
-            "cwd": cwd,
-            "timeout": timeout,
-            "env": env,
-            "stdin": stdin,
-            "max_output": max_output,
+            "cwd": request.cwd,
+            "timeout": request.timeout,
+            "env": request.env,
+            "stdin": request.stdin,
+            "max_output": OUTPUT_LIMIT,
         }
-        return _result(argv, cwd, self._exec(argv, options), self._tree.host or "")
+        return _result(argv, request.cwd, self._exec(argv, options), self._tree.host or "")
 
     @abstractmethod
     def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 from proofbox.core.text import path_fields, printable
 from proofbox.errors import ArgumentsInvalid, FileAbsent, FileTooLarge, ProofboxError
@@ -15,8 +15,23 @@ from proofbox.workspace.search import Search, SearchEngine, search
 from proofbox.workspace.tools.contract import (
     LARGEST_FILE,
     LISTING_LIMIT,
-    MATCH_LIMIT,
     READ_LIMIT,
+    ApplyPatch,
+    EditFile,
+    ListDirectory,
+    ListFiles,
+    R,
+    ReadFile,
+    RemoveFile,
+    SearchText,
+    ToolEnvironment,
+    ToolRequest,
+    WriteFile,
+)
+from proofbox.workspace.tools.environments import edit
+from proofbox.workspace.tools.environments.patch import FilePatch, apply_hunks, parse, refusal
+from proofbox.workspace.tools.environments.search_source import TreeSource
+from proofbox.workspace.tools.results import (
     FileContent,
     FileEdited,
     FileRemoved,
@@ -28,17 +43,14 @@ from proofbox.workspace.tools.contract import (
     PatchedFile,
     SearchResult,
 )
-from proofbox.workspace.tools.environments import edit
-from proofbox.workspace.tools.environments.patch import FilePatch, apply_hunks, parse, refusal
-from proofbox.workspace.tools.environments.search_source import TreeSource
 from proofbox.workspace.tools.tree import DirectoryItem, FileTree, below
 
-FARTHEST = 1 << 30
+MAX_OFFSET = 1 << 30
 """Maximum number of bytes to skip before the first line: a sparse file may be almost endless."""
 _PIECE = 1 << 16
 
 
-class FileTools:
+class FileTools(ToolEnvironment):
     """The file tools. A tool that reads and then writes holds a lock, so that concurrent edits are not lost."""
 
     def __init__(self, tree: FileTree, *, ignore: Ignore | None = None, engine: SearchEngine | None = None) -> None:
@@ -51,13 +63,14 @@ class FileTools:
     def root(self) -> str:
         return self._tree.root
 
-    def read_file(
-        self, path: str, *, first_line: int = 1, max_lines: int | None = None, max_bytes: int = READ_LIMIT
-    ) -> FileContent:
+    def call(self, request: ToolRequest[R]) -> R:
+        return cast("R", getattr(self, f"_{request.tool}")(request))
+
+    def _read_file(self, request: ReadFile) -> FileContent:
+        first_line, max_lines = request.first_line, request.max_lines
         _require(first_line >= 1 and (max_lines is None or max_lines >= 1), "first_line and max_lines must be positive")
-        _require(1 <= max_bytes <= LARGEST_FILE, f"max_bytes must be from 1 to {LARGEST_FILE}")
-        with self._tree.open(path) as found:
-            data, truncated = _lines(found.stream, first_line, max_lines, max_bytes)
+        with self._tree.open(request.path) as found:
+            data, truncated = _lines(found.stream, first_line, max_lines, READ_LIMIT)
         content = data.decode("utf-8", "replace")
         exact = None if content.encode() == data else base64.b64encode(data).decode("ascii")
         return FileContent(
@@ -69,24 +82,25 @@ class FileTools:
             **path_fields(found.path),
         )
 
-    def write_file(self, path: str, content: str | bytes, *, executable: bool | None = None) -> FileWritten:
-        data = _encoded(content)
+    def _write_file(self, request: WriteFile) -> FileWritten:
+        data = _encoded(request.content)
         with self._changing:
-            real, created = self._tree.write(path, data, executable)
+            real, created = self._tree.write(request.path, data, request.executable)
         return FileWritten(size=len(data), created=created, **path_fields(real))
 
-    def remove_file(self, path: str) -> FileRemoved:
+    def _remove_file(self, request: RemoveFile) -> FileRemoved:
         with self._changing:
-            return FileRemoved(**path_fields(self._tree.remove(path)))
+            return FileRemoved(**path_fields(self._tree.remove(request.path)))
 
-    def list_directory(self, path: str = ".") -> Listing:
-        real, items = self._tree.directory(path)
+    def _list_directory(self, request: ListDirectory) -> Listing:
+        real, items = self._tree.directory(request.path)
         entries = tuple(_entry(real, item) for item in items[:LISTING_LIMIT])
         return Listing(entries=entries, truncated=len(items) > LISTING_LIMIT, **path_fields(real or "."))
 
-    def list_files_recursive(self, path: str = ".", *, depth: int = 32, max_entries: int = LISTING_LIMIT) -> Listing:
+    def _list_files_recursive(self, request: ListFiles) -> Listing:
+        depth, max_entries = request.depth, request.max_entries
         _require(depth >= 1 and 1 <= max_entries <= 10 * LISTING_LIMIT, "depth or max_entries is out of range")
-        real, items = self._tree.directory(path)
+        real, items = self._tree.directory(request.path)
         entries: list[ListingEntry] = []
         truncated = False
         for folder, item in below(self._tree, real, items, depth):
@@ -96,25 +110,20 @@ class FileTools:
             entries.append(_entry(folder, item))
         return Listing(entries=tuple(entries), truncated=truncated, **path_fields(real or "."))
 
-    def search_text(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        glob: str | None = None,
-        max_matches: int = MATCH_LIMIT,
-        context: int = 0,
-        ignore_case: bool = False,
-        literal: bool = False,
-    ) -> SearchResult:
-        _require(1 <= max_matches <= LISTING_LIMIT, f"max_matches must be from 1 to {LISTING_LIMIT}")
-        _require(0 <= context <= 20, "context must be from 0 to 20 lines")
-        request = Search(
-            pattern, glob=glob, most=max_matches, context=context, ignore_case=ignore_case, literal=literal
+    def _search_text(self, request: SearchText) -> SearchResult:
+        _require(1 <= request.max_matches <= LISTING_LIMIT, f"max_matches must be from 1 to {LISTING_LIMIT}")
+        _require(0 <= request.context <= 20, "context must be from 0 to 20 lines")
+        wanted = Search(
+            request.pattern,
+            glob=request.glob,
+            max_matches=request.max_matches,
+            context=request.context,
+            ignore_case=request.ignore_case,
+            literal=request.literal,
         )
-        found = search(request, TreeSource(self._tree, path, self._ignore), self._engine)
+        found = search(wanted, TreeSource(self._tree, request.path, self._ignore), self._engine)
         return SearchResult(
-            pattern=pattern,
+            pattern=request.pattern,
             matches=tuple(
                 Match(line=each.line, text=each.text, before=each.before, after=each.after, **path_fields(each.path))
                 for each in found.lines
@@ -122,11 +131,12 @@ class FileTools:
             truncated=found.truncated,
         )
 
-    def edit_file(self, path: str, old: str, new: str, *, replace_all: bool = False) -> FileEdited:
+    def _edit_file(self, request: EditFile) -> FileEdited:
+        old, new = _encoded(request.old), _encoded(request.new)
         with self._changing:
-            data, _, real = self._read_whole(path)
-            changed = edit.replace(data, _encoded(old), _encoded(new), path=real, everywhere=replace_all)
-            self._tree.write(path, _encoded(changed.data), None)
+            data, _, real = self._read_whole(request.path)
+            changed = edit.replace(data, old, new, path=real, everywhere=request.replace_all)
+            self._tree.write(request.path, _encoded(changed.data), None)
         return FileEdited(
             replacements=changed.replacements,
             size=len(changed.data),
@@ -134,9 +144,9 @@ class FileTools:
             **path_fields(real),
         )
 
-    def apply_patch(self, patch: str) -> PatchApplied:
+    def _apply_patch(self, request: ApplyPatch) -> PatchApplied:
         with self._changing:
-            planned = [self._plan(each) for each in parse(patch)]
+            planned = [self._plan(each) for each in parse(request.patch)]
             places = [place for step in planned for place in step.places]
             if len(set(places)) != len(places):  # two spellings, or a link: each was planned without the other
                 raise refusal("it names a file twice")
@@ -229,11 +239,11 @@ def _lines(stream: BinaryIO, first: int, most: int | None, room: int) -> tuple[b
     for _ in range(first - 1):
         piece = b""
         while not piece.endswith(b"\n"):
-            if passed > FARTHEST:
+            if passed > MAX_OFFSET:
                 raise FileTooLarge(
-                    f"line {first} is not within the first {FARTHEST} bytes",
+                    f"line {first} is not within the first {MAX_OFFSET} bytes",
                     op="read_file",
-                    details={"limit": FARTHEST},
+                    details={"limit": MAX_OFFSET},
                 )
             if not (piece := stream.readline(_PIECE)):
                 return b"", False

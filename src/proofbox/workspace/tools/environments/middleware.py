@@ -22,10 +22,11 @@ from proofbox.workspace.capabilities.capabilities import Capabilities, require
 from proofbox.workspace.capabilities.rules import RuleDecision
 from proofbox.workspace.model import RollbackResult
 from proofbox.workspace.timeline.effects import EffectLog
-from proofbox.workspace.tools.contract import CommandResult, ToolEnvironment, ToolResult
+from proofbox.workspace.tools.contract import ToolEnvironment
 from proofbox.workspace.tools.environments.commands import command_argv
-from proofbox.workspace.tools.environments.layers import READING, Below, Layer, Layered, ToolInvocation, patched_paths
+from proofbox.workspace.tools.environments.layers import Below, Layer, Layered, ToolInvocation, patched_paths
 from proofbox.workspace.tools.paths import refusal, split
+from proofbox.workspace.tools.results import CommandResult, ToolResult
 from proofbox.workspace.tools.tree import Access
 from proofbox.workspace.workspace import Workspace
 
@@ -122,7 +123,7 @@ class EffectRecording:
         facts = {**_intent(call), **_refusal(error), "decision": "deny"}
         self._log.append(id=self._log.new_id(), phase="denied", kind=call.tool, **facts)
 
-    def saw(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Record events of a box (`on_event`): connections that the proxy allowed or refused."""
         if event.kind != "network" or event.phase not in ("allowed", "denied"):
             return
@@ -245,7 +246,7 @@ class Nudge:
     def _count(self, call: ToolInvocation) -> None:
         digest = _digest(call.tool, call.arguments)
         self._repeated = self._repeated + 1 if digest == self._last else 1
-        self._read = self._read + 1 if call.tool in READING else 0
+        self._read = self._read + 1 if not call.writes else 0
         self._last = digest
         if self._repeated > self._same:
             self._forget()

@@ -1,0 +1,78 @@
+"""The box of an agent: facts about it for the record, and killing processes in it.
+
+Processes are found by their environment variables: a child that leaves its process group and its parent still has the
+variables of the original command.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.events import Notice
+from proofbox.errors import ProofboxError
+from proofbox.sandbox.async_service import AsyncSession
+from proofbox.sandbox.box_handle import BoxHandle
+from proofbox.sandbox.host.usage import observed
+from proofbox.sandbox.sessions import SessionInfo
+
+KILL_SECONDS = 10.0
+KILLED_AT_END = "killed_at_end"
+
+# Kill every process whose environment contains all arguments. Repeat, because a process may fork during a pass.
+_KILL = r"""
+command -v tr > /dev/null || exit 1
+for round in 1 2 3 4 5 6 7 8; do
+    found=
+    for process in /proc/[0-9]*; do
+        variables=$(tr '\0' '\n' < "$process/environ") || continue
+        for wanted; do
+            case "
+$variables
+" in *"
+$wanted
+"*) ;; *) continue 2 ;; esac
+        done
+        kill -9 "${process#/proc/}" && found=yes
+    done
+    [ "$found" ] || exit 0
+done
+exit 1
+"""
+
+
+def killed_at_end(session: str) -> Notice:
+    """Return the event that reports processes which outlived their turns and end with the session's box."""
+    message = "processes that the agent started were still running when the session was closed, and were killed"
+    return Notice(session=session, kind=KILLED_AT_END, message=message)
+
+
+def box_facts(box: SessionInfo) -> dict[str, Any]:
+    return {
+        "provider": box.provider,
+        "isolation": box.isolation.value,
+        "sandboxed": box.isolation.value != "none",
+        "network": box.policy.network,
+        "policy": msgspec.to_builtins(box.policy, enc_hook=str),
+        "observed": msgspec.to_builtins(observed(box.id)),
+    }
+
+
+def variables_of(box: BoxHandle, given: Iterable[str]) -> list[str]:
+    """Return the names of a program's variables: those of the box, and those it was started with."""
+    return sorted({*box.environment, *(name for name in box.forwards if name in os.environ), *given})
+
+
+async def kill_marked(box: AsyncSession, marks: Sequence[str]) -> bool:
+    """Kill every process whose environment contains all of these `NAME=VALUE` entries. Return whether none is left.
+
+    Return False if the box has ended or has no shell, or if the last pass still found processes.
+    """
+    try:
+        result = await box.exec(["/bin/sh", "-c", _KILL, "sh", *marks], timeout=KILL_SECONDS)
+    except ProofboxError:
+        return False
+    return result.exit_code == 0

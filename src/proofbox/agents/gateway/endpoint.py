@@ -1,0 +1,77 @@
+"""The endpoint of a model: its base URL and its key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from proofbox.core.loopback import is_loopback
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.errors import AuthFailed, UsageError
+
+
+class ModelEndpoint:
+    """The address of the model and its key. The key never appears in the repr or in an error."""
+
+    def __init__(self, base_url: str, key: str | None = None) -> None:
+        parts = urlsplit(base_url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+            raise UsageError(
+                f"base_url {base_url[:200]!r} is not a valid endpoint",
+                op="gateway",
+                fix_hints=["write https://HOST[:PORT]/PATH, such as https://api.openai.com/v1"],
+            )
+        if parts.username is not None or parts.password is not None:
+            raise UsageError(
+                "base_url contains user information",
+                op="gateway",
+                fix_hints=["store the key in a variable and name the variable in api_key_env"],
+            )
+        local = is_loopback(parts.hostname)
+        if key is not None and parts.scheme == "http" and not local:
+            raise UsageError(
+                f"the key would be sent to {parts.hostname} unencrypted", op="gateway", fix_hints=["use https"]
+            )
+        if key is not None and (not key.strip() or not key.isascii() or any(ord(c) < 33 for c in key)):
+            raise AuthFailed(
+                "the model's key is empty or contains invalid characters",
+                op="gateway",
+                fix_hints=["set the variable again, without spaces or newlines"],
+            )
+        self.base_url = base_url.rstrip("/")
+        self.local = local
+        self._key = key
+
+    @classmethod
+    def of(cls, base_url: str, api_key_env: str | None, env: Mapping[str, str] | None = None) -> ModelEndpoint:
+        """Read the key from a variable of our own environment. Raises `AuthFailed` if the variable is not set."""
+        source = os.environ if env is None else env
+        key = source.get(api_key_env, "") if api_key_env else None
+        if api_key_env and not key:
+            raise AuthFailed(
+                f"the variable {api_key_env} is not set, so there is no key for the model",
+                op="gateway",
+                fix_hints=[f"export {api_key_env}=…"],
+            )
+        return cls(base_url, key)
+
+    @property
+    def has_key(self) -> bool:
+        return self._key is not None
+
+    def authorization(self, *, as_api_key: bool = False) -> dict[str, str]:
+        """Return the header with the key. Anthropic's API accepts an API key only in `x-api-key`."""
+        if self._key is None:
+            return {}
+        return {"x-api-key": self._key} if as_api_key else {"authorization": f"Bearer {self._key}"}
+
+    def redactor(self) -> Redactor:
+        return Redactor([self._key] if self._key is not None else [], patterns=())
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.base_url} {'with' if self.has_key else 'without'} a key>"
