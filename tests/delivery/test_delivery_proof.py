@@ -51,7 +51,7 @@ def running(tmp_path: Path) -> Iterator[Backend]:
 def attempt(
     app: Path, out: Path, *, verified: str = "passed", tree: bool = True, final: Any = None, **options: Any
 ) -> Promotion:
-    with BundleWriter(out) as bundle:
+    with BundleWriter.create(out) as bundle:
         outcome = Outcome(
             claimed=Verdict("passed", "runtime_reported", "its last message"),
             verified=Verdict(verified, "verifier", "ran `pytest` | in a fresh box"),
@@ -162,7 +162,7 @@ def test_signed_measurement_does_not_approve_code(app: Path, tmp_path: Path) -> 
         verified=Verdict("failed", "verifier", "ran pytest"),
         infra=Verdict("ok", "supervisor", "nothing broke"),
     )
-    with BundleWriter(tmp_path / "out") as run:
+    with BundleWriter.create(tmp_path / "out") as run:
         log = ScheduleLog(run.open_log("schedule.jsonl"))
         log.planned("a", "attempts/a")
         log.started("a")

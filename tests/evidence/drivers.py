@@ -76,7 +76,7 @@ def _die(out: Path, chance: random.Random, certain: int | None) -> int:
         acknowledge, really_write = write_end, os.write
         if by_itself:
             _die_at_call(at, before=chance.random() < 0.5)
-        with BundleWriter(out, expected=["results.json"]) as bundle:
+        with BundleWriter.create(out, expected=["results.json"]) as bundle:
             with bundle.open_log("trace.jsonl", sync_every=4) as log:
                 for n in range(lines):
                     log.append({"n": n, "event": "step"})
@@ -164,7 +164,7 @@ def read_while_writing(directory: str, runs: str) -> dict[str, Any]:
     pid = os.fork()
     if pid == 0:
         for number in range(int(runs)):
-            with BundleWriter(out) as bundle:
+            with BundleWriter.create(out) as bundle:
                 for n in range(number % 7):
                     bundle.write_json(f"{n}.json", {"n": n})
                 with bundle.nested("attempts/a-1") as attempt, attempt.open_log("l.jsonl") as log:
@@ -215,7 +215,7 @@ def commit_at_once(directory: str, processes: str) -> dict[str, Any]:
     out = Path(directory) / "out"
 
     def run() -> None:
-        with BundleWriter(out, lock_timeout=100) as bundle:
+        with BundleWriter.create(out, lock_timeout=100) as bundle:
             bundle.write_json("who.json", {"pid": os.getpid()})
 
     failures = _fork_all([run] * int(processes))
@@ -295,7 +295,7 @@ def _fork_all(works: list[Callable[[], None]]) -> int:
 
 def write_one(directory: str) -> dict[str, Any]:
     """One run with everything in it, for a test that watches the system calls."""
-    with BundleWriter(Path(directory) / "out", expected=["results.json"]) as bundle:
+    with BundleWriter.create(Path(directory) / "out", expected=["results.json"]) as bundle:
         with bundle.open_log("logs/trace.jsonl", sync_every=10) as log:
             for n in range(25):
                 log.append({"n": n})

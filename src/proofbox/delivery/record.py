@@ -132,7 +132,7 @@ def recording(
             fix_hints=["remove it from --title, --message and the ids"],
         )
     expected = ["delivery.json", "request.json", "answer.json", "baseline.json", trees.PATH]
-    with BundleWriter(out, expected=expected, redactor=redactor, clock=clock) as bundle:
+    with BundleWriter.create(out, expected=expected, redactor=redactor, clock=clock) as bundle:
         bundle.stage = record.operation
         bundle.write_json("delivery.json", msgspec.to_builtins(record))
         bundle.write_json(trees.PATH, tree.manifest)

@@ -85,7 +85,7 @@ def test_all_kinds_of_sources_give_the_same_tree(tmp_path: Path) -> None:
     (root / "README.md").write_bytes(b"changed afterwards")
     with open_source(root, snapshot=taken.id[:12]) as tree:
         seen.append(read(tree))
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_json("tree_manifest.json", manifest)
         store = registry.registered(str(root.resolve())).store
         bundle.write_json(
@@ -111,7 +111,7 @@ def test_attempt_must_match_its_manifest(tmp_path: Path) -> None:
             entries[0] = entries[0]._replace(mode="100755")
         else:
             entries.append(entries[0]._replace(path=b"zzz"))
-        with BundleWriter(tmp_path / f"out{number}") as bundle:
+        with BundleWriter.create(tmp_path / f"out{number}") as bundle:
             bundle.write_json("tree_manifest.json", tree_manifest(entries))
             bundle.write_json(
                 FINAL_SNAPSHOT, {"schema_version": FINAL_SNAPSHOT_SCHEMA, "store": store, "snapshot": taken.id}

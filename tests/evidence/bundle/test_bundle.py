@@ -6,6 +6,7 @@ import io
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ SECRET = "correct-horse-battery-staple"
 
 
 def write(out: Path, **options: object) -> BundleWriter:
-    with BundleWriter(out, **options) as bundle:  # type: ignore[arg-type]
+    with BundleWriter.create(out, **options) as bundle:  # type: ignore[arg-type]
         bundle.write_json("results.json", {"schema_version": "example/1", "passed": True})
         with bundle.open_log("logs/events.jsonl") as log:
             log.append({"event": "started"})
@@ -53,7 +54,7 @@ def reindex(directory: Path, **changes: object) -> None:
 
 def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with proofbox.BundleWriter("out", expected=["results.json"]) as bundle:
+    with proofbox.BundleWriter.create("out", expected=["results.json"]) as bundle:
         bundle.write_json("results.json", {"schema_version": "example/1", "passed": True})
         with bundle.open_log("events.jsonl") as log:
             log.append({"event": "started"})
@@ -97,7 +98,7 @@ def test_time_and_ids_are_injected(tmp_path: Path) -> None:
 
 def test_an_exception_commits_a_failed_bundle_that_verifies(tmp_path: Path) -> None:
     good = write(tmp_path)
-    with pytest.raises(ZeroDivisionError), BundleWriter(tmp_path, expected=["late.json"]) as bundle:
+    with pytest.raises(ZeroDivisionError), BundleWriter.create(tmp_path, expected=["late.json"]) as bundle:
         bundle.write_json("early.json", {"n": 1})
         log = bundle.open_log("open.jsonl")
         log.append({"n": 1})
@@ -119,7 +120,7 @@ def test_a_dry_run_does_not_move_latest(tmp_path: Path) -> None:
 
 
 def test_missing_artifact_makes_a_run_partial(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as bundle:
+    with BundleWriter.create(tmp_path) as bundle:
         bundle.mark_partial(f"attempt 3: the box died, key {'sk-ant-' + 'x1' * 10}")
     loaded = load_bundle(tmp_path)
     assert loaded.index.status == "partial"
@@ -127,7 +128,7 @@ def test_missing_artifact_makes_a_run_partial(tmp_path: Path) -> None:
 
 
 def test_a_bundle_in_progress_is_refused(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as bundle:
+    with BundleWriter.create(tmp_path) as bundle:
         bundle.write_json("a.json", {})
         with pytest.raises(BundleInProgress):
             load_bundle(bundle.path)
@@ -148,7 +149,7 @@ def test_a_status_left_in_progress_is_refused_even_with_an_index(tmp_path: Path)
 
 
 def test_nested_bundles_are_covered_by_their_index(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as run:
+    with BundleWriter.create(tmp_path) as run:
         with run.nested("attempts/a-1", expected=["outcome.json"]) as attempt:
             attempt.write_json("outcome.json", {"n": 1})
             with attempt.nested("deep/er") as inner:
@@ -172,9 +173,8 @@ def test_nested_bundles_are_covered_by_their_index(tmp_path: Path) -> None:
 
 
 def test_interrupted_nested_bundle_is_listed_as_missing(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as run:
-        died = BundleWriter.nested_in(run.path, "attempts/a-1")
-        died.__enter__()
+    with BundleWriter.create(tmp_path) as run:
+        died = BundleWriter.create_nested(run.path, "attempts/a-1")
         died.write_bytes("trace", b"half")
     loaded = load_bundle(tmp_path)
     assert loaded.index.status == "partial"
@@ -183,14 +183,14 @@ def test_interrupted_nested_bundle_is_listed_as_missing(tmp_path: Path) -> None:
 
 
 def test_open_nested_bundle_prevents_the_commit(tmp_path: Path) -> None:
-    with pytest.raises(UsageError), BundleWriter(tmp_path) as run:
-        run.nested("attempts/a-1").__enter__()
+    with pytest.raises(UsageError), BundleWriter.create(tmp_path) as run:
+        run.nested("attempts/a-1")
     with pytest.raises(BundleInProgress):
         load_bundle(run.path)
 
 
 def test_files_of_other_programs_are_covered_too(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path, expected=["made.json"]) as bundle:
+    with BundleWriter.create(tmp_path, expected=["made.json"]) as bundle:
         (bundle.path / "made.json").write_text('{"schema_version": "other/3"}')
         (bundle.path / "empty" / "directories").mkdir(parents=True)
     loaded = load_bundle(tmp_path)
@@ -199,7 +199,7 @@ def test_files_of_other_programs_are_covered_too(tmp_path: Path) -> None:
 
 
 def test_file_changed_before_the_commit_is_detected(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as bundle:
+    with BundleWriter.create(tmp_path) as bundle:
         bundle.write_bytes("a", b"what was handed in")
         (bundle.path / "a").write_bytes(b"the new content!!!")
     with pytest.raises(BundleCorrupt):
@@ -209,7 +209,7 @@ def test_file_changed_before_the_commit_is_detected(tmp_path: Path) -> None:
 def test_a_log_changed_before_the_commit_is_found_by_its_chain(tmp_path: Path) -> None:
     from proofbox.evidence.verify.check import check_bundle
 
-    with BundleWriter(tmp_path) as bundle:
+    with BundleWriter.create(tmp_path) as bundle:
         with bundle.open_log("l.jsonl") as log:
             log.append({"n": 1})
         path = bundle.path / "l.jsonl"
@@ -220,7 +220,7 @@ def test_a_log_changed_before_the_commit_is_found_by_its_chain(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo"])
 def test_special_files_prevent_the_commit(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(BundlePathRefused), BundleWriter(tmp_path) as bundle:
+    with pytest.raises(BundlePathRefused), BundleWriter.create(tmp_path) as bundle:
         if kind == "symlink":
             (bundle.path / "x").symlink_to("/etc/passwd")
         else:
@@ -237,7 +237,7 @@ def test_special_files_prevent_the_commit(tmp_path: Path, kind: str) -> None:
     ],
 )
 def test_invalid_names_are_refused(tmp_path: Path, path: str) -> None:
-    with BundleWriter(tmp_path) as bundle:
+    with BundleWriter.create(tmp_path) as bundle:
         with pytest.raises(BundlePathRefused):
             bundle.write_json(path, {})
         with pytest.raises(BundlePathRefused):
@@ -255,15 +255,15 @@ def test_valid_names_are_accepted(path: str) -> None:
 @pytest.mark.parametrize("run_id", ["", "..", "a/b", "LATEST", ".runtime.lock", "x" * 200, "a\n"])
 def test_invalid_run_ids_are_refused(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(BundlePathRefused):
-        BundleWriter(tmp_path, run_id=run_id)
+        BundleWriter.create(tmp_path, run_id=run_id)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     first = write(tmp_path, run_id="one")
     with pytest.raises(BundleExists):
-        BundleWriter(tmp_path, run_id="one").__enter__()
+        BundleWriter.create(tmp_path, run_id="one")
     assert load_bundle(first.path).run_id == "one"
-    with BundleWriter(tmp_path) as bundle:
+    with BundleWriter.create(tmp_path) as bundle:
         bundle.write_json("a.json", 1)
         with pytest.raises(BundleExists):
             bundle.write_json("a.json", 2)
@@ -282,27 +282,37 @@ def test_failing_source_leaves_no_partial_artifact(tmp_path: Path) -> None:
                 raise OSError("the disk is gone")
             return b"half"
 
-    with BundleWriter(tmp_path) as bundle:
+    with BundleWriter.create(tmp_path) as bundle:
         with pytest.raises(OSError, match="the disk is gone"):
             bundle.add_file("deep/blob", Broken())  # type: ignore[arg-type]
         bundle.write_bytes("deep/blob", b"whole")
     assert load_bundle(tmp_path).read_bytes("deep/blob") == b"whole"
 
 
-def test_writing_outside_the_block_is_refused(tmp_path: Path) -> None:
-    bundle = BundleWriter(tmp_path)
-    with pytest.raises(UsageError):
-        bundle.write_json("a.json", 1)
-    with bundle:
-        pass
-    with pytest.raises(UsageError):
-        bundle.write_json("a.json", 1)
-    with pytest.raises(UsageError):
-        bundle.__enter__()
+@pytest.mark.parametrize("end", [BundleWriter.commit, BundleWriter.abort, lambda bundle: bundle.fail(KeyError())])
+def test_closed_bundle_refuses_writes_and_a_second_end(tmp_path: Path, end: Callable[[BundleWriter], None]) -> None:
+    bundle = BundleWriter.create(tmp_path)
+    end(bundle)
+    for refused in (lambda: bundle.write_json("a.json", 1), bundle.commit, bundle.__enter__):
+        with pytest.raises(UsageError, match="closed"):
+            refused()
+
+
+def test_aborted_bundle_stays_in_progress_and_can_be_taken_over(tmp_path: Path) -> None:
+    with BundleWriter.create(tmp_path, run_id="r") as bundle:
+        log = bundle.open_log("l.jsonl")
+        log.append({"n": 1})
+        bundle.abort()
+    with pytest.raises(BundleInProgress):
+        load_bundle(tmp_path / "r")
+    with pytest.raises(BundleInProgress, match="still alive"):
+        BundleWriter.take_over(tmp_path, "r")
+    BundleWriter.take_over(tmp_path, "r", released=True).commit()
+    assert "l.jsonl" in load_bundle(tmp_path).artifacts
 
 
 def test_threads_share_a_writer(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as bundle, bundle.open_log("l.jsonl") as log:
+    with BundleWriter.create(tmp_path) as bundle, bundle.open_log("l.jsonl") as log:
 
         def work(number: int) -> None:
             for n in range(20):
@@ -324,7 +334,10 @@ def test_threads_share_a_writer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["json", "stream", "foreign", "base64"])
 def test_a_known_secret_prevents_the_commit(tmp_path: Path, way: str) -> None:
-    with pytest.raises(BundleSecretFound) as refused, BundleWriter(tmp_path, redactor=Redactor([SECRET])) as bundle:
+    with (
+        pytest.raises(BundleSecretFound) as refused,
+        BundleWriter.create(tmp_path, redactor=Redactor([SECRET])) as bundle,
+    ):
         match way:
             case "json":
                 bundle.write_json("x", {"env": {"KEY": SECRET}})
@@ -343,21 +356,21 @@ def test_a_known_secret_prevents_the_commit(tmp_path: Path, way: str) -> None:
 
 
 def test_logs_are_redacted_and_commit(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path, redactor=Redactor([SECRET])) as bundle, bundle.open_log("l.jsonl") as log:
+    with BundleWriter.create(tmp_path, redactor=Redactor([SECRET])) as bundle, bundle.open_log("l.jsonl") as log:
         log.append({"argv": ["curl", "-u", f"me:{SECRET}"]})
     assert SECRET.encode() not in (bundle.path / "l.jsonl").read_bytes()
     assert load_bundle(tmp_path).index.status == "ok"
 
 
 def test_failure_message_with_a_secret_is_redacted(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError) as raised, BundleWriter(tmp_path, redactor=Redactor([SECRET])) as bundle:
+    with pytest.raises(RuntimeError) as raised, BundleWriter.create(tmp_path, redactor=Redactor([SECRET])) as bundle:
         raise RuntimeError(f"login with {SECRET} failed")
     assert load_bundle(bundle.path).status.failure == {
         "stage": "run",
         "error": "RuntimeError",
         "message": "login with [redacted] failed",
     }
-    with pytest.raises(RuntimeError) as raised, BundleWriter(tmp_path, redactor=Redactor([SECRET])) as bundle:
+    with pytest.raises(RuntimeError) as raised, BundleWriter.create(tmp_path, redactor=Redactor([SECRET])) as bundle:
         bundle.write_bytes("x", SECRET.encode())
         raise RuntimeError("broken")
     assert "not committed" in raised.value.__notes__[0]
@@ -485,7 +498,7 @@ def test_index_round_trips_through_bytes(tmp_path: Path) -> None:
 
 
 def test_a_run_with_many_attempts_is_checked_in_one_pass(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as run:
+    with BundleWriter.create(tmp_path) as run:
         for number in range(150):
             with run.nested(f"attempts/{number}") as attempt:
                 attempt.write_bytes("x", b"1")

@@ -56,7 +56,7 @@ def sparse(path: Path, size: int) -> Path:
 
 def test_documents_of_any_size_are_covered_and_not_read_whole(tmp_path: Path) -> None:
     huge = sparse(tmp_path / "huge", MAX_JSON_BYTES + 1)
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         for path in ("outcome.json", "tree_manifest.json"):
             os.link(huge, bundle.path / path)
     output = in_a_gigabyte(bundle.path)
@@ -81,7 +81,7 @@ NESTED = b"[" * 60 + b"]" * 60 + b","
 def test_small_bytes_that_are_large_values_are_refused(tmp_path: Path, place: str, shape: bytes) -> None:
     size = 3 << 24 if place == "artifact_index.json" else (1 << 24) - 300
     bomb = b'{"a":[' + shape * (size // len(shape)) + b"0]}"
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("present.json", b"{}")
         if place == "log.jsonl":
             bundle.open_log(place).append({"n": 1})
@@ -92,7 +92,7 @@ def test_small_bytes_that_are_large_values_are_refused(tmp_path: Path, place: st
 
 
 def test_an_index_over_the_limit_is_a_finding_of_its_own(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("a", b"a")
     sparse(bundle.path / "artifact_index.json", MAX_INDEX_BYTES + 1)
     assert "too_large" in [finding.code for finding in verify(bundle.path).findings]
@@ -109,7 +109,7 @@ def test_an_index_of_very_many_files_is_read() -> None:
 def test_index_over_the_read_limit_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     if limit == "bytes":
         monkeypatch.setattr(indexes, "MAX_INDEX_BYTES", 1000)
-    with pytest.raises(BundleTooLarge, match="too many files"), BundleWriter(tmp_path / "out") as bundle:
+    with pytest.raises(BundleTooLarge, match="too many files"), BundleWriter.create(tmp_path / "out") as bundle:
         for n in range(20):
             bundle.write_bytes(str(n), b"")
         if limit == "values":
@@ -143,7 +143,7 @@ def test_present_means_listed_and_whole(tmp_path: Path) -> None:
     rules += [{"reason": path, "check": "present", "artifact": path} for path in ("a", "b", "c", "in/d")]
     mine = {**policies.ATTEMPT, "name": "mine", "acceptable": [], "rules": rules}
     (tmp_path / "policy.json").write_text(json.dumps(mine))
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("a", b"a")
         bundle.write_bytes("b", b"b")
         with bundle.nested("in") as inner:
@@ -156,7 +156,7 @@ def test_present_means_listed_and_whole(tmp_path: Path) -> None:
 
 
 def test_a_directory_deeper_than_any_path_is_a_finding(deep_path: Path) -> None:
-    with BundleWriter(deep_path / "out") as bundle:
+    with BundleWriter.create(deep_path / "out") as bundle:
         bundle.write_bytes("a", b"a")
     inside = os.open(bundle.path, os.O_RDONLY)
     for _ in range(40):
@@ -167,12 +167,12 @@ def test_a_directory_deeper_than_any_path_is_a_finding(deep_path: Path) -> None:
     os.close(inside)
     result = verify(bundle.path)
     assert [(finding.code, finding.path.count("/")) for finding in result.findings] == [("unreadable", 5)]
-    with pytest.raises(BundlePathRefused, match="path is too long"), BundleWriter(deep_path / "out") as other:
+    with pytest.raises(BundlePathRefused, match="path is too long"), BundleWriter.create(deep_path / "out") as other:
         os.rename(bundle.path / ("d" * 200), other.path / "d")
 
 
 def test_unreadable_directory_is_a_finding(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("closed/a", b"a")
     real = os.open
 
@@ -189,7 +189,7 @@ def test_unreadable_directory_is_a_finding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run_status.json", "app.tar", "events.jsonl"])
 def test_a_file_of_another_size_is_not_read(tmp_path: Path, name: str) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("app.tar", b"app")
         with bundle.open_log("events.jsonl") as log:
             log.append({"event": "started"})
@@ -200,7 +200,7 @@ def test_a_file_of_another_size_is_not_read(tmp_path: Path, name: str) -> None:
 
 
 def test_a_status_that_the_index_lists_as_huge_is_not_read(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("app.tar", b"app")
     index = parse_index((bundle.path / "artifact_index.json").read_bytes())
     huge = index.artifacts["run_status.json"]._replace(file_size=1 << 40)
@@ -213,7 +213,7 @@ def test_a_status_that_the_index_lists_as_huge_is_not_read(tmp_path: Path) -> No
 
 
 def test_growing_file_is_read_only_up_to_its_listed_size(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("app.tar", b"app")
     grown = (bundle.path / "app.tar").stat().st_ino
 

@@ -62,7 +62,7 @@ def test_fail_does_not_wait(tmp_path: Path) -> None:
 
 def test_a_writer_in_mode_fail_says_who_holds_the_lock(tmp_path: Path) -> None:
     with RunLock(tmp_path, purpose="commit run-1"), pytest.raises(BundleLocked, match="commit run-1"):
-        BundleWriter(tmp_path, lock="fail").__enter__()
+        BundleWriter.create(tmp_path, lock="fail")
 
 
 def test_a_lock_on_a_removed_file_is_no_lock(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def point(link: Path, target: Path) -> None:
 
 
 def made(out: Path, output: str) -> Path:
-    with BundleWriter(out) as run:
+    with BundleWriter.create(out) as run:
         run.write_json("result.json", {"output": output})
         with run.nested("attempts/a") as inner:
             inner.write_json("result.json", {"output": output})

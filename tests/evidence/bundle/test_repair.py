@@ -20,7 +20,7 @@ from proofbox.evidence.bundle.repair import reindex_repair, reindex_strict
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    with BundleWriter(tmp_path / "out", expected=["a.json", "never.json"]) as bundle:
+    with BundleWriter.create(tmp_path / "out", expected=["a.json", "never.json"]) as bundle:
         bundle.write_json("a.json", {"schema_version": "example/1"})
         bundle.write_bytes("b", b"1")
         with bundle.open_log("l.jsonl") as log:
@@ -127,7 +127,7 @@ def test_a_good_bundle_is_left_alone(run: Path) -> None:
 
 
 def test_a_failed_run_stays_failed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path / "out") as bundle:
+    with pytest.raises(ValueError, match="broken"), BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("b", b"1")
         raise ValueError("broken")
     (bundle.path / "b").write_bytes(b"2")
@@ -136,7 +136,7 @@ def test_a_failed_run_stays_failed(tmp_path: Path) -> None:
 
 
 def test_damaged_index_is_rebuilt_as_partial(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("b", b"1")
     index = bundle.path / "artifact_index.json"
     index.write_bytes(index.read_bytes()[:-5])
@@ -154,8 +154,7 @@ def test_truncated_log_still_fails_after_a_repair(run: Path) -> None:
 
 
 def test_a_bundle_in_progress_is_refused(tmp_path: Path) -> None:
-    bundle = BundleWriter(tmp_path / "out")
-    bundle.__enter__()
+    bundle = BundleWriter.create(tmp_path / "out")
     bundle.write_bytes("b", b"1")
     before = contents(bundle.path)
     with pytest.raises(BundleInProgress):

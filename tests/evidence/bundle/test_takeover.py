@@ -20,12 +20,11 @@ from proofbox.evidence.verify.verifier import verify
 WRITER = """
 import sys, time
 from proofbox.evidence.bundle.writer import BundleWriter
-with BundleWriter(sys.argv[1], run_id="r", expected=["never.json"]) as bundle:
+with BundleWriter.create(sys.argv[1], run_id="r", expected=["never.json"]) as bundle:
     bundle.write_json("early.json", {"schema_version": "t/1"})
     with bundle.nested("attempts/whole") as whole:
         whole.write_bytes("a", b"a")
     torn = bundle.nested("attempts/torn", expected=["outcome.json"])
-    torn.__enter__()
     torn.write_bytes("b", b"b")
     log = torn.open_log("log.jsonl")
     log.append({"n": 1})
@@ -38,7 +37,7 @@ def killed(out: Path, script: str) -> Path:
     writer = subprocess.Popen([sys.executable, "-c", script, out], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     assert writer.stdout.readline() == b"ready\n"
-    with pytest.raises(BundleInProgress), BundleWriter(out, run_id="r").taking_over():
+    with pytest.raises(BundleInProgress), BundleWriter.take_over(out, "r"):
         pass
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()
@@ -52,8 +51,8 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_run_is_taken_over_and_committed(out: Path) -> None:
-    with BundleWriter(out, run_id="r").taking_over() as bundle:
-        with BundleWriter.nested_in(bundle.path, "attempts/torn").taking_over() as torn:
+    with BundleWriter.take_over(out, "r") as bundle:
+        with BundleWriter.take_over_nested(bundle.path, "attempts/torn") as torn:
             torn.write_json("outcome.json", {"schema_version": "t/1"})
             torn.mark_partial("its writer died")
         bundle.write_json("never.json", {"schema_version": "t/1"})
@@ -68,8 +67,8 @@ def test_run_is_taken_over_and_committed(out: Path) -> None:
 
 def test_takeover_keeps_expected_artifacts(out: Path) -> None:
     with (
-        BundleWriter(out, run_id="r").taking_over() as bundle,
-        BundleWriter.nested_in(bundle.path, "attempts/torn").taking_over(),
+        BundleWriter.take_over(out, "r") as bundle,
+        BundleWriter.take_over_nested(bundle.path, "attempts/torn"),
     ):
         pass
     run = load_bundle(out)
@@ -81,10 +80,10 @@ def test_takeover_keeps_expected_artifacts(out: Path) -> None:
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True), (False, False)])
 def test_dry_run_stays_dry_after_a_takeover(tmp_path: Path, first: bool, second: bool) -> None:
     out = tmp_path / "out"
-    with BundleWriter(out, run_id="real"):
+    with BundleWriter.create(out, run_id="real"):
         pass
     killed(out, WRITER.replace('run_id="r"', f'run_id="r", dry={first}'))
-    with BundleWriter(out, run_id="r", dry=second).taking_over():
+    with BundleWriter.take_over(out, "r", dry=second):
         pass
     dry = first or second
     assert load_bundle(out / "r").status.dry is dry
@@ -92,22 +91,22 @@ def test_dry_run_stays_dry_after_a_takeover(tmp_path: Path, first: bool, second:
 
 
 def test_takeover_overwrites_nothing(out: Path) -> None:
-    with BundleWriter(out, run_id="r").taking_over() as bundle, pytest.raises(BundleExists):
+    with BundleWriter.take_over(out, "r") as bundle, pytest.raises(BundleExists):
         bundle.write_json("early.json", {"schema_version": "other/1"})
     assert b"t/1" in (out / "r" / "early.json").read_bytes()
 
 
 def test_a_committed_bundle_is_not_taken_over(out: Path) -> None:
-    with BundleWriter(out, run_id="r").taking_over():
+    with BundleWriter.take_over(out, "r"):
         pass
-    with pytest.raises(BundleInProgress), BundleWriter(out, run_id="r").taking_over():
+    with pytest.raises(BundleInProgress), BundleWriter.take_over(out, "r"):
         pass
 
 
 def test_takeover_of_an_empty_bundle_starts_it(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path, run_id="r") as bundle:
+    with BundleWriter.create(tmp_path, run_id="r") as bundle:
         (bundle.path / "attempts/empty").mkdir(parents=True)
-        with BundleWriter.nested_in(bundle.path, "attempts/empty").taking_over() as nested:
+        with BundleWriter.take_over_nested(bundle.path, "attempts/empty") as nested:
             nested.write_bytes("a", b"a")
     assert verify(tmp_path).ok
 
@@ -124,9 +123,9 @@ def test_a_process_of_another_pid_namespace_is_not_known_to_be_dead(
     monkeypatch.setattr(identity, "_pid_namespace", lambda: 1)
     assert (identity.is_alive(me), identity.is_alive(gone)) == (None, None)
     assert identity.is_alive({**gone, "boot_id": "another"}) is False, "no process outlives its boot"
-    with BundleWriter(tmp_path, run_id="r"):
+    with BundleWriter.create(tmp_path, run_id="r"):
         monkeypatch.setattr(identity, "_pid_namespace", lambda: 2)
-        with pytest.raises(BundleInProgress), BundleWriter(tmp_path, run_id="r").taking_over():
+        with pytest.raises(BundleInProgress), BundleWriter.take_over(tmp_path, "r"):
             pass
 
 
@@ -143,28 +142,28 @@ def taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("first", ["living", "taker"])
 def test_one_of_two_writers_commits_and_its_bundle_stays(tmp_path: Path, nested: bool, first: str) -> None:
-    def writer() -> BundleWriter:
-        return BundleWriter.nested_in(tmp_path, "r") if nested else BundleWriter(tmp_path, run_id="r")
-
-    living, taker = writer(), writer().taking_over()
-    living.__enter__()
+    opened = (
+        (BundleWriter.create_nested, BundleWriter.take_over_nested)
+        if nested
+        else (lambda out, run_id: BundleWriter.create(out, run_id=run_id), BundleWriter.take_over)
+    )
+    living = opened[0](tmp_path, "r")
     living.write_bytes("a", b"a")
-    taker.__enter__()
+    taker = opened[1](tmp_path, "r")
     with pytest.raises(BundleExists, match="taken over"):
         living.mark_partial("still here")
     if first == "taker":
-        taker.__exit__(None, None, None)
+        taker.commit()
     with pytest.raises(BundleExists):
-        living.__exit__(None, None, None)
+        living.commit()
     if first == "living":
-        taker.__exit__(None, None, None)
+        taker.commit()
     before = (tmp_path / "r" / "artifact_index.json").read_bytes()
     assert verify(tmp_path / "r").ok
-    late = writer()
-    late._status, late._state = living._status, "open"
-    for again in (late.mark_partial, lambda _: late.__exit__(None, None, None)):
+    for again in ("mark_partial", "commit"):
+        living._open = True  # as if it had not ended
         with pytest.raises(BundleExists, match="already committed"):
-            again("")
+            getattr(living, again)(*(["late"] if again == "mark_partial" else []))
     assert (tmp_path / "r" / "artifact_index.json").read_bytes() == before
     assert verify(tmp_path / "r").ok
 
@@ -172,8 +171,8 @@ def test_one_of_two_writers_commits_and_its_bundle_stays(tmp_path: Path, nested:
 MARKER = """
 import os, signal, sys
 from proofbox.evidence.bundle.writer import BundleWriter
-with BundleWriter(sys.argv[1], run_id="r") as bundle:
-    nested = bundle.nested("a").__enter__()
+with BundleWriter.create(sys.argv[1], run_id="r") as bundle:
+    nested = bundle.nested("a")
     nested.mark_partial("of the nested")
     bundle.mark_partial("of the run")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -182,8 +181,8 @@ with BundleWriter(sys.argv[1], run_id="r") as bundle:
 
 def test_partial_mark_survives_a_takeover(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", MARKER, tmp_path], check=False)
-    with BundleWriter(tmp_path, run_id="r").taking_over() as bundle:
-        with BundleWriter.nested_in(bundle.path, "a").taking_over():
+    with BundleWriter.take_over(tmp_path, "r") as bundle:
+        with BundleWriter.take_over_nested(bundle.path, "a"):
             pass
         bundle.mark_partial("of the taker")
     run = load_bundle(tmp_path)

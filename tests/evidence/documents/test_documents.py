@@ -110,7 +110,7 @@ def test_inconsistent_tree_manifests_are_refused() -> None:
 
 
 def test_a_schedule_shows_every_attempt(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as run, run.open_log("schedule.jsonl") as log:
+    with BundleWriter.create(tmp_path) as run, run.open_log("schedule.jsonl") as log:
         schedule = ScheduleLog(log)
         schedule.planned("a", "attempts/a")
         schedule.started("a")
@@ -126,7 +126,7 @@ def test_a_schedule_shows_every_attempt(tmp_path: Path) -> None:
 
 
 def test_a_schedule_is_written_in_its_order(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as run, run.open_log("schedule.jsonl") as log:
+    with BundleWriter.create(tmp_path) as run, run.open_log("schedule.jsonl") as log:
         schedule = ScheduleLog(log)
         schedule.planned("a", "attempts/a")
         wrongs: list[Callable[[], None]] = [
@@ -194,7 +194,7 @@ def test_macos_path_comes_from_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_witnesses_go_into_a_bundle(tmp_path: Path) -> None:
     strange = tmp_path / os.fsdecode(b"\xff")
     strange.touch()
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_json("path_witnesses.json", witnesses_document([witness(strange), witness("/absent")]))
     document = load_bundle(tmp_path / "out").read_json("path_witnesses.json", schema="proofbox.path_witnesses/1")
     check_witnesses(document)

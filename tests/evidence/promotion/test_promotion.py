@@ -55,7 +55,7 @@ GOOD = Outcome(
 
 
 def decision(out: Path, **changes: Any) -> Path:
-    with BundleWriter(out) as bundle:
+    with BundleWriter.create(out) as bundle:
         for path, document in {**DECISION, **changes}.items():
             if document is not None:
                 bundle.write_json(path, document)
@@ -142,17 +142,16 @@ def test_a_damaged_bundle_is_not_promotable(tmp_path: Path) -> None:
 
 
 def test_failed_dry_and_unfinished_runs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path / "out") as bundle:
+    with pytest.raises(ValueError, match="broken"), BundleWriter.create(tmp_path / "out") as bundle:
         for path, document in DECISION.items():
             bundle.write_json(path, document)
         raise ValueError("broken")
     assert emit_promotion(bundle.path).reasons == ("run_failed",)
-    with BundleWriter(tmp_path / "out", dry=True) as bundle:
+    with BundleWriter.create(tmp_path / "out", dry=True) as bundle:
         for path, document in DECISION.items():
             bundle.write_json(path, document)
     assert emit_promotion(bundle.path).reasons == ("run_dry",)
-    unfinished = BundleWriter(tmp_path / "out")
-    unfinished.__enter__()
+    unfinished = BundleWriter.create(tmp_path / "out")
     with pytest.raises(BundleInProgress):
         emit_promotion(unfinished.path)
 
@@ -176,7 +175,7 @@ def test_a_repaired_bundle_is_promotable_only_by_name(tmp_path: Path) -> None:
 
 
 def test_repair_of_a_nested_bundle_is_reported(tmp_path: Path, tree: Path) -> None:
-    with BundleWriter(tmp_path / "out") as run:
+    with BundleWriter.create(tmp_path / "out") as run:
         attempt(run, tree)
         with run.nested("inner") as inner:
             inner.write_bytes("x", b"1")
@@ -206,7 +205,7 @@ def test_repair_of_a_nested_bundle_is_reported(tmp_path: Path, tree: Path) -> No
 def test_an_attempt_needs_a_verified_outcome(
     tmp_path: Path, tree: Path, outcome: Outcome, reasons: tuple[str, ...]
 ) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         attempt(bundle, tree, outcome)
     done = emit_promotion(bundle.path)
     assert done.reasons == reasons
@@ -217,19 +216,19 @@ def test_an_attempt_needs_a_verified_outcome(
 
 
 def test_an_attempt_without_its_tree_or_with_gaps(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out", expected=["trace.jsonl"]) as bundle:
+    with BundleWriter.create(tmp_path / "out", expected=["trace.jsonl"]) as bundle:
         bundle.write_json("outcome.json", GOOD.as_json())
     assert emit_promotion(bundle.path).reasons == ("coverage_incomplete", "tree_unknown")
 
 
 def test_malformed_outcome_is_not_evidence(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_json("outcome.json", {"verified": {"result": "passed"}, "infra": {"result": "ok"}})
     assert emit_promotion(bundle.path).reasons == ("outcome_not_verified", "infra_failed", "tree_unknown")
 
 
 def campaign(out: Path, tree: Path, fate: str) -> BundleWriter:
-    with BundleWriter(out) as run:
+    with BundleWriter.create(out) as run:
         with run.open_log("schedule.jsonl") as log:
             schedule = ScheduleLog(log)
             for name in ("a-1", "a-2"):
@@ -343,7 +342,7 @@ UNVERIFIED = Outcome(GOOD.claimed, Verdict("failed", "verifier", "tests"), GOOD.
 
 
 def test_a_lenient_policy_under_a_known_name_is_found(tmp_path: Path, tree: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         attempt(bundle, tree, UNVERIFIED)
     done = emit_promotion(bundle.path)
     gates = done.document["promotability"]["gating_inputs"]
@@ -361,7 +360,7 @@ def test_a_lenient_policy_under_a_known_name_is_found(tmp_path: Path, tree: Path
 
 
 def test_result_names_a_custom_policy(tmp_path: Path, tree: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         attempt(bundle, tree, UNVERIFIED)
     (tmp_path / "policy.json").write_text(json.dumps(LENIENT))
     with pytest.raises(PolicyInvalid, match="called attempt"):
@@ -379,7 +378,7 @@ def test_every_single_falsification_of_a_packet_is_found(tmp_path: Path, tree: P
 
     A built-in policy under another name is a policy of one's own: no lie, and said in the answer.
     """
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         attempt(bundle, tree, UNVERIFIED)
         bundle.write_json("path_witnesses.json", {})
     packet = Path(emit_promotion(bundle.path).path)
@@ -610,7 +609,7 @@ def test_private_key_readable_by_others_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_is_never_in_a_bundle(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         with pytest.raises(KeyInvalid, match="inside a bundle"):
             new_key(bundle.path / "key")
         new_key(tmp_path / "key")

@@ -216,7 +216,7 @@ def test_store_that_breaks_the_contract_is_refused(tmp_path: Path, fault: str) -
 
 
 def write(out: Path, run_id: str | None = None, content: bytes = b"1") -> Path:
-    with BundleWriter(out, run_id=run_id) as run:
+    with BundleWriter.create(out, run_id=run_id) as run:
         run.write_bytes("deep/blob", content * 1000)
         with run.open_log("trace.jsonl") as log:
             log.append({"n": 1})
@@ -298,7 +298,7 @@ def test_interrupted_push_can_be_repeated(tmp_path: Path, store: BundleStore) ->
 def test_failed_runs_are_pushed_and_latest_stays(tmp_path: Path, store: BundleStore) -> None:
     good = write(tmp_path / "out")
     push_bundle(good, store)
-    with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path / "out") as failed:
+    with pytest.raises(ValueError, match="broken"), BundleWriter.create(tmp_path / "out") as failed:
         raise ValueError("broken")
     push_bundle(failed.path, store)
     assert pull_bundle(store, tmp_path / "a").run_id == good.name
@@ -324,7 +324,7 @@ def test_damaged_bundle_is_neither_pushed_nor_pulled(tmp_path: Path) -> None:
 def test_another_run_under_the_name_is_not_pulled(tmp_path: Path) -> None:
     runs = []
     for name in ("a", "b"):
-        with BundleWriter(tmp_path / "out", run_id=name) as run:
+        with BundleWriter.create(tmp_path / "out", run_id=name) as run:
             run.write_json("who.json", {"name": name})
         push_bundle(run.path, Local(tmp_path / "store"))
         runs.append(tmp_path / "store" / name)
@@ -388,7 +388,7 @@ def within(limit: int) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["data.bin", "artifact_index.json", "attempts/a/artifact_index.json"])
 def test_an_object_larger_than_the_index_says_is_not_read(tmp_path: Path, name: str) -> None:
     store = Local(tmp_path / "store")
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("data.bin", b"small")
         with bundle.nested("attempts/a") as inner:
             inner.write_bytes("a", b"a")
@@ -401,7 +401,7 @@ def test_an_object_larger_than_the_index_says_is_not_read(tmp_path: Path, name: 
 
 def test_an_artifact_is_pulled_in_pieces(tmp_path: Path) -> None:
     store = Local(tmp_path / "store")
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("large.bin", bytes(1 << 25))
     run_id = push_bundle(bundle.path, store)
     with within(1 << 24):

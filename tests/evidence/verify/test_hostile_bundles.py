@@ -54,7 +54,7 @@ SCHEDULE = [
 def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A good document of each kind."""
     place = tmp_path_factory.mktemp("samples")
-    with BundleWriter(place / "out", expected=["absent"]) as bundle:
+    with BundleWriter.create(place / "out", expected=["absent"]) as bundle:
         bundle.write_json("outcome.json", Outcome(Verdict("passed", "me", "so")).as_json())
         with bundle.open_log("l.jsonl") as log:
             log.append({"n": 1})

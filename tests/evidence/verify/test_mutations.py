@@ -146,7 +146,7 @@ MUTATIONS: list[Mutation] = [
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    with BundleWriter(tmp_path / "out", expected=["results.json", "absent.json"]) as run:
+    with BundleWriter.create(tmp_path / "out", expected=["results.json", "absent.json"]) as run:
         run.write_json("results.json", {"schema_version": "example/1", "passed": True, "score": 0.5})
         run.write_bytes("empty", b"")
         run.write_bytes("blobs/one", random.Random(1).randbytes(700))

@@ -30,7 +30,7 @@ def outcome(verified: str) -> Outcome:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run of two attempts: the first passed, the second failed."""
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         log = ScheduleLog(bundle.open_log("schedule.jsonl"))
         for name, verified in (("good", "passed"), ("bad", "failed")):
             log.planned(name, f"attempts/{name}")
@@ -105,7 +105,7 @@ def test_run_that_differs_from_its_schedule_is_refused_everywhere(
 
 
 def test_unfinished_attempt_is_not_a_finding(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path / "out") as bundle:
+    with BundleWriter.create(tmp_path / "out") as bundle:
         log = ScheduleLog(bundle.open_log("schedule.jsonl"))
         log.planned("lost", "attempts/lost")
         log.started("lost")
@@ -115,7 +115,7 @@ def test_unfinished_attempt_is_not_a_finding(tmp_path: Path) -> None:
 
 
 def test_a_run_that_failed_may_have_a_schedule_that_was_cut_short(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), BundleWriter(tmp_path / "out") as bundle:
+    with pytest.raises(RuntimeError), BundleWriter.create(tmp_path / "out") as bundle:
         log = ScheduleLog(bundle.open_log("schedule.jsonl"))
         log.planned("a", "attempts/a")
         log.started("a")

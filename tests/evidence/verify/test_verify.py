@@ -23,7 +23,7 @@ SRC = Path(proofbox.__file__).parent.parent
 
 
 def write(out: Path, **options: Any) -> BundleWriter:
-    with BundleWriter(out, **options) as run:
+    with BundleWriter.create(out, **options) as run:
         run.write_json("results.json", {"passed": True})
         with run.open_log("trace.jsonl") as log:
             log.append({"event": "started"})
@@ -50,11 +50,10 @@ def test_a_good_run_holds_and_says_how_much_was_checked(tmp_path: Path) -> None:
 
 def test_notes_mention_newer_failed_runs(tmp_path: Path) -> None:
     good = write(tmp_path)
-    with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path) as failed:
+    with pytest.raises(ValueError, match="broken"), BundleWriter.create(tmp_path) as failed:
         raise ValueError("broken")
     dry = write(tmp_path, dry=True)
-    unfinished = BundleWriter(tmp_path)
-    unfinished.__enter__()
+    unfinished = BundleWriter.create(tmp_path)
     result = verify(tmp_path)
     assert result.ok
     assert result.notes == [
@@ -68,7 +67,7 @@ def test_notes_mention_newer_failed_runs(tmp_path: Path) -> None:
 
 
 def test_a_broken_chain_is_found_although_every_digest_fits(tmp_path: Path) -> None:
-    with BundleWriter(tmp_path) as run:
+    with BundleWriter.create(tmp_path) as run:
         with run.open_log("trace.jsonl") as log:
             log.extend([{"n": 1}, {"n": 2}])
         path = run.path / "trace.jsonl"
@@ -78,7 +77,7 @@ def test_a_broken_chain_is_found_although_every_digest_fits(tmp_path: Path) -> N
 
 def test_a_log_of_another_run_is_found(tmp_path: Path) -> None:
     other = write(tmp_path / "other")
-    with BundleWriter(tmp_path / "out") as run:
+    with BundleWriter.create(tmp_path / "out") as run:
         log = run.open_log("trace.jsonl")
         log.append({"event": "started"})
         log.close()
@@ -110,7 +109,7 @@ def test_a_recomputed_bundle_is_found_by_the_signature_alone(tmp_path: Path) -> 
     import shutil
 
     shutil.rmtree(out / "run-1")
-    with BundleWriter(out, run_id="run-1") as run:
+    with BundleWriter.create(out, run_id="run-1") as run:
         run.write_json("results.json", {"passed": "of course"})
     packet = out / "run-1.promotion.json"
     signed = packet.read_bytes()
@@ -229,7 +228,7 @@ def test_the_command_exits_1_on_any_finding(tmp_path: Path, capfdbinary: pytest.
 
 def test_list_and_show(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     run = write(tmp_path)
-    with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path):
+    with pytest.raises(ValueError, match="broken"), BundleWriter.create(tmp_path):
         raise ValueError("broken")
     assert main(["bundle", "list", str(tmp_path), "--json"]) == 0
     first, second = json.loads(capfdbinary.readouterr().out)["bundles"]

@@ -61,7 +61,7 @@ def claimed(made: Plan, out: Path) -> Attempt:
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         attempt = ledger.claim("gone", ledger.begin_epoch(), 60.0)
     assert attempt is not None
-    BundleWriter(out, run_id=made.run_id).__enter__()
+    BundleWriter.create(out, run_id=made.run_id)
     disown(out / made.run_id)
     return attempt
 
@@ -78,7 +78,7 @@ def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]
 
 
 def bundle_of(made: Plan, out: Path, attempt: Attempt, run_id: str | None = None) -> BundleWriter:
-    return BundleWriter.nested_in(out / made.run_id, attempt.path, run_id=run_id or f"{made.run_id}.{attempt.id}")
+    return BundleWriter.create_nested(out / made.run_id, attempt.path, run_id=run_id or f"{made.run_id}.{attempt.id}")
 
 
 def says_passed(bundle: BundleWriter, **changes: Any) -> None:
@@ -112,7 +112,7 @@ def test_run_is_resumed_from_another_container(out: Path, member: str) -> None:
     """The worker's process cannot be checked from there, but the conductor's lock shows that it is the only one."""
     made = planned(out)
     attempt = claimed(made, out)
-    bundle_of(made, out, attempt).__enter__()
+    bundle_of(made, out, attempt)
     for path in (out / made.run_id, out / made.run_id / attempt.path):
         status = path / "run_status.json"
         written = json.loads(status.read_bytes())
@@ -201,7 +201,7 @@ def work_until_death(made: Plan, out: Path, patch: str) -> None:
     argv = [sys.executable, "-c", DIES % patch, str(out), made.run_id, "w", str(epoch), "1", str(os.getpid())]
     assert subprocess.run(argv, stdout=subprocess.DEVNULL, check=False).returncode == 9
     (out / made.run_id).rename(out / "kept")
-    BundleWriter(out, run_id=made.run_id).__enter__()
+    BundleWriter.create(out, run_id=made.run_id)
     disown(out / made.run_id)
     (out / "kept/attempts").rename(out / made.run_id / "attempts")
     (out / "kept").rmdir()
@@ -248,7 +248,7 @@ def test_ledger_result_without_bundle_does_not_complete_a_run(out: Path) -> None
 
 
 def test_summary_that_counts_a_failed_attempt_as_passed_is_a_finding(out: Path) -> None:
-    with BundleWriter(out, run_id="run-1") as run:
+    with BundleWriter.create(out, run_id="run-1") as run:
         with contextlib.suppress(RecursionError), run.nested("attempts/a") as inner:
             says_passed(inner)
             raise RecursionError

@@ -129,9 +129,8 @@ def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         attempt = ledger.claim("gone", ledger.begin_epoch(), 60.0)
     assert attempt is not None
-    BundleWriter(out, run_id=made.run_id).__enter__()
-    torn = BundleWriter.nested_in(out / made.run_id, attempt.path, run_id=f"{made.run_id}.{attempt.id}")
-    torn.__enter__()
+    BundleWriter.create(out, run_id=made.run_id)
+    torn = BundleWriter.create_nested(out / made.run_id, attempt.path, run_id=f"{made.run_id}.{attempt.id}")
     torn.write_bytes("prompt.txt", f"use {TOKEN}".encode())
     torn.write_json("attempt.torn.json", {"schema_version": "proofbox.torn_attempt/1"})
     for status in out.rglob("run_status.json"):
@@ -145,7 +144,7 @@ def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
 
 def test_files_with_secrets_are_withheld_and_the_rest_is_committed(tmp_path: Path) -> None:
     redactor = Redactor([TOKEN])
-    with BundleWriter(tmp_path, run_id="r", expected=["a", "b"], redactor=redactor) as bundle:
+    with BundleWriter.create(tmp_path, run_id="r", expected=["a", "b"], redactor=redactor) as bundle:
         bundle.write_bytes("a", TOKEN.encode())
         bundle.write_bytes("b", b"clean")
         assert bundle.withhold_secrets() == ("a",)
@@ -160,7 +159,7 @@ def test_files_with_secrets_are_withheld_and_the_rest_is_committed(tmp_path: Pat
 
 
 def test_secret_that_is_not_withheld_prevents_the_commit(tmp_path: Path) -> None:
-    bundle = BundleWriter(tmp_path, run_id="r", redactor=Redactor([TOKEN])).__enter__()
+    bundle = BundleWriter.create(tmp_path, run_id="r", redactor=Redactor([TOKEN]))
     bundle.write_bytes("a", TOKEN.encode())
     with pytest.raises(BundleSecretFound):
-        bundle.__exit__(None, None, None)
+        bundle.commit()

@@ -1,6 +1,6 @@
 """Write a bundle: a directory that is in progress until one atomic step commits it.
 
-    with BundleWriter("out", expected=["results.json"]) as bundle:
+    with BundleWriter.create("out", expected=["results.json"]) as bundle:
         bundle.write_json("results.json", {"schema_version": "example/1", "passed": True})
 
 Leaving the block commits. If an exception leaves the block, the bundle is committed as failed with everything written
@@ -16,11 +16,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self, TypedDict, Unpack
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes
 from proofbox.core.chain import ChainWriter
@@ -47,8 +47,31 @@ _Path = str | os.PathLike[str]
 _IDS = IdSource()
 
 
+class WriterOptions(TypedDict, total=False):
+    """Options that every way to open a bundle for writing has in common."""
+
+    expected: Iterable[str]
+    redactor: Redactor | None
+    clock: Clock | None
+    ids: IdSource | None
+
+
+class _Place(NamedTuple):
+    """Where a bundle is written: in an output directory `out`, or (if that is None) inside another bundle."""
+
+    path: Path
+    out: str | None
+    lock: Callable[[str], contextlib.AbstractContextManager[object]]
+
+
 class BundleWriter:
-    """Writes one run's bundle into `out/<run_id>/`. Thread-safe; one process creates and commits it.
+    """Writes one run's bundle into `out/<run_id>/`. Thread-safe; one process opens and commits it.
+
+    `create` opens a new bundle and `take_over` one whose writer died. `nested` opens a bundle inside this one;
+    `create_nested` and `take_over_nested` open one inside a bundle whose writer may be another process.
+
+    `commit` ends the bundle, `fail` commits it as failed, and `abort` leaves it in progress. As a context manager, a
+    writer commits at the end of the block, or fails with the exception that leaves the block.
 
     `expected` are the artifacts of a complete run: those absent at the commit are listed as missing, and the bundle is
     then `partial`. A `dry` run commits but does not update LATEST. With a `redactor`, logs are redacted, and the commit
@@ -57,76 +80,20 @@ class BundleWriter:
     `stage` describes the run's current activity and is recorded if the run fails.
     """
 
-    def __init__(
-        self,
-        out: _Path,
-        *,
-        expected: Iterable[str] = (),
-        run_id: str | None = None,
-        dry: bool = False,
-        redactor: Redactor | None = None,
-        lock: Mode = "wait",
-        lock_timeout: float = 30.0,
-        clock: Clock | None = None,
-        ids: IdSource | None = None,
-    ) -> None:
-        self._setup(expected, dry, redactor, clock, ids)
-        self._out: str | None = os.fspath(out)
-        self._lock_options: dict[str, Any] = {"mode": lock, "timeout": lock_timeout, "clock": self._clock}
-        self.run_id = self._new_id("run") if run_id is None else checked_run_id(run_id)
-        self.path = Path(self._out) / self.run_id
-
-    @classmethod
-    def nested_in(
-        cls,
-        directory: _Path,
-        path: str,
-        *,
-        expected: Iterable[str] = (),
-        run_id: str | None = None,
-        redactor: Redactor | None = None,
-        clock: Clock | None = None,
-        ids: IdSource | None = None,
-    ) -> Self:
-        """Create a writer for a bundle at `path` inside another bundle, whose writer may be another process.
-
-        It commits independently. The outer bundle, committed later, covers its index by digest.
-        """
-        nested = cls.__new__(cls)
-        nested._setup(expected, False, redactor, clock, ids)
-        nested._out = None
-        nested.run_id = nested._new_id("bundle") if run_id is None else checked_run_id(run_id)
-        nested.path = Path(directory) / check_artifact_path(path, "bundle nested")
-        return nested
-
-    def taking_over(self, *, aside: Iterable[str] = (), released: bool = False) -> Self:
-        """Take over a bundle whose writer died: `with BundleWriter(out, run_id=…).taking_over() as bundle`.
-
-        Existing files are kept and indexed as they are. This includes logs, which get no anchor and no more entries.
-        Paths in `aside` are moved below `unfinished/`, because their writer never finished them. A bundle whose writer
-        is not known to be dead is refused, unless the caller knows that the writer `released` it. A committed bundle is
-        always refused.
-        """
-        self._takes_over = True
-        self._released = released
-        self._aside: tuple[str, ...] = tuple(aside)
-        return self
-
-    def _setup(
-        self,
-        expected: Iterable[str],
-        dry: bool,
-        redactor: Redactor | None,
-        clock: Clock | None,
-        ids: IdSource | None,
-    ) -> None:
+    def __init__(self, place: _Place, run_id: str, *, dry: bool = False, **options: Unpack[WriterOptions]) -> None:
+        expected = options.get("expected", ())
         if isinstance(expected, str):
             raise UsageError("expected is a list of paths, not one path", op="bundle open")
+        self.path = place.path
+        self.run_id = run_id
+        self.stage = "run"
+        self._out = place.out
+        self._locked = place.lock
         self._expected = tuple(dict.fromkeys(check_artifact_path(path, "bundle open") for path in expected))
         self._dry = dry
-        self._redactor = redactor
-        self._clock: Clock = clock or SystemClock()
-        self._ids = ids
+        self._redactor = options.get("redactor")
+        self._clock: Clock = options.get("clock") or SystemClock()
+        self._ids = options.get("ids")
         self._mutex = threading.Lock()
         self._artifacts: dict[str, Artifact | None] = {}
         self._anchors: dict[str, Anchor] = {}
@@ -134,67 +101,166 @@ class BundleWriter:
         self._open_logs: list[BundleLog] = []
         self._open_nested: list[BundleWriter] = []
         self._partial: list[str] = []
-        self._takes_over = False
-        self._released = False
         self._withholding = False
-        self._aside = ()
-        self._state = "new"
-        self.stage = "run"
-
-    def _new_id(self, prefix: str) -> str:
-        return (self._ids or _IDS).new_id(prefix)
-
-    # The life of a bundle
-
-    def __enter__(self) -> Self:
-        if self._state != "new":
-            raise UsageError("a bundle is written once", op="bundle open", fix_hints=["create a new BundleWriter"])
+        self._open = True
         self._status = RunStatus(
-            run_id=self.run_id,
+            run_id=run_id,
             state="in_progress",
             started_at=isoformat(self._clock.now()),
             writer=process_identity(),
             world=world(),
-            dry=self._dry,
+            dry=dry,
             expected=self._expected,
         )
-        if self._out is not None:
-            Path(self._out).mkdir(parents=True, exist_ok=True)
-        with self._locked("create"):
-            if self._takes_over and self._inherit():
-                pass
-            elif self._out is None:
-                create_nested(self.path, self._status)
-            else:
-                create_run(self._out, self._status)
-        self._state = "open"
-        return self
 
-    def _inherit(self) -> bool:
-        """Take over a dead writer's bundle. Return False if it died before writing anything."""
-        before = last_status(self.path, self.run_id)
-        if before is None:
-            return False
-        require_left(self.path, before, abandoned=self._released or is_alive(before.writer) is False)
-        self._status = continued(before, self._status)
-        self.run_id, self._dry, self._expected = self._status.run_id, self._status.dry, self._status.expected
-        self._partial = list(self._status.partial_reasons)
-        set_aside(self.path, self._aside)
-        for path in left_behind(self.path):
-            self._artifacts[path] = self._measure(path)
-        write_document(self.path / STATUS, self._status.to_bytes())
-        return True
+    # The life of a bundle
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    @classmethod
+    def create(
+        cls,
+        out: _Path,
+        *,
+        run_id: str | None = None,
+        dry: bool = False,
+        lock: Mode = "wait",
+        lock_timeout: float = 30.0,
+        **options: Unpack[WriterOptions],
+    ) -> Self:
+        """Create the bundle of a new run in the output directory `out`."""
+        name = _run_id(run_id, "run", options)
+        bundle = cls(_in_output(out, name, lock, lock_timeout, options), name, dry=dry, **options)
+        with bundle._locked("create"):
+            bundle._create()
+        return bundle
+
+    @classmethod
+    def create_nested(
+        cls, directory: _Path, path: str, *, run_id: str | None = None, **options: Unpack[WriterOptions]
+    ) -> Self:
+        """Create a bundle at `path` inside the bundle `directory`, whose writer may be another process.
+
+        It commits independently. The outer bundle, committed later, covers its index by digest.
+        """
+        bundle = cls(_inside(directory, path), _run_id(run_id, "bundle", options), **options)
+        with bundle._locked("create"):
+            bundle._create()
+        return bundle
+
+    @classmethod
+    def take_over(
+        cls,
+        out: _Path,
+        run_id: str,
+        *,
+        dry: bool = False,
+        released: bool = False,
+        lock: Mode = "wait",
+        lock_timeout: float = 30.0,
+        **options: Unpack[WriterOptions],
+    ) -> Self:
+        """Take over the bundle of a run whose writer died; create it if the writer died before it wrote anything.
+
+        Existing files are kept and indexed as they are. This includes logs, which get no anchor and no more entries. A
+        bundle whose writer is not known to be dead is refused, unless the caller knows that the writer `released` it. A
+        committed bundle is always refused.
+        """
+        name = checked_run_id(run_id)
+        bundle = cls(_in_output(out, name, lock, lock_timeout, options), name, dry=dry, **options)
+        with bundle._locked("create"):
+            bundle._inherit((), released)
+        return bundle
+
+    @classmethod
+    def take_over_nested(
+        cls,
+        directory: _Path,
+        path: str,
+        *,
+        run_id: str | None = None,
+        aside: Iterable[str] = (),
+        released: bool = False,
+        **options: Unpack[WriterOptions],
+    ) -> Self:
+        """Take over a bundle inside another one, as `take_over` does.
+
+        Paths in `aside` are moved below `unfinished/`, because their writer never finished them.
+        """
+        bundle = cls(_inside(directory, path), _run_id(run_id, "bundle", options), **options)
+        with bundle._locked("create"):
+            bundle._inherit(aside, released)
+        return bundle
+
+    def nested(self, path: str, *, expected: Iterable[str] = (), run_id: str | None = None) -> BundleWriter:
+        """Create a bundle inside this one, such as an attempt's inside a run's. It must end before this one commits."""
+        self._require_open("bundle nested")
+        inner = BundleWriter.create_nested(
+            self.path,
+            path,
+            run_id=run_id,
+            expected=expected,
+            redactor=self._redactor,
+            clock=self._clock,
+            ids=self._ids,
+        )
+        with self._mutex:
+            self._open_nested.append(inner)
+        return inner
+
+    def commit(self) -> None:
+        """Commit the bundle. If the commit is refused, the bundle stays in progress."""
+        self._require_open("bundle commit")
+        if any(inner._open for inner in self._open_nested):
+            self.abort()
+            raise UsageError("a nested bundle is still open", op="bundle commit", fix_hints=["close it first"])
+        self._open = False
+        self._commit(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Commit the bundle as failed, with everything written so far. If that is refused, add a note to `error`."""
+        self._require_open("bundle fail")
+        self._open = False
         try:
             self._commit(error)
         except BaseException as refused:
-            if error is None:
-                raise
-            # Raise the original error, with a note about the missing commit.
             error.add_note(f"the bundle {self.run_id} was not committed: {refused}")
-        finally:
-            self._state = "closed"
+
+    def abort(self) -> None:
+        """Stop writing and leave the bundle in progress. A writer can take it over as `released`."""
+        self._open = False
+        for log in self._open_logs:
+            log.close()
+
+    def __enter__(self) -> Self:
+        self._require_open("bundle open")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self._open:
+            return  # ended explicitly inside the block
+        if error is not None:
+            self.fail(error)
+        else:
+            self.commit()
+
+    def _create(self) -> None:
+        if self._out is None:
+            create_nested(self.path, self._status)
+        else:
+            create_run(self._out, self._status)
+
+    def _inherit(self, aside: Iterable[str], released: bool) -> None:
+        before = last_status(self.path, self.run_id)
+        if before is None:
+            self._create()
+            return
+        require_left(self.path, before, abandoned=released or is_alive(before.writer) is False)
+        self._status = continued(before, self._status)
+        self.run_id, self._dry, self._expected = self._status.run_id, self._status.dry, self._status.expected
+        self._partial = list(self._status.partial_reasons)
+        set_aside(self.path, aside)
+        for path in left_behind(self.path):
+            self._artifacts[path] = self._measure(path)
+        write_document(self.path / STATUS, self._status.to_bytes())
 
     def mark_partial(self, reason: str) -> None:
         """Mark the bundle as partial, even if every expected artifact exists: the commit won't be `ok`.
@@ -257,22 +323,6 @@ class BundleWriter:
             self._open_logs.append(log)
         return log
 
-    def nested(self, path: str, *, expected: Iterable[str] = (), run_id: str | None = None) -> BundleWriter:
-        """Create a nested bundle with its own index, such as an attempt's inside a run's."""
-        self._require_open("bundle nested")
-        inner = BundleWriter.nested_in(
-            self.path,
-            path,
-            expected=expected,
-            run_id=run_id,
-            redactor=self._redactor,
-            clock=self._clock,
-            ids=self._ids,
-        )
-        with self._mutex:
-            self._open_nested.append(inner)
-        return inner
-
     def _store(self, path: str, pieces: Iterable[bytes], schema: str | None, op: str) -> Artifact:
         self._claim(path, op)
         try:
@@ -302,19 +352,12 @@ class BundleWriter:
         return os.fspath(self.path / path)
 
     def _require_open(self, op: str) -> None:
-        if self._state != "open":
-            raise UsageError(
-                f"the bundle is {'not open yet' if self._state == 'new' else 'closed'}",
-                op=op,
-                fix_hints=["write inside the `with` block of the BundleWriter"],
-            )
+        if not self._open:
+            raise UsageError("the bundle is closed", op=op, fix_hints=["write before the bundle is committed"])
 
     # The commit
 
     def _commit(self, error: BaseException | None) -> None:
-        if error is None and any(inner._state == "open" for inner in self._open_nested):
-            raise UsageError("a nested bundle is still open", op="bundle commit", fix_hints=["close it first"])
-        self._state = "closed"
         for log in self._open_logs:
             log.close()
         artifacts, interrupted = self._collect()
@@ -367,11 +410,22 @@ class BundleWriter:
     def _clean(self, text: str) -> str:
         return (self._redactor or Redactor()).redact(text)
 
-    @contextlib.contextmanager
-    def _locked(self, purpose: str) -> Iterator[None]:
-        if self._out is None:
-            with holding(self.path):
-                yield
-            return
-        with RunLock(self._out, purpose=f"{purpose} {self.run_id}", **self._lock_options):
-            yield
+
+def _in_output(out: _Path, run_id: str, mode: Mode, timeout: float, options: WriterOptions) -> _Place:
+    place = os.fspath(out)
+    clock = options.get("clock")
+    Path(place).mkdir(parents=True, exist_ok=True)
+
+    def lock(purpose: str) -> RunLock:
+        return RunLock(place, purpose=f"{purpose} {run_id}", mode=mode, timeout=timeout, clock=clock)
+
+    return _Place(Path(place) / run_id, place, lock)
+
+
+def _inside(directory: _Path, path: str) -> _Place:
+    place = Path(directory) / check_artifact_path(path, "bundle nested")
+    return _Place(place, None, lambda _: holding(place))
+
+
+def _run_id(given: str | None, prefix: str, options: WriterOptions) -> str:
+    return (options.get("ids") or _IDS).new_id(prefix) if given is None else checked_run_id(given)

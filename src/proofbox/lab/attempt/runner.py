@@ -78,43 +78,46 @@ class _Interrupted(Exception):
 async def run_attempt(attempt: Attempt, context: RunContext, control: AttemptControl) -> Ended:
     """Run an attempt. Every failure is recorded in its bundle; an exception is raised only if there is no bundle."""
     supervisor = _Supervisor(attempt, context, control)
-    writer = BundleWriter.nested_in(
-        context.run_dir,
-        attempt.path,
-        expected=artifacts.EXPECTED,
-        run_id=f"{context.run_id}.{attempt.id}",
-        redactor=context.redactor,
-        clock=context.clock,
-        ids=context.ids,
-    )
+    path = context.run_dir / attempt.path
     try:
-        await _record(supervisor, writer)
+        await _record(supervisor, attempt, context)
     except LeaseLost:
         raise
     except Exception as error:
-        if not await run_sync(os.path.lexists, writer.path / INDEX):
+        if not await run_sync(os.path.lexists, path / INDEX):
             raise
         supervisor.fail(error)  # the bundle was committed as failed and says why
-    index = await run_sync(artifacts.index_sha256, writer.path)
+    index = await run_sync(artifacts.index_sha256, path)
     supervisor.enter("ended")
     return supervisor.ended(index)
 
 
 @contextlib.asynccontextmanager
-async def _opened(writer: BundleWriter) -> AsyncIterator[BundleWriter]:
+async def _bundle(attempt: Attempt, context: RunContext) -> AsyncIterator[BundleWriter]:
     """Open and commit the bundle in a thread, so that nothing else in this process waits for the disk."""
-    bundle = await run_sync(writer.__enter__)
+    bundle = await run_sync(
+        partial(
+            BundleWriter.create_nested,
+            context.run_dir,
+            attempt.path,
+            expected=artifacts.EXPECTED,
+            run_id=f"{context.run_id}.{attempt.id}",
+            redactor=context.redactor,
+            clock=context.clock,
+            ids=context.ids,
+        )
+    )
     try:
         yield bundle
     except BaseException as error:
         with anyio.CancelScope(shield=True):
-            await run_sync(writer.__exit__, type(error), error, error.__traceback__)
+            await run_sync(bundle.fail, error)
         raise
-    await run_sync(writer.__exit__, None, None, None)
+    await run_sync(bundle.commit)
 
 
-async def _record(supervisor: _Supervisor, writer: BundleWriter) -> None:
-    async with _opened(writer) as bundle:
+async def _record(supervisor: _Supervisor, attempt: Attempt, context: RunContext) -> None:
+    async with _bundle(attempt, context) as bundle:
         try:
             await supervisor.run(bundle)
         finally:

@@ -96,14 +96,19 @@ def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
 
 def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> None:
     """Commit what a dead worker left. A verdict that it may have been writing when it died does not count."""
-    writer = BundleWriter.nested_in(
-        run_dir, attempt.path, run_id=f"{run_id}.{attempt.id}", redactor=redactor, clock=clock
-    )
+    path = run_dir / attempt.path
     # If that document exists, an earlier conductor wrote the rest for the worker, and died as well.
-    replaced = os.path.lexists(writer.path / artifacts.TORN)
+    replaced = os.path.lexists(path / artifacts.TORN)
     set_aside = () if replaced else (artifacts.REPORT, outcome.PATH)
-    released = attempt.given_up or _is_unreachable(writer.path)
-    with writer.taking_over(aside=set_aside, released=released) as bundle:
+    with BundleWriter.take_over_nested(
+        run_dir,
+        attempt.path,
+        run_id=f"{run_id}.{attempt.id}",
+        aside=set_aside,
+        released=attempt.given_up or _is_unreachable(path),
+        redactor=redactor,
+        clock=clock,
+    ) as bundle:
         how = "could not commit it" if attempt.given_up else "died"
         artifacts.write_torn(bundle, attempt, run_id, WorkerLost(f"the worker process {how}", op="attempt"))
         bundle.withhold_secrets()

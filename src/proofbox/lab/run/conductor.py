@@ -170,26 +170,34 @@ class Conductor:
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
             expected = (self._plan.source_name, *_EXPECTED)
-            bundle = BundleWriter(
-                self._out, run_id=self._run_id, expected=expected, redactor=redactor, clock=self._clock
+            for name in expected:  # written last, from the ledger: after a kill they are written again
+                (run_dir / name).unlink(missing_ok=True)
+            bundle = BundleWriter.take_over(
+                self._out,
+                self._run_id,
+                released=True,  # this is the only conductor
+                expected=expected,
+                redactor=redactor,
+                clock=self._clock,
             )
-            if run_dir.exists():
-                for name in expected:  # written last, from the ledger: after a kill they are written again
-                    (run_dir / name).unlink(missing_ok=True)
-                bundle = bundle.taking_over(released=True)  # this is the only conductor
-            # Not a `with`: after an exception or an interrupt the run must stay in progress, so that it can be resumed.
-            bundle.__enter__()
             try:
-                self._close_torn(alive=(), stopped=True)
-                self._plan_retries()
-                self._work()
-            finally:
-                self._crew.end()
-                self._close_torn(alive=(), stopped=True)
-            self._write(bundle)
-            bundle.__exit__(None, None, None)
+                self._run_attempts()
+                self._write(bundle)
+            except BaseException:
+                bundle.abort()  # the run stays in progress, so that it can be resumed
+                raise
+            bundle.commit()
             self._tidy_up()
         return run_dir
+
+    def _run_attempts(self) -> None:
+        try:
+            self._close_torn(alive=(), stopped=True)
+            self._plan_retries()
+            self._work()
+        finally:
+            self._crew.end()
+            self._close_torn(alive=(), stopped=True)
 
     def _require_known_plan(self, *, trust: bool) -> None:
         digest = plan_digest(self._plan)
