@@ -6,8 +6,10 @@ line, so that it cannot be mistaken for proofbox's own output.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from proofbox.agents.approvals import subject_of
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.words import counted
 from proofbox.errors import ProofboxError
-from proofbox.evidence.bundle.paths import read_bounded
+from proofbox.evidence.bundle.directory import BundleDirectory
+from proofbox.evidence.bundle.paths import MAX_LOG_BYTES, read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import CALLS
@@ -46,14 +49,20 @@ _REASONS = {
 
 
 def read_documents(bundle: Path) -> dict[str, Any]:
-    """Return the JSON artifacts of a bundle in any state, without those that cannot be read."""
+    """Return the JSON artifacts of a bundle in any state, without those that cannot be read.
+
+    Together they have at most `LARGEST` bytes; larger ones are left out.
+    """
     found: dict[str, Any] = {}
+    left = LARGEST
     if bundle.is_dir():
         for path in sorted(bundle.glob("*.json")):
             try:
-                document = parse_strict(read_bounded(path, LARGEST))
+                data = read_bounded(path, left)
+                document = parse_strict(data)
             except (OSError, CanonicalError):
                 continue
+            left -= len(data)
             if isinstance(document, dict):
                 found[path.name] = document
     return found
@@ -119,13 +128,15 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
     report = documents.get(artifacts.REPORT, {})
     if unstated := report.get("responses_without_usage"):
         yield f"{counted(unstated, 'model response')} did not state token usage, so the token count is incomplete."
-    calls = list(_calls(bundle))
-    if calls:
-        yield f"What it did ({counted(len(calls), 'tool call')}):"
-        for number, call in enumerate(calls[:MOST_CALLS], 1):
+    calls = _calls(bundle)
+    first = list(islice(calls, MOST_CALLS))
+    if first:
+        total = len(first) + sum(1 for _ in calls)
+        yield f"What it did ({counted(total, 'tool call')}):"
+        for number, call in enumerate(first, 1):
             yield f"  {number}. {_call(call, bundle)}"
-        if len(calls) > MOST_CALLS:
-            yield f"  and {len(calls) - MOST_CALLS} more, in {bundle / CALLS}"
+        if total > MOST_CALLS:
+            yield f"  and {total - MOST_CALLS} more, in {bundle / CALLS}"
     changed = _changed(bundle)
     if changed:
         more = f" and {len(changed) - MOST_PATHS} more, in {bundle / artifacts.FINAL_DIFF}"
@@ -203,16 +214,15 @@ def _changed(bundle: Path) -> list[str]:
 
 def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = read_bounded(bundle / CALLS, LARGEST).splitlines()
+        for line in BundleDirectory(str(bundle)).lines(CALLS, MAX_LOG_BYTES, hashlib.sha256()):
+            try:
+                entry = parse_strict(line)
+            except CanonicalError:  # truncated by a kill
+                continue
+            if isinstance(entry, dict) and "call" in entry:
+                yield entry
     except OSError:
         return
-    for line in lines:
-        try:
-            entry = parse_strict(line)
-        except CanonicalError:  # truncated by a kill
-            continue
-        if isinstance(entry, dict) and "call" in entry:
-            yield entry
 
 
 def _call(call: dict[str, Any], bundle: Path) -> str:
