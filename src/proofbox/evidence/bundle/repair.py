@@ -16,9 +16,16 @@ from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.documents import declare
 from proofbox.core.files.atomic import write_document
 from proofbox.core.text import preview, printable
-from proofbox.errors import BundleInProgress, BundleRepairRefused
+from proofbox.errors import BundleInProgress, BundleRepairRefused, BundleSchemaUnknown
 from proofbox.evidence.bundle.identity import PROCESS, process_identity, world_id
-from proofbox.evidence.bundle.index import Artifact, Index, bounded_bytes, schema_of
+from proofbox.evidence.bundle.index import (
+    Artifact,
+    Index,
+    SchemaUnknown,
+    bounded_bytes,
+    refuse_other_schema,
+    schema_of,
+)
 from proofbox.evidence.bundle.lock import Mode, RunLock
 from proofbox.evidence.bundle.paths import (
     INDEX,
@@ -238,12 +245,22 @@ def _unlistable(path: str, why: str) -> BundleRepairRefused:
     )
 
 
+def _refuse_other_version(document: dict[str, Any]) -> None:
+    """Refuse a log of an unknown version, which is not damaged and must not be replaced."""
+    try:
+        refuse_other_schema(document, SCHEMA)
+    except SchemaUnknown as error:
+        raise BundleSchemaUnknown(f"{REPAIR_LOG}: {error}", op="bundle repair") from error
+
+
 def _past_repairs(directory: str, clock: Clock) -> tuple[list[Any], list[Any]]:
     """Return the repairs in the log, and the lost logs, including this one if it is unreadable."""
     data = b""
     try:
         data = read_bounded(os.path.join(directory, REPAIR_LOG), MAX_JSON_BYTES)
         document = parse_strict(data)
+        if type(document) is dict and "schema_version" in document:
+            _refuse_other_version(document)
         _DOCUMENT(document, REPAIR_LOG)
     except FileNotFoundError:
         return [], []

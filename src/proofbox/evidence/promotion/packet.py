@@ -135,6 +135,12 @@ declare(
     meaning="Pinned pointers into a bundle, and the verdict whether it may be relied on.",
     shape=_PACKET.json_schema,
 )
+declare(
+    SCHEMA_1,
+    at="as version 2, written by older versions",
+    meaning="A packet whose `observed` has a text where version 2 has `unknown` or `omitted`.",
+    shape=_PACKET.json_schema,
+)
 _SEED_PROMOTABILITY = shape.record(
     {"promotable_decision_stage": shape.flag, "reasons": _NAMES}, {"gating_inputs": shape.anything}
 )

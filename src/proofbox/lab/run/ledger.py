@@ -25,7 +25,7 @@ from typing import Literal, Self
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
-from proofbox.core.documents import declare
+from proofbox.core.documents import declare, require_version
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 
 SCHEMA = "proofbox.ledger/1"
@@ -162,9 +162,7 @@ class Ledger:
             undo.pop_all()
 
     def _refuse_other_schema(self) -> None:
-        found = self.about("schema_version")
-        if found != SCHEMA:
-            raise CorruptError(f"{self.path} has schema {found!r}; only {SCHEMA} is supported", op="ledger")
+        require_version({"schema_version": self.about("schema_version")}, SCHEMA, self.path)
 
     @classmethod
     def create(
