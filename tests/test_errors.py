@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from proofbox import errors
 from proofbox.cli import COMMANDS, GROUPS
+from proofbox.cli.commands.setup.contract import make_contract
 from proofbox.errors import ProofboxError, SessionUnknown, error_classes
 
 SRC = Path(errors.__file__).resolve().parent.parent
-CONTRACT = Path(__file__).parent / "cli" / "contract.json"
 KINDS = {kind.__name__: kind for kind in error_classes()}
 
 # What may begin a message with a capital letter: names, as they are spelled.
@@ -122,7 +122,7 @@ def test_every_error_names_its_operation() -> None:
 
 
 def test_commands_in_hints_exist() -> None:
-    commands = json.loads(CONTRACT.read_text())["commands"]
+    commands = msgspec.to_builtins(make_contract().commands)
     flags = {each["name"] for facts in commands.values() for each in facts["parameters"]} | {"--help"}
     hints = [*raised("fix_hints"), *(Text(name, hint) for name, kind in KINDS.items() for hint in kind.hints)]
     wrong = []

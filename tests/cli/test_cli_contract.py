@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from contract_lines import contract_lines
 
 import proofbox
 from proofbox.cli import COMMANDS, GROUPS, Command, main
 from proofbox.cli.commands.setup.contract import make_contract
 from proofbox.errors import error_classes
 
-SNAPSHOT = Path(__file__).parent / "contract.json"
+SNAPSHOT = Path(__file__).parent / "contract.txt"
 
 # `proofbox --help` must load none of these: each takes longer than the rest of the startup.
 HEAVY = (
@@ -43,14 +46,46 @@ MADE_OF_HEAVY_TYPES = (
 )
 
 
-def test_contract_matches_the_snapshot(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_contract_matches_the_snapshot() -> None:
     """A change here affects every program that uses proofbox. If it is intended, run:
 
-    .venv/bin/proofbox contract --json | python3 -I -m json.tool > tests/cli/contract.json
+    .venv/bin/python tests/cli/contract_lines.py > tests/cli/contract.txt
     """
+    now, before = contract_lines(), SNAPSHOT.read_text().splitlines()
+    assert list(difflib.unified_diff(before, now, n=0, lineterm="")) == []
+
+
+def test_printed_contract_is_the_one_of_the_snapshot(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["contract", "--json"]) == 0
-    printed = json.loads(capfdbinary.readouterr().out)
-    assert printed == json.loads(SNAPSHOT.read_text())
+    assert json.loads(capfdbinary.readouterr().out) == json.loads(msgspec.json.encode(make_contract()))
+
+
+def _properties(value: Any, at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict):
+        if isinstance(value.get("properties"), dict):
+            yield from ((f"{at}.{name}", value["properties"]) for name in value["properties"])
+        for name, inner in value.items():
+            yield from _properties(inner, f"{at}.{name}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _properties(inner, f"{at}.{number}")
+
+
+def test_every_change_of_a_member_changes_a_line(rounds: Callable[[int, int], int]) -> None:
+    """Each member of each document, at any depth, is in the snapshot."""
+    contract = json.loads(msgspec.json.encode(make_contract()))
+    before = contract_lines(contract)
+    places = [*_properties(contract["schemas"]), *_properties(contract["stored"])]
+    assert len(places) > 1000
+    for path, members in places[:: rounds(25, 1)]:
+        name = path.rpartition(".")[2]
+        kept = dict(members)
+        members[name] = {"type": "string", "maxLength": 31}
+        assert contract_lines(contract) != before, path
+        del members[name]
+        assert contract_lines(contract) != before, path
+        members.clear()
+        members.update(kept)
 
 
 def test_every_document_member_has_a_description() -> None:

@@ -83,6 +83,7 @@ NOT_LEFT = {
     "proofbox.ledger/1": "SQLite",
     "proofbox.limiter/1": "only with a model; tests/lab/run/test_limiter.py",
     "proofbox.path_witnesses/1": "tests/evidence/documents/test_documents.py",
+    "proofbox.promotion_packet/1": "no longer written; tests/schemas",
     "proofbox.promotion_policy/1": "inside a packet",
     "proofbox.torn_attempt/1": "needs a killed run; tests/lab/run/test_run.py",
 }

@@ -18,7 +18,7 @@ from proofbox.core.dirs import config_dir
 from proofbox.delivery.proof import TRUSTED, examine, require
 from proofbox.delivery.source.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
 from proofbox.delivery.source.tree import open_source
-from proofbox.errors import DeliveryNotProven
+from proofbox.errors import DeliveryNotProven, KeyInvalid
 from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
@@ -275,6 +275,24 @@ def test_configured_key_must_have_signed(app: Path, tmp_path: Path) -> None:
             path.unlink()
         place.rmdir()
     assert problems(unsigned, app) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "only PEM files"])
+def test_unusable_trusted_keys_are_refused(app: Path, tmp_path: Path, kind: str) -> None:
+    unsigned = attempt(app, tmp_path / "out")
+    place = config_dir() / TRUSTED
+    target = tmp_path / "keys"
+    if kind == "file":
+        target.write_text("a key")
+    elif kind == "only PEM files":
+        target.mkdir()
+        (target / "release.pem").write_text("a key")
+    place.symlink_to(target)
+    try:
+        with pytest.raises(KeyInvalid, match="can't be used"):
+            problems(unsigned, app)
+    finally:
+        place.unlink()
 
 
 def test_damaged_bundle_is_not_proven(app: Path, tmp_path: Path) -> None:

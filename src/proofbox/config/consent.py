@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.dirs import state_dir
-from proofbox.core.documents import stored
+from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
 from proofbox.core.text import printable
@@ -109,12 +109,13 @@ def _file() -> Path:
 
 
 def _read() -> _Consents:
-    """Read the record. A malformed file means no consent."""
+    """Read the record. A malformed file means no consent. Raises VersionUnknown."""
     try:
-        found = msgspec.json.decode(_file().read_bytes(), type=_Consents)
+        data = _file().read_bytes()
+        require_version(data, CONSENTS, _file())
+        return msgspec.json.decode(data, type=_Consents)
     except (OSError, msgspec.DecodeError, RecursionError):
         return _Consents(paths={}, plans={})
-    return found if found.schema_version == CONSENTS else _Consents(paths={}, plans={})
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from proofbox.config.mounts import mount_source
 from proofbox.config.project_files import write_project_file
 from proofbox.core.allowlist import parse_network
 from proofbox.core.dirs import config_dir, state_dir
-from proofbox.core.documents import stored
+from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.plain import read_plain
 from proofbox.core.nearest import nearest
@@ -273,12 +273,13 @@ def _trusted_file() -> Path:
 
 
 def _agreed() -> _Trusted:
-    """Read the trusted versions. With a malformed file, nothing is trusted."""
+    """Read the trusted versions. With a malformed file, nothing is trusted. Raises VersionUnknown."""
     try:
-        found = msgspec.json.decode(_trusted_file().read_bytes(), type=_Trusted)
+        data = _trusted_file().read_bytes()
+        require_version(data, TRUSTED, _trusted_file())
+        return msgspec.json.decode(data, type=_Trusted)
     except (OSError, msgspec.DecodeError, RecursionError):
         return _Trusted()
-    return found if found.schema_version == TRUSTED else _Trusted()
 
 
 def _refuse_moved_mounts(project: Path, settings: Settings) -> None:

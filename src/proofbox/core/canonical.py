@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from json.encoder import encode_basestring
@@ -24,8 +25,11 @@ from typing import Any
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**53 - 1
-MAX_VALUES = 3_000_000
-"""Two bytes of JSON can take a hundred bytes of memory. With this limit a document fits in half a gigabyte."""
+MAX_VALUES = 1_000_000
+"""Two bytes of JSON can take a hundred bytes of memory. With this limit the values of a document fit in 100 MB."""
+MAX_WIDE_BYTES = 1 << 23
+"""Maximum size of a document with characters beyond the BMP: Python stores its text in four times the size."""
+_WIDE = re.compile(rb"[\xf0-\xf4]")
 _SMALL = 32  # members; layouts of larger objects are not cached, so hostile ones can't fill the memory
 
 
@@ -166,6 +170,8 @@ def check_values(data: bytes) -> None:
     The count is a cheap upper bound: it counts separators, including those inside strings. Braces count twice, since
     an object takes twice the memory of a list.
     """
+    if len(data) > MAX_WIDE_BYTES and _WIDE.search(data) is not None:
+        raise CanonicalError(f"more than {MAX_WIDE_BYTES} bytes with characters beyond the BMP")
     if 2 * len(data) > MAX_VALUES and data.count(b",") + data.count(b"[") + 2 * data.count(b"{") > MAX_VALUES:
         raise CanonicalError(f"more than {MAX_VALUES} values: commas, brackets, and braces twice")
 

@@ -6,9 +6,12 @@ because the auditor's modules declare documents too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from proofbox.errors import VersionUnknown
 
 T = TypeVar("T", bound=type)
 
@@ -32,6 +35,28 @@ def declare(schema: str, *, at: str, meaning: str, shape: Any) -> None:
     known = STORED.setdefault(schema, StoredDocument(schema, at, meaning, shape))
     if known.shape is not shape:
         raise ValueError(f"{schema} is declared twice")
+
+
+def require_version(document: bytes | Mapping[str, Any], known: str, where: object) -> None:
+    """Raise VersionUnknown if a document states a version that is not `known`.
+
+    Bytes are checked before they are parsed as the known version, whose members another version may not have. Bytes
+    that state no version at all are left to the parser.
+    """
+    stated: object = None
+    if isinstance(document, bytes):
+        try:
+            parsed = json.loads(document)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(parsed, dict) or "schema_version" not in parsed:
+            return
+        stated = parsed["schema_version"]
+    else:
+        stated = document.get("schema_version")
+    if stated != known:
+        why = f"{where} has version {str(stated)[:100]!r}; this version of proofbox reads {known!r}"
+        raise VersionUnknown(why, op="read")
 
 
 def stored(schema: str, *, at: str) -> Callable[[T], T]:

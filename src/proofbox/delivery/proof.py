@@ -21,9 +21,10 @@ import msgspec
 
 from proofbox.core.dirs import config_dir
 from proofbox.core.text import preview, printable
+from proofbox.core.words import counted
 from proofbox.delivery.client.wire import Evidence
 from proofbox.delivery.source.tree import SourceTree, reason_by_name
-from proofbox.errors import DeliveryNotProven
+from proofbox.errors import DeliveryNotProven, KeyInvalid
 from proofbox.evidence.bundle.reader import Bundle, as_bundle
 from proofbox.evidence.documents import outcome as outcomes
 from proofbox.evidence.documents import schedule
@@ -87,9 +88,29 @@ NO_PROOF = Proof(problems=("no promotion packet was given",))
 
 
 def trusted_keys() -> list[str]:
-    """Return the public keys that the user's configuration trusts."""
+    """Return the public keys that the user's configuration trusts.
+
+    Raises KeyInvalid if keys seem to be configured but can't be used: without keys, no signature is required.
+    """
     place = config_dir() / TRUSTED
-    return sorted(str(path) for path in place.glob("*.pub")) if place.is_dir() else []
+    if not os.path.lexists(place):
+        return []
+    try:
+        names = sorted(os.listdir(place))
+    except OSError as error:
+        raise _unusable(place, error.strerror or type(error).__name__) from error
+    keys = [str(place / name) for name in names if name.endswith(".pub")]
+    if names and not keys:
+        raise _unusable(place, f"none of its {counted(len(names), 'file')} is a public key that ends in .pub")
+    return keys
+
+
+def _unusable(place: Path, why: str) -> KeyInvalid:
+    return KeyInvalid(
+        f"the trusted keys in {printable(str(place))} can't be used: {why}",
+        op="deliver",
+        fix_hints=["make it a directory of public keys whose names end in .pub, or remove it to trust no key"],
+    )
 
 
 def examine(packet: Path | None, bundle: Path | None, tree: SourceTree, *, key: Path | None = None) -> Proof:

@@ -6,6 +6,7 @@
     ├── InternalError            PROOFBOX_INTERNAL           exit 4
     ├── DemoFailed               PROOFBOX_DEMO_FAILED        exit 1
     ├── CorruptError             PROOFBOX_CORRUPT            exit 1
+    │   └── VersionUnknown       PROOFBOX_VERSION_UNKNOWN    exit 1
     ├── IoFailed                 PROOFBOX_IO                 exit 3, retryable
     ├── SandboxError             SANDBOX_FAILED              exit 4
     │   ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
@@ -167,6 +168,7 @@ from proofbox.errors.base import (
     NotFoundError as NotFoundError,
     ProofboxError as ProofboxError,
     UsageError as UsageError,
+    VersionUnknown as VersionUnknown,
     error_classes as error_classes,
 )
 from proofbox.errors.sandbox import (

@@ -83,6 +83,14 @@ class CorruptError(ProofboxError):
     hints = ("restore it from a copy, or create it again",)
 
 
+class VersionUnknown(CorruptError):
+    """A stored document has a version that this version of proofbox does not know."""
+
+    code = "PROOFBOX_VERSION_UNKNOWN"
+    exit_code = 1
+    hints = ("use the version of proofbox that wrote it, or a newer one",)
+
+
 class IoFailed(ProofboxError):
     """Reading or writing failed: a full disk, a closed stream, missing permissions."""
 

@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.core.documents import stored
+from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import is_id
-from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown
+from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown, VersionUnknown
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.contract import Isolation, Policy
 from proofbox.sandbox.host.unix_sockets import connect_at
@@ -120,9 +120,11 @@ class SessionStore:
     def load(self, id: str) -> SessionRecord:
         if is_id(id, PREFIX):  # the id becomes part of a path
             with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
-                data = (self._root / id / "session.json").read_bytes()
+                path = self._root / id / "session.json"
+                data = path.read_bytes()
+                require_version(data, SCHEMA, path)
                 record = msgspec.json.decode(data, type=SessionRecord, dec_hook=_decode)
-                if record.schema_version == SCHEMA and record.id == id:
+                if record.id == id:
                     return record
         raise SessionUnknown(
             f"unknown session {id[:80]!r}",
@@ -134,7 +136,7 @@ class SessionStore:
         found = []
         with contextlib.suppress(OSError):
             for entry in sorted(os.listdir(self._root)):
-                with contextlib.suppress(SessionUnknown):
+                with contextlib.suppress(SessionUnknown, VersionUnknown):
                     found.append(self.load(entry))
         return found
 

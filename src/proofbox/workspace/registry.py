@@ -35,6 +35,7 @@ from proofbox.core.files.atomic import TEMPORARY_PREFIX, create_only, sync_direc
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import LeftoverPath, remove_tree
 from proofbox.errors import (
+    VersionUnknown,
     WorkspaceCorrupt,
     WorkspaceExists,
     WorkspacePathRefused,
@@ -248,7 +249,8 @@ def registered_at(real: str) -> Registration:
     if found is None or found.id != workspace_id or found.path != real:
         raise WorkspaceCorrupt(f"the registry entry of {real} points to another workspace", op="workspace")
     if found.schema_version != SCHEMA_VERSION:
-        raise WorkspaceCorrupt(f"unsupported workspace version {found.schema_version}", op="workspace")
+        why = f"{real} has version {found.schema_version}; this version of proofbox reads {SCHEMA_VERSION}"
+        raise VersionUnknown(why, op="workspace")
     return found
 
 

@@ -289,6 +289,15 @@ def test_unreadable_member_is_refused(tmp_path: Path, spoil: str) -> None:
         pass
 
 
+def test_torn_lzma_member_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "a.zip"
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("file.txt", hashlib.sha256(b"x").hexdigest() * 20)
+    damage(place, "content")
+    with pytest.raises(SourceRefused, match="compression method"), open_source(place):
+        pass
+
+
 def test_a_tree_without_a_root_folder_keeps_its_first_level(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("src/main.py", "1")

@@ -27,6 +27,7 @@ from proofbox.errors import (
     BundleSecretFound,
     UsageError,
 )
+from proofbox.evidence.bundle import reader
 from proofbox.evidence.bundle.index import Index, parse_index
 from proofbox.evidence.bundle.paths import is_artifact_path
 
@@ -508,3 +509,19 @@ def test_a_run_with_many_attempts_is_checked_in_one_pass(tmp_path: Path) -> None
     strange.touch()
     (finding,) = open_bundle_unverified(tmp_path).findings
     assert (finding.code, finding.path, finding.path_b64) == ("unlisted", "attempts/7/\\xff", "YXR0ZW1wdHMvNy//")
+
+
+def test_bundle_in_progress_lists_what_is_missing(tmp_path: Path) -> None:
+    bundle = BundleWriter.create(tmp_path, expected=["made.json", "late.json", "later.json"])
+    bundle.write_json("made.json", 1)
+    assert open_bundle_unverified(bundle.path).missing == ("late.json", "later.json")
+    bundle.abort()
+
+
+def test_unverified_bundle_does_not_read_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BundleWriter.create(tmp_path) as bundle:
+        bundle.write_bytes("large", b"x" * 5000)
+        bundle.write_bytes("small", b"x")
+    monkeypatch.setattr(reader, "MAX_UNVERIFIED_BYTES", 4000)
+    found = open_bundle_unverified(bundle.path).findings
+    assert [(each.code, each.path) for each in found] == [("not_checked", "large")]

@@ -63,7 +63,7 @@ def test_documents_of_any_size_are_covered_and_not_read_whole(tmp_path: Path) ->
     assert output == {"found": [], "reasons": ["outcome_not_verified", "infra_failed", "tree_unknown"]}
     packet = json.loads(Path(f"{bundle.path}.promotion.json").read_bytes())
     observed = packet["promotability"]["gating_inputs"]["tree_unknown"]["observed"]
-    assert f"{MAX_JSON_BYTES + 1} bytes; the limit is" in observed
+    assert observed == {"unknown": "BUNDLE_TOO_LARGE"}
     with pytest.raises(BundleTooLarge):
         load_bundle(bundle.path).read_json("outcome.json")
 
@@ -101,7 +101,7 @@ def test_an_index_over_the_limit_is_a_finding_of_its_own(tmp_path: Path) -> None
 def test_an_index_of_very_many_files_is_read() -> None:
     entries = [Artifact(f"attempts/a-{n:06}/trace/events-{n:040}.jsonl", n, "0" * 64) for n in range(100_000)]
     data = indexes.bounded_bytes(index_of("r", "0" * 64, "ok", entries, ()))
-    assert len(data) < MAX_INDEX_BYTES // 3
+    assert len(data) < MAX_INDEX_BYTES * 2 // 3
     assert len(parse_index(data).artifacts) == 100_000
 
 

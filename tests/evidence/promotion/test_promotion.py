@@ -8,6 +8,7 @@ import json
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from securesystemslib.signer._key import SSlibKey
 
 from proofbox import BundleWriter, emit_promotion, verify
 from proofbox.cli import main
+from proofbox.core.canonical import canonical_bytes
+from proofbox.core.clock import ManualClock
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import (
     BundleInProgress,
@@ -29,6 +32,7 @@ from proofbox.errors import (
     UsageError,
 )
 from proofbox.evidence.attest.keys import load_private_key, load_public_key, new_key
+from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.bundle.repair import reindex_repair
 from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
@@ -36,8 +40,8 @@ from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import scan_tree, tree_manifest
 from proofbox.evidence.promotion.packet import SEED_SCHEMA, parse_packet
 from proofbox.evidence.promotion.policies import ATTEMPT, POLICIES
-from proofbox.evidence.promotion.policy import check_policy
-from proofbox.evidence.verify.verifier import verify_packet
+from proofbox.evidence.promotion.policy import MAX_RULES, check_policy
+from proofbox.evidence.verify.verifier import examine_packet, verify_packet
 
 DECISION: dict[str, Any] = {
     "run_manifest.json": {"channel": "launchd_clean"},
@@ -80,7 +84,7 @@ def test_a_packet_points_pins_and_decides(tmp_path: Path) -> None:
     done = emit_promotion(tmp_path / "out", require_promotable=True)
     packet = json.loads(Path(done.path).read_bytes())
     assert Path(done.path) == tmp_path / "out" / f"{bundle.name}.promotion.json"
-    assert packet["schema_version"] == "proofbox.promotion_packet/1"
+    assert packet["schema_version"] == "proofbox.promotion_packet/2"
     data = (bundle / "runtime_results.json").read_bytes()
     assert packet["runtime_results"] == {"path": "runtime_results.json", "size": len(data), "sha256": sha256_hex(data)}
     assert packet["oracle_results"] is None
@@ -327,7 +331,7 @@ def lie(path: str, **changes: Any) -> None:
         ({"bundle": {"path": "elsewhere"}}, "bundle_absent"),
         ({"bundle": {"index": {"path": "artifact_index.json", "size": 1, "sha256": "0" * 64}}}, "packet_mismatch"),
         ({"extra": 1}, "packet_malformed"),
-        ({"schema_version": "proofbox.promotion_packet/2"}, "packet_malformed"),
+        ({"schema_version": "proofbox.promotion_packet/3"}, "packet_malformed"),
     ],
 )
 def test_false_packet_is_detected(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
@@ -647,3 +651,60 @@ def test_the_commands(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes])
     assert refused["error"]["reasons"] == ["integrity_failed"]
     assert main(["promotion", "emit", str(tmp_path / "out")]) == 0
     assert b"integrity_failed" in capfdbinary.readouterr().out
+
+
+def test_packet_of_the_future_gets_a_note(tmp_path: Path) -> None:
+    decision(tmp_path / "out")
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    done = emit_promotion(tmp_path / "out", clock=ManualClock(now + timedelta(hours=1)))
+    notes = examine_packet(done.path, clock=ManualClock(now)).result.notes
+    assert notes == ["the packet is dated in the future: 2026-01-01T01:00:00.000000Z"]
+    assert examine_packet(done.path, clock=ManualClock(now + timedelta(minutes=56))).result.notes == []
+
+
+def test_unknown_observation_is_a_code(tmp_path: Path) -> None:
+    decision(tmp_path / "out", **{"run_manifest.json": None, "apply_preflight.json": {"apply_ok": True}})
+    inputs = emit_promotion(tmp_path / "out").document["promotability"]["gating_inputs"]
+    assert inputs["channel_not_clean"]["observed"] == {"unknown": "BUNDLE_ARTIFACT_ABSENT"}
+    assert inputs["already_sandboxed"]["observed"] == {"unknown": "malformed"}
+
+
+def test_packet_of_version_1_is_verified_without_comparing_error_texts(tmp_path: Path) -> None:
+    decision(tmp_path / "out", **{"run_manifest.json": None})
+    place = Path(emit_promotion(tmp_path / "out").path)
+    packet = json.loads(place.read_bytes())
+    packet["schema_version"] = "proofbox.promotion_packet/1"
+    observed = packet["promotability"]["gating_inputs"]["channel_not_clean"]
+    for text, good in (("unknown: any wording", True), ({"unknown": "OTHER"}, False), ("launchd_clean", True)):
+        observed["observed"] = text
+        place.write_bytes(canonical_bytes(packet))
+        assert verify_packet(str(place)).ok is good
+    observed["held"] = True
+    place.write_bytes(canonical_bytes(packet))
+    assert not verify_packet(str(place)).ok
+
+
+def test_many_rules_about_one_artifact_parse_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = {"a": {f"member {number}": ["value"] * 10 for number in range(1000)}, "ok": True}
+    about = {"check": "equals", "artifact": "large.json", "value": True}
+    rules: list[dict[str, Any]] = [{"reason": "broken", "check": "integrity"}]
+    for number in range(MAX_RULES - 1):
+        rules.append({**about, "reason": f"r{number}", "member": ["a"] if number % 2 else ["ok"]})
+    mine = {**POLICIES["decision-stage"], "name": "mine", "acceptable": [], "rules": rules, "fields": {}}
+    (tmp_path / "policy.json").write_text(json.dumps(mine))
+    with BundleWriter.create(tmp_path / "out") as bundle:
+        bundle.write_json("large.json", large)
+    reads: list[str] = []
+    read_json = Bundle.read_json
+
+    def counting(bundle: Bundle, path: str, **options: Any) -> Any:
+        reads.append(path)
+        return read_json(bundle, path, **options)
+
+    monkeypatch.setattr(Bundle, "read_json", counting)
+    done = emit_promotion(bundle.path, policy=str(tmp_path / "policy.json"))
+    assert reads == ["large.json"]
+    assert len(done.reasons) == (MAX_RULES - 1) // 2
+    inputs = done.document["promotability"]["gating_inputs"]
+    assert inputs["r1"]["observed"] == {"omitted": "object", "items": 1000}
+    assert inputs["r0"]["observed"] is True

@@ -26,7 +26,7 @@ from proofbox.evidence.documents.schedule import read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
 from proofbox.evidence.documents.witnesses import check_witnesses, witness, witnesses_document
-from proofbox.evidence.promotion.packet import parse_packet
+from proofbox.evidence.promotion.packet import PREDICATE_TYPES, parse_packet
 from proofbox.evidence.promotion.policies import POLICIES
 from proofbox.evidence.promotion.policy import check_policy, evaluate
 from proofbox.evidence.verify.check import check_bundle
@@ -86,7 +86,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def parse_envelope(document: Any) -> None:
-    Envelope(document).statement("urn:proofbox:promotion_packet:1")
+    Envelope(document).statement(PREDICATE_TYPES)
 
 
 def parse_index_document(document: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from suites import HEAD, attempts, command, conduct, mission, patch_workers, plan, say, write
 
+from proofbox.core.clock import SystemClock
 from proofbox.errors import WorkerLost
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.totals import final_attempts
@@ -149,10 +150,10 @@ def test_first_forwarding_failure_is_raised() -> None:
     def fail(event: dict[str, Any]) -> None:
         raise ValueError(event["event"])
 
-    telling = EventForwarder(fail)
+    telling = EventForwarder(fail, SystemClock())
     telling.check()
     for event in ("first", "second"):
         telling({"event": event})
     with pytest.raises(ValueError, match="first"):
         telling.check()
-    EventForwarder(None)({"event": "for nobody"})
+    EventForwarder(None, SystemClock())({"event": "for nobody"})

@@ -194,6 +194,10 @@ def test_an_attempt_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
         for wrong in ("att-", "nothing", ""):
             with pytest.raises(AttemptUnknown):
                 ledger.attempt(wrong)
+        with pytest.raises(AttemptUnknown) as refused:
+            ledger.attempt("att-")
+        ids = [each.id for each in ledger.attempts()]
+        assert refused.value.message == f"several attempts begin with 'att-': {', '.join(ids[:10])}, …"
 
 
 def test_an_interrupt_reaches_the_worker_with_its_heartbeat(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_run_reports_once_that_it_waits_for_a_retry(out: Path, tmp_path: Path) -
         "mission_id": "limited",
         "until": "2026-01-01T02:00:00.000000Z",
         "message": "limited.1.r1 is retried after RUNTIME_USAGE_LIMIT at 2026-01-01T02:00:00.000000Z",
+        "at": "2026-01-01T00:00:00.000000Z",
     }
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from proofbox.core.chain import ChainWriter, verify_chain
+from proofbox.core.documents import require_version
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.plain import read_plain
 from proofbox.core.files.removal import remove_tree
@@ -100,8 +101,9 @@ def load_document(directory: Path, kind: type[T], schema: str) -> T:
         ) from None
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise CorruptError(f"can't read {path}: {error}", op="record") from None
-    if not isinstance(data, dict) or data.get("schema_version") != schema:
-        raise CorruptError(f"{path} has an unknown schema", op="record")
+    if not isinstance(data, dict):
+        raise CorruptError(f"{path} is not an object", op="record")
+    require_version(data, schema, path)
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:

@@ -30,7 +30,7 @@ _UNIX = 3
 _LONGEST_NAME = 4096
 _DEEPEST = 256
 _XZ_MEMORY = 256 << 20  # bytes: `xz -9` needs 65 MiB
-_ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
+ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
 _TORN = (
     TornArchive,
     zipfile.BadZipFile,
@@ -98,7 +98,7 @@ def unpack_zip(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MAX_ARCHI
             place = into.take(member.orig_filename)  # `filename` is cut at a NUL
             if place is None:
                 continue
-            if member.compress_type not in _ZIP_METHODS:
+            if member.compress_type not in ZIP_METHODS:
                 raise ArchiveRefused(f"{member.filename!r} uses an unsupported compression method")
             mode = member.external_attr >> 16 if member.create_system == _UNIX else 0
             kind = stat.S_IFMT(mode)

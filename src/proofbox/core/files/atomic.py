@@ -14,7 +14,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 TEMPORARY_PREFIX = ".proofbox-tmp-"
@@ -35,8 +35,10 @@ def write_document(path: _Path, data: bytes, *, mode: int = 0o644, sync: bool = 
             os.fsync(directory)
 
 
-def create_only(path: _Path, data: bytes, *, mode: int = 0o644) -> None:
+def create_only(path: _Path, data: bytes | Iterable[bytes], *, mode: int = 0o644) -> None:
     """Write `data` to `path`, or raise FileExistsError if the path exists. One of several racing callers wins.
+
+    `data` may be pieces. If reading them raises, nothing is created.
 
     The document appears as a hard link to a finished file, so even the first reader finds it complete. On a file system
     without hard links this raises OSError rather than using a weaker method.
@@ -101,13 +103,14 @@ def _directory_of(path: _Path, follow: bool = True) -> Iterator[tuple[int, str]]
 
 
 @contextmanager
-def _temporary(directory: int, data: bytes, mode: int, sync: bool = True) -> Iterator[str]:
+def _temporary(directory: int, data: bytes | Iterable[bytes], mode: int, sync: bool = True) -> Iterator[str]:
     """Yield a complete, synced and locked temporary file. Remove it if the body fails."""
     fd, name = _locked_temporary(directory, mode)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        for piece in (data,) if isinstance(data, bytes) else data:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(fd, view) :]
         if sync:
             os.fsync(fd)
         yield name

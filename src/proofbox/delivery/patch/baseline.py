@@ -17,7 +17,7 @@ import msgspec
 
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.dirs import state_dir
-from proofbox.core.documents import stored
+from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.delivery.client.wire import RepoManifest
 from proofbox.errors import CorruptError
@@ -138,13 +138,14 @@ def encode_baseline(baseline: Baseline) -> bytes:
 
 def parse_baseline(data: bytes, where: str) -> Baseline:
     try:
+        require_version(data, SCHEMA, where)
         found = msgspec.json.decode(data, type=_Stored)
-        if found.schema_version == SCHEMA and sha256_hex(bytes(found.files)) == found.sha256:
+        if sha256_hex(bytes(found.files)) == found.sha256:
             return Baseline(msgspec.json.decode(found.files, type=dict[str, Owned]))
     except msgspec.MsgspecError:
         pass
     raise CorruptError(
-        f"{where} is damaged or has an unsupported version",
+        f"{where} is damaged",
         op="deliver baseline",
         fix_hints=["remove it; then every file in the repository counts as not ours"],
         details={"document": where},

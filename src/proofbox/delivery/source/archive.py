@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 
+from proofbox.core.archives.unpack import ZIP_METHODS
 from proofbox.core.files.modes import git_mode
 from proofbox.delivery.source import names
 from proofbox.delivery.source.tree import FoundFile, Pieces, SourceLimits, refused
@@ -89,6 +90,10 @@ def _check_name(path: str) -> None:
 def _check_member(member: zipfile.ZipInfo, limits: SourceLimits) -> None:
     if member.flag_bits & _ENCRYPTED:
         raise refused("it is encrypted", member.orig_filename, "create the archive without a password")
+    if member.compress_type not in ZIP_METHODS:  # LZMA may need gigabytes of memory
+        raise refused(
+            "its compression method is not supported", member.orig_filename, "create the archive with deflate"
+        )
     if member.file_size > limits.file_bytes:
         raise refused(f"it is larger than {limits.file_bytes} bytes", member.orig_filename, _HINT)
     if member.file_size > _RATIO_FROM and member.file_size > limits.ratio * max(1, member.compress_size):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
@@ -80,18 +81,25 @@ class Envelope:
         signed = pre_authentication_encoding(self._type, self.payload)
         return any(key.verifies(signature, signed) for _, signature in self._signatures[:16])
 
-    def statement(self, predicate_type: str) -> tuple[str, Any]:
-        """Return the digest of the statement's subject, and its predicate."""
+    def statement(self, predicate_types: Mapping[str, str]) -> tuple[str, Any]:
+        """Return the digest of the statement's subject, and its predicate.
+
+        `predicate_types` has the predicate type of each `schema_version` that the predicate may have.
+        """
         try:
             document = parse_strict(self.payload)
         except CanonicalError as error:
             raise ShapeError(f"the payload is not JSON: {error}") from error
         _STATEMENT(document, "statement")
-        if document["_type"] != STATEMENT_TYPE or document["predicateType"] != predicate_type:
-            raise ShapeError(f"the statement is not an in-toto v1 statement of {predicate_type}")
+        predicate = document["predicate"]
+        version = predicate.get("schema_version") if type(predicate) is dict else None
+        due = predicate_types.get(version) if type(version) is str else None
+        if document["_type"] != STATEMENT_TYPE or due is None or document["predicateType"] != due:
+            known = " or ".join(predicate_types.values())
+            raise ShapeError(f"the statement is not an in-toto v1 statement of {known} with that predicate")
         if len(document["subject"]) != 1 or "sha256" not in document["subject"][0]["digest"]:
             raise ShapeError("the statement does not have exactly one subject with a SHA-256 digest")
-        return document["subject"][0]["digest"]["sha256"], document["predicate"]
+        return document["subject"][0]["digest"]["sha256"], predicate
 
 
 def _decoded(text: str, where: str) -> bytes:

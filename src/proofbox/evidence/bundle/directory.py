@@ -8,9 +8,19 @@ one is compared with the index, whose own digest is computed from the parsed byt
 from __future__ import annotations
 
 import os
+import stat
 import weakref
+from collections.abc import Iterator
+from typing import Protocol
 
-from proofbox.evidence.bundle.paths import DirectoryContents, read_bounded, walk
+from proofbox.core.chain import MAX_LINE_BYTES
+from proofbox.evidence.bundle.paths import DirectoryContents, TooLarge, read_bounded, shown, walk
+
+
+class Digest(Protocol):
+    """A digest of `hashlib` that is being computed."""
+
+    def update(self, data: bytes, /) -> None: ...
 
 
 class BundleDirectory:
@@ -37,6 +47,30 @@ class BundleDirectory:
     def read(self, path: str, limit: int) -> bytes:
         """Read the whole regular file at `path`. Raises TooLarge beyond `limit` bytes, and OSError."""
         return read_bounded(self._below + path, limit, dir_fd=self._top.fd)
+
+    def lines(self, path: str, size: int, digest: Digest) -> Iterator[bytes]:
+        """Yield the lines of the log at `path`, one in memory at a time, and add them to `digest`.
+
+        Raises TooLarge for a file beyond `size` bytes and for a line longer than any log has, and OSError.
+        """
+        with open(self.open(path), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise OSError(f"{shown(path)} is not a regular file")
+            left = size
+            while line := stream.readline(MAX_LINE_BYTES + 2):
+                left -= len(line)
+                if left < 0 or len(line) > MAX_LINE_BYTES + 1:
+                    what = f"has more than {size} bytes" if left < 0 else f"has a line over {MAX_LINE_BYTES} bytes"
+                    raise TooLarge(f"{shown(path)} {what}")
+                digest.update(line)
+                yield line
+
+    def has(self, path: str) -> bool:
+        """Return whether there is a regular file at `path`, without following a link."""
+        try:
+            return stat.S_ISREG(os.stat(self._below + path, dir_fd=self._top.fd, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
 
     def walk(self) -> DirectoryContents:
         """List everything below, without following links."""

@@ -9,7 +9,8 @@ nested bundle, which covers the files below its directory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ class Index:
     digest: str = field(default="", compare=False)
 
     def to_bytes(self) -> bytes:
-        document = {
+        document: dict[str, Any] = {
             "schema_version": SCHEMA,
             "run_id": self.run_id,
             "world_id": self.world_id,
@@ -80,8 +81,9 @@ class Index:
             "missing": sorted(self.missing),
             "repairs": self.repairs,
         }
-        without = _canonical({**document, "index_sha256": ""})[1]
-        return _canonical({**document, "index_sha256": sha256_hex(without)})[0]
+        first = b"".join(_first_pieces(document.pop("artifacts")))
+        digest = sha256_hex(first + canonical_bytes(document)[1:])
+        return first + canonical_bytes({**document, "index_sha256": digest})[1:]
 
 
 _ANCHOR = shape.record(
@@ -131,14 +133,9 @@ def parse_index(data: bytes) -> Index:
             raise ShapeError("the index is not an object")
         refuse_other_schema(document, SCHEMA)
         _DOCUMENT(document, "index")
-        stated, computed = _canonical(document)
+        digest = _check_digest(document, data)
     except CanonicalError as error:
         raise ShapeError(str(error)) from error
-    if stated != data:
-        raise ShapeError("the index is not in canonical form")
-    digest = document["index_sha256"]
-    if sha256_hex(computed) != digest:
-        raise ShapeError("the index does not match its own digest")
     if not RUN_ID.fullmatch(document["run_id"]):
         raise ShapeError("index.run_id is not a valid run id")
     missing = document["missing"]
@@ -160,16 +157,36 @@ def parse_index(data: bytes) -> Index:
     )
 
 
-def _canonical(document: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Return the canonical bytes of a whole index, and of the index without its own digest.
+def _check_digest(document: Mapping[str, Any], data: bytes) -> str:
+    """Return the digest that an index states. Raises ShapeError if it, or the canonical form of `data`, is wrong.
 
-    `artifacts` sorts before every other member, so its many entries are encoded once for both.
+    The entries are encoded one by one, because a second copy of a large index would double the memory.
     """
-    first = b'{"artifacts":' + canonical_bytes(document["artifacts"]) + b","
+    if type(document["artifacts"]) is not list:
+        raise ShapeError("index.artifacts is not an array")
+    computed = hashlib.sha256()
+    at = 0
+    for piece in _first_pieces(document["artifacts"]):
+        if not data.startswith(piece, at):
+            raise ShapeError("the index is not in canonical form")
+        computed.update(piece)
+        at += len(piece)
     rest = {name: value for name, value in document.items() if name != "artifacts"}
-    whole = first + canonical_bytes(rest)[1:]
-    del rest["index_sha256"]
-    return whole, first + canonical_bytes(rest)[1:]
+    if data[at:] != canonical_bytes(rest)[1:]:
+        raise ShapeError("the index is not in canonical form")
+    digest = str(rest.pop("index_sha256"))
+    computed.update(canonical_bytes(rest)[1:])
+    if computed.hexdigest() != digest:
+        raise ShapeError("the index does not match its own digest")
+    return digest
+
+
+def _first_pieces(entries: list[Any]) -> Iterator[bytes]:
+    """Yield the canonical bytes of an index up to its second member. `artifacts` sorts before every other member."""
+    yield b'{"artifacts":['
+    for number, entry in enumerate(entries):
+        yield (b"," if number else b"") + canonical_bytes(entry)
+    yield b"],"
 
 
 def bounded_bytes(index: Index) -> bytes:

@@ -27,11 +27,13 @@ LOCK = ".runtime.lock"
 RESERVED = frozenset({INDEX, STATUS, REPAIR_LOG, LOCK})
 
 MAX_PATH = 1024
-# Limits on files that are read whole. An index entry takes 110 bytes plus its path, so about 300,000 entries fit.
+# Limits on files that are read whole, so that no reader needs more than 200 MB. An index entry takes 110 bytes plus its
+# path, so about 150,000 entries fit. Logs are read line by line; their limit only bounds the time.
 MAX_STATUS_BYTES = 1 << 24
-MAX_INDEX_BYTES = 1 << 26
-MAX_JSON_BYTES = 1 << 26
-MAX_LOG_BYTES = 1 << 27
+MAX_INDEX_BYTES = 1 << 25
+MAX_JSON_BYTES = 1 << 25
+MAX_LOG_BYTES = 1 << 30
+MAX_SCHEDULE_BYTES = 1 << 26
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\\\ud800-\udfff]{1,255}"

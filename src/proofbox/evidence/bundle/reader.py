@@ -9,9 +9,9 @@ debris.missing, debris.digest_mismatches, debris.unlisted
 
 from __future__ import annotations
 
-import io
+import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any
@@ -41,6 +41,9 @@ from proofbox.evidence.bundle.paths import (
 from proofbox.evidence.bundle.status import RunStatus
 from proofbox.evidence.verify.check import BundleCheck, BundleFinding, check_bundle
 
+MAX_UNVERIFIED_BYTES = 1 << 30
+"""Maximum number of bytes that `open_bundle_unverified` reads; takes a few seconds."""
+_PIECE = 1 << 20
 _Path = str | os.PathLike[str]
 
 
@@ -89,9 +92,7 @@ class Bundle:
 
     def read_bytes(self, path: str, *, limit: int | None = None) -> bytes:
         """Read a whole artifact. Raises BundleTooLarge, without reading, beyond `limit` bytes."""
-        artifact = self.artifact(path)
-        if limit is not None and artifact.file_size > limit:
-            raise BundleTooLarge(f"{path} has {artifact.file_size} bytes; the limit is {limit}", op="bundle read")
+        artifact = self._within(path, limit)
         try:
             data = self.directory.read(path, artifact.file_size)
         except OSError as error:
@@ -99,6 +100,30 @@ class Bundle:
         if sha256_hex(data) != artifact.sha256:
             raise _changed(path, "its digest differs")
         return data
+
+    def read_pieces(self, path: str) -> Iterator[bytes]:
+        """Yield an artifact of any size in pieces. If it has changed, raise BundleCorrupt after the last piece."""
+        artifact = self.artifact(path)
+        digest = hashlib.sha256()
+        left = artifact.file_size
+        try:
+            with open(self.directory.open(path), "rb", buffering=0) as stream:
+                while piece := stream.read(min(_PIECE, left + 1)):
+                    left -= len(piece)
+                    if left < 0:
+                        raise _changed(path, "it is larger")
+                    digest.update(piece)
+                    yield piece
+        except OSError as error:
+            raise _changed(path, error.strerror or str(error)) from error
+        if digest.hexdigest() != artifact.sha256:
+            raise _changed(path, "its digest differs")
+
+    def _within(self, path: str, limit: int | None) -> Artifact:
+        artifact = self.artifact(path)
+        if limit is not None and artifact.file_size > limit:
+            raise BundleTooLarge(f"{path} has {artifact.file_size} bytes; the limit is {limit}", op="bundle read")
+        return artifact
 
     def read_json(self, path: str, *, schema: str | None = None, limit: int = MAX_JSON_BYTES) -> Any:
         """Read a JSON document. Raises BundleSchemaUnknown if its `schema_version` is not `schema`, if given."""
@@ -115,12 +140,23 @@ class Bundle:
         return value
 
     def read_log(self, path: str, *, limit: int = MAX_LOG_BYTES) -> Iterator[dict[str, Any]]:
-        """Yield the entries of a log in order, each with its `seq` and `prev`."""
-        for number, line in enumerate(io.BytesIO(self.read_bytes(path, limit=limit)), 1):
-            try:
-                yield parse_strict(line)
-            except CanonicalError as error:
-                raise BundleCorrupt(f"{path} line {number} is not JSON: {error}", op="bundle read") from error
+        """Yield the entries of a log in order, each with its `seq` and `prev`.
+
+        The log is read line by line. Its digest is known only at its end: if the log has changed, that raises
+        BundleCorrupt after its last entry.
+        """
+        artifact = self._within(path, limit)
+        digest = hashlib.sha256()
+        try:
+            for number, line in enumerate(self.directory.lines(path, artifact.file_size, digest), 1):
+                try:
+                    yield parse_strict(line)
+                except CanonicalError as error:
+                    raise BundleCorrupt(f"{path} line {number} is not JSON: {error}", op="bundle read") from error
+        except OSError as error:
+            raise _changed(path, error.strerror or str(error)) from error
+        if digest.hexdigest() != artifact.sha256:
+            raise _changed(path, "its digest differs")
 
 
 def load_bundle(path: _Path) -> Bundle:
@@ -206,8 +242,11 @@ class UnverifiedBundle:
 
 
 def open_bundle_unverified(path: _Path) -> UnverifiedBundle:
-    """Open a bundle in any state (in progress, damaged, failed) and list the differences from its index."""
-    found = check_bundle(resolve(path))
+    """Open a bundle in any state (in progress, damaged, failed) and list the differences from its index.
+
+    At most `MAX_UNVERIFIED_BYTES` are read; larger files are findings (`not_checked`).
+    """
+    found = check_bundle(resolve(path), limit=MAX_UNVERIFIED_BYTES)
 
     def named(*codes: str) -> tuple[str, ...]:
         return tuple(sorted({finding.path for finding in found.findings if finding.code in codes}))
@@ -216,8 +255,17 @@ def open_bundle_unverified(path: _Path) -> UnverifiedBundle:
         path=found.path,
         status=found.status,
         index=found.index,
-        missing=tuple(sorted({*named("missing"), *(found.index.missing if found.index else ())})),
+        missing=tuple(sorted({*named("missing"), *_absent(found)})),
         digest_mismatches=named("size_mismatch", "digest_mismatch"),
         unlisted=named("unlisted"),
         findings=tuple(found.findings),
     )
+
+
+def _absent(found: BundleCheck) -> Iterable[str]:
+    """Return the paths that the bundle states as missing; before the commit, the expected ones that do not exist."""
+    if found.index is not None:
+        return found.index.missing
+    if found.status is None:
+        return ()
+    return (path for path in found.status.expected if not found.directory.has(path))

@@ -16,12 +16,20 @@ from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.documents import declare
 from proofbox.core.files.atomic import write_document
 from proofbox.core.text import preview, printable
-from proofbox.errors import BundleInProgress, BundleRepairRefused
+from proofbox.errors import BundleInProgress, BundleRepairRefused, BundleSchemaUnknown
 from proofbox.evidence.bundle.identity import PROCESS, process_identity, world_id
-from proofbox.evidence.bundle.index import Artifact, Index, bounded_bytes, schema_of
+from proofbox.evidence.bundle.index import (
+    Artifact,
+    Index,
+    SchemaUnknown,
+    bounded_bytes,
+    refuse_other_schema,
+    schema_of,
+)
 from proofbox.evidence.bundle.lock import Mode, RunLock
 from proofbox.evidence.bundle.paths import (
     INDEX,
+    MAX_JSON_BYTES,
     MAX_STATUS_BYTES,
     REPAIR_LOG,
     STATUS,
@@ -91,6 +99,8 @@ declare(
     shape=_DOCUMENT.json_schema,
 )
 
+MAX_REPAIRED_BYTES = 1 << 34
+"""Maximum size of a changed file that a repair lists."""
 _Path = str | os.PathLike[str]
 
 
@@ -151,7 +161,12 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
             fix_hints=["rename or remove the file"],
         )
     listed = dict(before.artifacts) if before is not None else {}
-    entries = in_threads(lambda path: _measure(directory, path, listed.get(path)), sorted(own - {INDEX, REPAIR_LOG}))
+    more = any(finding.code == "more" for finding in checked.findings)
+    sound = set() if more else listed.keys() - {finding.path for finding in checked.findings}
+    entries = in_threads(
+        lambda path: listed[path] if path in sound else _measure(directory, path, listed.get(path)),
+        sorted(own - {INDEX, REPAIR_LOG}),
+    )
     artifacts = {entry.path: entry for entry in entries}
     changes = [
         {
@@ -207,9 +222,14 @@ def _status(state: str, before: Index | None, missing: tuple[str, ...]) -> str:
 def _measure(directory: str, path: str, listed: Artifact | None) -> Artifact:
     fd = os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        digest, size = sha256_file(fd)
+        limit = os.fstat(fd).st_size
+        if limit > MAX_REPAIRED_BYTES:
+            raise _unlistable(path, f"it has {limit} bytes; the limit is {MAX_REPAIRED_BYTES}")
+        digest, size = sha256_file(fd, limit=limit)
     finally:
         os.close(fd)
+    if size > limit:
+        raise _unlistable(path, "it grew while it was read")
     if listed is not None and listed.sha256 == digest and listed.file_size == size:
         return listed
     schema = listed.schema_version if listed is not None else None
@@ -219,12 +239,28 @@ def _measure(directory: str, path: str, listed: Artifact | None) -> Artifact:
     return Artifact(path, size, digest, schema, listed.chain if listed is not None else None)
 
 
+def _unlistable(path: str, why: str) -> BundleRepairRefused:
+    return BundleRepairRefused(
+        f"{shown(path)} can't be listed: {why}", op="bundle repair", fix_hints=["restore the file from a copy"]
+    )
+
+
+def _refuse_other_version(document: dict[str, Any]) -> None:
+    """Refuse a log of an unknown version, which is not damaged and must not be replaced."""
+    try:
+        refuse_other_schema(document, SCHEMA)
+    except SchemaUnknown as error:
+        raise BundleSchemaUnknown(f"{REPAIR_LOG}: {error}", op="bundle repair") from error
+
+
 def _past_repairs(directory: str, clock: Clock) -> tuple[list[Any], list[Any]]:
     """Return the repairs in the log, and the lost logs, including this one if it is unreadable."""
     data = b""
     try:
-        data = read_bounded(os.path.join(directory, REPAIR_LOG), 1 << 30)
+        data = read_bounded(os.path.join(directory, REPAIR_LOG), MAX_JSON_BYTES)
         document = parse_strict(data)
+        if type(document) is dict and "schema_version" in document:
+            _refuse_other_version(document)
         _DOCUMENT(document, REPAIR_LOG)
     except FileNotFoundError:
         return [], []

@@ -16,7 +16,7 @@ from proofbox.evidence.attest.keys import load_private_key, refuse_inside_bundle
 from proofbox.evidence.bundle.index import Index
 from proofbox.evidence.bundle.paths import INDEX, enclosing, is_artifact_path, resolve, shown
 from proofbox.evidence.bundle.reader import Bundle, refusal
-from proofbox.evidence.promotion.packet import PREDICATE_TYPE, SCHEMA, SUFFIX, parse_packet
+from proofbox.evidence.promotion.packet import PREDICATE_TYPES, SCHEMA, SUFFIX, parse_packet
 from proofbox.evidence.promotion.policy import fitting_policy, load_policy
 from proofbox.evidence.promotion.verdict import conclusions
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
@@ -80,7 +80,7 @@ def emit_promotion(
     stored = document
     if key is not None:
         subject = f"{index.run_id}/{INDEX}"
-        stored = dsse.sign(dsse.statement(subject, checked.index_sha256, PREDICATE_TYPE, document), key)
+        stored = dsse.sign(dsse.statement(subject, checked.index_sha256, PREDICATE_TYPES[SCHEMA], document), key)
     try:
         create_only(target, canonical_bytes(stored))
     except FileExistsError:

@@ -1,7 +1,8 @@
 """Promotion packets, which later stages read instead of a bundle: pinned pointers into it, and a verdict.
 
-`proofbox.promotion_packet/1` is written and read. `runtime-tools.promotion_packet.v0.2` is only read: its pointers are
-bare paths without digests, which pin nothing, and verification reports that.
+`proofbox.promotion_packet/2` is written. Two older versions are read: version 1, whose `observed` has the text of an
+error where version 2 has its code, and `runtime-tools.promotion_packet.v0.2`, whose pointers are bare paths without
+digests. Those pin nothing, and verification reports that.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.errors import PacketInvalid
-from proofbox.evidence.bundle.index import STATES
+from proofbox.evidence.bundle.index import STATES, SchemaUnknown
 from proofbox.evidence.bundle.paths import INDEX, is_artifact_path, read_bounded, shown
 from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.policies import FIELDS, OPTIONAL_FIELDS, SEED_FIELDS
 from proofbox.evidence.promotion.policy import POLICY, check_policy
 
-SCHEMA = "proofbox.promotion_packet/1"
+SCHEMA = "proofbox.promotion_packet/2"
+SCHEMA_1 = "proofbox.promotion_packet/1"
 SEED_SCHEMA = "runtime-tools.promotion_packet.v0.2"
-PREDICATE_TYPE = "urn:proofbox:promotion_packet:1"
+PREDICATE_TYPES = {SCHEMA: "urn:proofbox:promotion_packet:2", SCHEMA_1: "urn:proofbox:promotion_packet:1"}
+"""The predicate type of a signed packet, by the packet's version."""
 SUFFIX = ".promotion.json"
 MAX_PACKET_BYTES = 1 << 24
 
@@ -87,7 +90,10 @@ _PROMOTABILITY = shape.record(
                 {
                     "rule": shape.anything.meaning("The rule in the policy."),
                     "held": shape.flag.meaning("Whether positive evidence satisfies it."),
-                    "observed": shape.anything.meaning("The observed value, truncated if long."),
+                    "observed": shape.anything.meaning(
+                        "The observed value. A long text is truncated; a large object or array is `omitted`, with its"
+                        " number of `items`; `unknown` has the code of the error that prevents the observation."
+                    ),
                 }
             )
         ).meaning("The observation of each rule."),
@@ -129,20 +135,27 @@ declare(
     meaning="Pinned pointers into a bundle, and the verdict whether it may be relied on.",
     shape=_PACKET.json_schema,
 )
+declare(
+    SCHEMA_1,
+    at="as version 2, written by older versions",
+    meaning="A packet whose `observed` has a text where version 2 has `unknown` or `omitted`.",
+    shape=_PACKET.json_schema,
+)
 _SEED_PROMOTABILITY = shape.record(
     {"promotable_decision_stage": shape.flag, "reasons": _NAMES}, {"gating_inputs": shape.anything}
 )
 
 
 def parse_packet(document: Any) -> Packet:
-    """Parse a packet of either version. Raises ShapeError."""
+    """Parse a packet of any known version. Raises ShapeError (SchemaUnknown for an unsupported version)."""
     shape.table(shape.anything)(document, "packet")
     version = document.get("schema_version")
-    if version == SCHEMA:
+    if version in (SCHEMA, SCHEMA_1):
         return _current(document)
     if version == SEED_SCHEMA:
         return _seed(document)
-    raise ShapeError(f"schema_version is {str(version)[:100]!r}; expected {SCHEMA!r} or {SEED_SCHEMA!r}")
+    known = " or ".join(map(repr, (SCHEMA, SCHEMA_1, SEED_SCHEMA)))
+    raise SchemaUnknown(f"schema_version is {str(version)[:100]!r}; expected {known}")
 
 
 def _current(document: dict[str, Any]) -> Packet:
@@ -152,7 +165,7 @@ def _current(document: dict[str, Any]) -> Packet:
     if index.path != INDEX:
         raise ShapeError("packet.bundle.index does not point to an index")
     return Packet(
-        schema_version=SCHEMA,
+        schema_version=document["schema_version"],
         document=document,
         pointers={field: Pointer(**document[field]) for field in FIELDS if document.get(field) is not None},
         promotable=verdict["promotable_decision_stage"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
@@ -22,6 +22,11 @@ MAX_POLICY_BYTES = 1 << 20
 MAX_RULES = 100
 MAX_MEMBER_BYTES = 1 << 23
 """Maximum size of a document that a rule reads."""
+
+MAX_SHOWN = 1000
+"""Maximum number of characters of an observed object or array that a packet contains."""
+MALFORMED = "malformed"
+"""The code of an artifact that lacks the member that a rule reads, or has an invalid one."""
 
 _NAME = shape.text(200)
 _MEMBER = shape.array(_NAME)
@@ -131,21 +136,31 @@ class Ruling(NamedTuple):
 
 
 def evaluate(policy: Mapping[str, Any], found: BundleCheck) -> list[Ruling]:
-    """Evaluate every rule of the policy, in order. Never raises because of a bundle's content."""
-    evidence = _Evidence(found)
-    rulings = []
-    for rule in policy["rules"]:
+    """Evaluate every rule of the policy. Return their results in order. Never raises because of a bundle's content.
+
+    What a rule can't observe is `{"unknown": CODE}`, so that a packet does not depend on the wording of an error.
+    """
+    evidence = _Evidence(found, policy["rules"])
+    rulings: dict[str, Ruling] = {}
+    # Rules about the same artifact follow each other: it is parsed once, and only one document is in memory.
+    for rule in sorted(policy["rules"], key=lambda rule: str(rule.get("artifact", ""))):
         try:
             held, observed = _CHECKS[rule["check"]](evidence, rule)
         except (ProofboxError, ShapeError) as error:
-            held, observed = False, f"unknown: {error}"
-        rulings.append(Ruling(rule["reason"], held, _shown(observed)))
-    return rulings
+            held, observed = False, {"unknown": error.code if isinstance(error, ProofboxError) else MALFORMED}
+        rulings[rule["reason"]] = Ruling(rule["reason"], held, _shown(observed))
+    return [rulings[rule["reason"]] for rule in policy["rules"]]
 
 
 class _Evidence:
-    def __init__(self, found: BundleCheck) -> None:
+    """The bundle that a policy's rules are about. Documents that several rules read are parsed once."""
+
+    def __init__(self, found: BundleCheck, rules: Iterable[Mapping[str, Any]]) -> None:
         self.found = found
+        self._document: tuple[str, Any] | None = None
+        self._schedules: dict[str, dict[str, schedule.ScheduledAttempt]] = {}
+        self._about_attempts = [rule for rule in rules if rule["check"] == "attempts"]
+        self._wrong: dict[str, list[str]] | None = None
         try:
             self._bundle: Bundle | None = as_bundle(found)
         except BundleError:
@@ -157,18 +172,66 @@ class _Evidence:
             raise ShapeError("the bundle can't be read")
         return self._bundle
 
-    def member(self, bundle: Bundle, rule: Mapping[str, Any], artifact: str) -> Any:
-        value = bundle.read_json(artifact, limit=outcome.MAX_BYTES if artifact == outcome.PATH else MAX_MEMBER_BYTES)
-        if artifact == outcome.PATH:
-            outcome.check_outcome(value)
-        for name in rule["member"]:
-            if type(value) is not dict or name not in value:
-                raise ShapeError(f"{artifact} has no member {'.'.join(rule['member'])}")
-            value = value[name]
-        return value
+    def member(self, rule: Mapping[str, Any]) -> Any:
+        artifact = rule["artifact"]
+        if self._document is None or self._document[0] != artifact:
+            self._document = None
+            self._document = (artifact, _document(self.bundle, artifact))
+        return _member(self._document[1], rule, artifact)
 
     def scheduled(self, rule: Mapping[str, Any]) -> dict[str, schedule.ScheduledAttempt]:
-        return schedule.read_schedule(self.bundle.read_log(rule["schedule"]))
+        path = rule["schedule"]
+        if path not in self._schedules:
+            self._schedules[path] = schedule.read_schedule(self.bundle.read_log(path))
+        return self._schedules[path]
+
+    def failed_attempts(self, rule: Mapping[str, Any]) -> list[str]:
+        """Return the attempts that fail a rule `attempts`. All such rules are evaluated together."""
+        if self._wrong is None:
+            self._wrong = {each["reason"]: [] for each in self._about_attempts}
+            for path in {each["schedule"] for each in self._about_attempts}:
+                self._judge(path, self._wrong)
+        return self._wrong[rule["reason"]]
+
+    def _judge(self, path: str, wrong: dict[str, list[str]]) -> None:
+        rules = [rule for rule in self._about_attempts if rule["schedule"] == path]
+        try:
+            planned = self.scheduled(rules[0])
+        except (ProofboxError, ShapeError):
+            return  # reading it again for each rule raises the same error
+        for each in planned.values():
+            inner = self.bundle.nested.get(each.path)
+            try:
+                document = None if inner is None else _document(inner, outcome.PATH)
+            except (ProofboxError, ShapeError):
+                document = None
+            for rule in rules:
+                read = inner is not None and inner.index.status != "failed" and document is not None
+                if not (read and _has_value(document, rule)):
+                    wrong[rule["reason"]].append(each.attempt)
+
+
+def _document(bundle: Bundle, artifact: str) -> Any:
+    value = bundle.read_json(artifact, limit=outcome.MAX_BYTES if artifact == outcome.PATH else MAX_MEMBER_BYTES)
+    if artifact == outcome.PATH:
+        outcome.check_outcome(value)
+    return value
+
+
+def _member(value: Any, rule: Mapping[str, Any], artifact: str) -> Any:
+    for name in rule["member"]:
+        if type(value) is not dict or name not in value:
+            raise ShapeError(f"{artifact} has no member {'.'.join(rule['member'])}")
+        value = value[name]
+    return value
+
+
+def _has_value(document: Any, rule: Mapping[str, Any]) -> bool:
+    try:
+        value = _member(document, rule, outcome.PATH)
+    except ShapeError:
+        return False
+    return any(_same(value, good) for good in rule["values"])
 
 
 _Answer = tuple[bool, Any]
@@ -201,12 +264,12 @@ def _present(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
 
 
 def _equals(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
-    value = evidence.member(evidence.bundle, rule, rule["artifact"])
+    value = evidence.member(rule)
     return _same(value, rule["value"]), value
 
 
 def _one_of(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
-    value = evidence.member(evidence.bundle, rule, rule["artifact"])
+    value = evidence.member(rule)
     return any(_same(value, good) for good in rule["values"]), value
 
 
@@ -230,16 +293,7 @@ def _coverage(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
 
 def _attempts(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
     planned = evidence.scheduled(rule)
-    wrong = []
-    for each in planned.values():
-        try:
-            inner = evidence.bundle.nested[each.path]
-            value = evidence.member(inner, rule, outcome.PATH)
-            held = inner.index.status != "failed" and any(_same(value, good) for good in rule["values"])
-        except (KeyError, ProofboxError, ShapeError):
-            held = False
-        if not held:
-            wrong.append(each.attempt)
+    wrong = evidence.failed_attempts(rule)
     return not wrong and len(planned) > 0, wrong[:20] or f"{len(planned)} attempts"
 
 
@@ -267,12 +321,25 @@ _CHECKS: dict[str, Callable[[_Evidence, Mapping[str, Any]], _Answer]] = {
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Compare as JSON: 1 and true differ, though they are equal in Python."""
-    return canonical_bytes(value) == canonical_bytes(other)
+    """Compare as JSON: 1 and true differ, though they are equal in Python. Different values are not encoded."""
+    return bool(value == other) and canonical_bytes(value) == canonical_bytes(other)
 
 
 def _shown(value: Any) -> Any:
     if isinstance(value, str):
         return preview(value, 300)[0]
-    encoded = canonical_bytes(value)
-    return value if len(encoded) <= 2000 else preview(encoded, 300)[0]
+    if isinstance(value, dict | list) and _size(value, MAX_SHOWN) > MAX_SHOWN:
+        return {"omitted": "object" if isinstance(value, dict) else "array", "items": len(value)}
+    return value
+
+
+def _size(value: Any, limit: int) -> int:
+    """Return about how many characters a JSON value has. Stops beyond `limit`: the value may be huge."""
+    size = len(value) if isinstance(value, str) else 1
+    if isinstance(value, dict | list):
+        for item in value.items() if isinstance(value, dict) else value:
+            parts = item if isinstance(value, dict) else (item,)
+            size += sum(_size(part, limit - size) for part in parts)
+            if size > limit:
+                break
+    return size

@@ -12,7 +12,7 @@ from typing import Any
 from proofbox.core.canonical import canonical_bytes
 from proofbox.evidence.bundle.index import Index
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.evidence.promotion.packet import Packet
+from proofbox.evidence.promotion.packet import SCHEMA_1, Packet
 from proofbox.evidence.promotion.policies import FIELDS, POLICIES, SEED_FIELDS
 from proofbox.evidence.promotion.policy import evaluate, is_built_in
 from proofbox.evidence.verify.check import BundleCheck, BundleFinding
@@ -74,10 +74,10 @@ def differences(packet: Packet, checked: BundleCheck) -> Iterator[BundleFinding]
         if not _same(stated.get(name), due.get(name)):
             pointer = stated.get(name) or due[name]
             yield BundleFinding("packet_mismatch", pointer["path"], f"{name} is not pinned as the policy requires")
-    yield from _verdict_differences(verdict, due["promotability"])
+    yield from _verdict_differences(verdict, due["promotability"], prose=packet.schema_version == SCHEMA_1)
 
 
-def _verdict_differences(verdict: Mapping[str, Any], due: Mapping[str, Any]) -> Iterator[BundleFinding]:
+def _verdict_differences(verdict: Mapping[str, Any], due: Mapping[str, Any], *, prose: bool) -> Iterator[BundleFinding]:
     policy = verdict["policy"]
     if policy["name"] in POLICIES and not is_built_in(policy):
         yield BundleFinding(
@@ -89,9 +89,23 @@ def _verdict_differences(verdict: Mapping[str, Any], due: Mapping[str, Any]) -> 
     if any(not _same(verdict[name], due[name]) for name in ("promotable_decision_stage", "reasons", "accepted")):
         yield BundleFinding("verdict_wrong", "", f"the bundle fails these rules of the policy: {found}")
     stated, expected = verdict["gating_inputs"], due["gating_inputs"]
-    wrong = [reason for reason in {**expected, **stated} if not _same(stated.get(reason), expected.get(reason))]
+    wrong = [
+        reason for reason in {**expected, **stated} if not _agrees(stated.get(reason), expected.get(reason), prose)
+    ]
     if wrong:
         yield BundleFinding("verdict_wrong", "", f"gating_inputs differ from the bundle: {', '.join(wrong[:5])}")
+
+
+def _agrees(stated: Any, due: Any, prose: bool) -> bool:
+    """Compare what a packet and a bundle state about a rule.
+
+    In version 1 (`prose`) unknown and large values are stated as text, which is not compared.
+    """
+    if prose and stated is not None and due is not None and isinstance(due["observed"], dict):
+        summary = due["observed"].keys() in ({"unknown"}, {"omitted", "items"})
+        if summary and isinstance(stated["observed"], str):
+            stated = {**stated, "observed": due["observed"]}
+    return _same(stated, due)
 
 
 def _same(one: Any, other: Any) -> bool:

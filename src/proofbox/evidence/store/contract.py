@@ -1,4 +1,4 @@
-"""The contract of a bundle store: five operations."""
+"""The contract of a bundle store: six operations."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ class BundleStore(Protocol):
 
     def create(self, key: str, data: bytes) -> str:
         """Create an object and return its version. Raises StoreConflict if the key exists."""
+        ...
+
+    def upload(self, key: str, pieces: Iterable[bytes]) -> None:
+        """Create an object of any size piece by piece. If reading the pieces raises, nothing is stored.
+
+        Raises StoreConflict if the key exists. Unlike `create`, two concurrent uploads may both succeed, so it is only
+        for objects whose content is fixed in another way, such as by a claim.
+        """
         ...
 
     def swap(self, key: str, data: bytes, version: str) -> str:

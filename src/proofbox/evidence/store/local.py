@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from proofbox.core.digest import sha256_hex
@@ -29,6 +29,13 @@ class Local:
             raise _failure("open", self._root, error) from error
 
     def create(self, key: str, data: bytes) -> str:
+        self._create(key, data)
+        return sha256_hex(data)
+
+    def upload(self, key: str, pieces: Iterable[bytes]) -> None:
+        self._create(key, pieces)
+
+    def _create(self, key: str, data: bytes | Iterable[bytes]) -> None:
         path = self._path(key)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -37,7 +44,6 @@ class Local:
             raise StoreConflict(f"{key} already exists", op="store create") from error
         except OSError as error:
             raise _failure("create", key, error) from error
-        return sha256_hex(data)
 
     def swap(self, key: str, data: bytes, version: str) -> str:
         with self._locked():

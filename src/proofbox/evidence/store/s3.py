@@ -6,7 +6,7 @@ Credentials, region and endpoint come from the AWS_… environment, never from t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import obstore
@@ -18,10 +18,12 @@ from proofbox.evidence.store.contract import MAX_WHOLE_BYTES, Stored, bounded, c
 
 _Result = TypeVar("_Result")
 _CHUNK = 1 << 20
+_PART, _CONCURRENT = 1 << 23, 2
+"""Size and maximum number of the parts of an upload in memory."""
 
 
 class S3:
-    """A store in a bucket. A version is an ETag. Objects are uploaded in one request, so the maximum size is 5 GB."""
+    """A store in a bucket. A version is an ETag. Large objects are uploaded in parts of 8 MiB, up to 80 GB."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
@@ -37,6 +39,19 @@ class S3:
             return self._version(obstore.put(self._store, check_key(key), data, mode="create", use_multipart=False))
 
         return self._call("create", key, put)
+
+    def upload(self, key: str, pieces: Iterable[bytes]) -> None:
+        def put() -> None:
+            try:
+                obstore.head(self._store, check_key(key))
+            except (exceptions.NotFoundError, FileNotFoundError):
+                obstore.put(
+                    self._store, key, iter(pieces), use_multipart=True, chunk_size=_PART, max_concurrency=_CONCURRENT
+                )
+            else:
+                raise StoreConflict(f"{key} already exists", op="store upload")
+
+        self._call("upload", key, put)
 
     def swap(self, key: str, data: bytes, version: str) -> str:
         def put() -> str:

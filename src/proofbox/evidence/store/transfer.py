@@ -8,8 +8,9 @@ updated by compare-and-swap.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from proofbox.evidence.verify.check import MAX_NESTING, check_bundle
 _CLAIMS = ".proofbox/claims"
 _UNFINISHED = ".proofbox-pull-"
 MAX_LATEST_BYTES = 4096
+SMALL_BYTES = 1 << 20
+"""Maximum size of an artifact that is uploaded in one piece."""
 _Path = str | os.PathLike[str]
 
 
@@ -50,10 +53,7 @@ def push_bundle(path: _Path, store: BundleStore) -> str:
     check_store(store)
     _put(store, f"{_CLAIMS}/{bundle.run_id}", bundle.index_sha256.encode())
 
-    def upload(work: tuple[str, Callable[[], bytes]]) -> None:
-        _put(store, f"{bundle.run_id}/{work[0]}", work[1]())
-
-    in_threads(upload, _contents(bundle, ""))
+    in_threads(lambda work: _upload(store, f"{bundle.run_id}/{work[0]}", *work[1:]), _contents(bundle, ""))
     index = bundle.directory.read(INDEX, MAX_INDEX_BYTES)
     if sha256_hex(index) != bundle.index_sha256:
         raise BundleCorrupt("the index changed while the bundle was pushed", op="bundle push")
@@ -97,12 +97,12 @@ def pull_bundle(store: BundleStore, out: _Path, run_id: str | None = None) -> Bu
     return as_bundle(checked, path=target)
 
 
-def _contents(bundle: Bundle, prefix: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield every file of a bundle except its own index, innermost first, with a function that reads and checks it."""
+def _contents(bundle: Bundle, prefix: str) -> Iterator[tuple[str, Bundle, str]]:
+    """Yield every file of a bundle except its own index, innermost first: its key, and its bundle and path there."""
     for place, inner in bundle.nested.items():
         yield from _contents(inner, f"{prefix}{place}/")
     for path in bundle.artifacts:
-        yield prefix + path, lambda path=path: bundle.read_bytes(path)  # type: ignore[misc]
+        yield prefix + path, bundle, path
 
 
 def _download(
@@ -165,12 +165,40 @@ def _put(store: BundleStore, key: str, data: bytes) -> None:
     except StoreConflict:
         found = _get_small(store, key, len(data))
         if found is None or found.data != data:
-            raise StoreConflict(
-                f"the store has a different object at {key}",
-                op="bundle push",
-                fix_hints=["inspect the existing object: evidence is never overwritten"],
-                details={"key": key},
-            ) from None
+            raise _other_object(key) from None
+
+
+def _upload(store: BundleStore, key: str, bundle: Bundle, path: str) -> None:
+    """Store an artifact under `key`. A large one is not read whole."""
+    artifact = bundle.artifacts[path]
+    if artifact.file_size <= SMALL_BYTES:
+        _put(store, key, bundle.read_bytes(path))
+        return
+    try:
+        store.upload(key, bundle.read_pieces(path))
+    except StoreConflict:
+        if _stored_sha256(store, key, artifact.file_size) != artifact.sha256:
+            raise _other_object(key) from None
+
+
+def _stored_sha256(store: BundleStore, key: str, limit: int) -> str | None:
+    """Return the digest of an object; None if it is missing or has more than `limit` bytes."""
+    digest = hashlib.sha256()
+    try:
+        for piece in store.stream(key, limit=limit) or ():
+            digest.update(piece)
+    except StoreTooLarge:
+        return None
+    return digest.hexdigest()
+
+
+def _other_object(key: str) -> StoreConflict:
+    return StoreConflict(
+        f"the store has a different object at {key}",
+        op="bundle push",
+        fix_hints=["inspect the existing object: evidence is never overwritten"],
+        details={"key": key},
+    )
 
 
 def _get_small(store: BundleStore, key: str, limit: int) -> Stored | None:

@@ -8,6 +8,7 @@ Codes of findings:
     schema_unknown    the status or index has an unsupported version
     inconsistent      index and status contradict each other
     missing, size_mismatch, digest_mismatch, unreadable  of a listed artifact
+    not_checked       a file that exceeds the limit of this check; only of checks with a limit
     unlisted          a file or directory that no index covers
     symlink, special  not a regular file or directory; `unreadable`: a directory that can't be read
     chain_…           of a log, followed by the code of `verify_chain`
@@ -20,8 +21,10 @@ from __future__ import annotations
 
 import base64
 import errno
+import hashlib
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -36,7 +39,7 @@ from proofbox.evidence.bundle.paths import (
     INDEX,
     IRREGULAR,
     MAX_INDEX_BYTES,
-    MAX_LOG_BYTES,
+    MAX_SCHEDULE_BYTES,
     MAX_STATUS_BYTES,
     STATUS,
     DirectoryContents,
@@ -123,14 +126,39 @@ class BundleCheck:
             self.findings.append(BundleFinding("more", "", f"more than {MAX_FINDINGS} findings"))
 
 
-def check_bundle(directory: str | BundleDirectory, *, chains: bool = False) -> BundleCheck:
-    """Check a bundle and its nested bundles: every size and digest, and with `chains` every line of its logs."""
+class ReadBudget:
+    """The bytes that a check may still read, shared by its threads. None: any number."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._left = limit
+        self._mutex = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Return whether a file of `size` bytes may be read."""
+        with self._mutex:
+            if self._left is None:
+                return True
+            if size > self._left:
+                return False
+            self._left -= size
+            return True
+
+
+def check_bundle(directory: str | BundleDirectory, *, chains: bool = False, limit: int | None = None) -> BundleCheck:
+    """Check a bundle and its nested bundles: every size and digest, and with `chains` every line of its logs.
+
+    With `limit`, files beyond that many bytes in total are findings (`not_checked`) instead of being read.
+    """
     opened = BundleDirectory(directory) if isinstance(directory, str) else directory
-    return _check(opened, opened.walk, chains, MAX_NESTING)
+    return _check(opened, opened.walk, chains, ReadBudget(limit), MAX_NESTING)
 
 
 def _check(
-    directory: BundleDirectory, list_contents: Callable[[], DirectoryContents], chains: bool, depth: int
+    directory: BundleDirectory,
+    list_contents: Callable[[], DirectoryContents],
+    chains: bool,
+    budget: ReadBudget,
+    depth: int,
 ) -> BundleCheck:
     bundle = BundleCheck(directory.path, directory)
     bundle.checked.bundles = 1
@@ -144,7 +172,7 @@ def _check(
         return bundle
     listed = bundle.index.artifacts
     _check_consistency(bundle, bundle.index)
-    wrong = _check_files(bundle, listed, present)
+    wrong = _check_files(bundle, listed, present, budget)
     if bundle.committed and STATUS not in wrong:
         _check_parsed(bundle, STATUS, bundle.status_sha256, listed)
     nested = {path.removesuffix("/" + INDEX): path for path in listed if path.endswith("/" + INDEX)}
@@ -156,7 +184,7 @@ def _check(
         if depth == 0:
             bundle.found("inconsistent", path, f"bundles are nested deeper than {MAX_NESTING}")
             continue
-        inner = _check(directory.nested(place), _given(inside[place]), chains, depth - 1)
+        inner = _check(directory.nested(place), _given(inside[place]), chains, budget, depth - 1)
         bundle.nested[place] = inner
         bundle.checked.add(inner.checked)
         if path not in wrong:
@@ -221,7 +249,9 @@ def _check_consistency(bundle: BundleCheck, index: Index) -> None:
 _LIMITS = {STATUS: MAX_STATUS_BYTES, INDEX: MAX_INDEX_BYTES}
 
 
-def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: DirectoryContents) -> set[str]:
+def _check_files(
+    bundle: BundleCheck, listed: Mapping[str, Artifact], present: DirectoryContents, budget: ReadBudget
+) -> set[str]:
     """Compare every file with the index, and return the paths of those that differ."""
 
     def compare(artifact: Artifact) -> tuple[str, str] | None:
@@ -237,6 +267,8 @@ def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: D
             # Check the size first: a file of the wrong size is not read, and a growing file only up to its limit.
             info = os.fstat(fd)
             size, digest = info.st_size, ""
+            if size == expected and not budget.take(size):
+                return "not_checked", f"{size} bytes; only `proofbox verify` reads that much"
             if size == expected or not stat.S_ISREG(info.st_mode):
                 digest, size = sha256_file(fd, limit=expected)
         except OSError as error:
@@ -295,10 +327,11 @@ def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None
     if listed.chain is None:
         bundle.found("schedule_malformed", SCHEDULE, "the index does not list it as a log")
     try:
-        data = bundle.directory.read(SCHEDULE, min(listed.file_size, MAX_LOG_BYTES))
-        _check_parsed(bundle, SCHEDULE, sha256_hex(data), index.artifacts)
+        digest = hashlib.sha256()
         failed = index.status == "failed"
-        planned = read_schedule(map(parse_strict, data.splitlines()), cut_short=failed)
+        lines = bundle.directory.lines(SCHEDULE, min(listed.file_size, MAX_SCHEDULE_BYTES), digest)
+        planned = read_schedule(map(parse_strict, lines), cut_short=failed)
+        _check_parsed(bundle, SCHEDULE, digest.hexdigest(), index.artifacts)
     except OSError as error:
         bundle.found("too_large" if isinstance(error, TooLarge) else "unreadable", SCHEDULE, str(error))
     except (CanonicalError, ShapeError) as error:

@@ -25,8 +25,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.text import printable
 from proofbox.errors import (
     ProofboxError,
@@ -35,7 +37,7 @@ from proofbox.errors import (
 from proofbox.evidence.bundle.listing import notes_on_latest
 from proofbox.evidence.bundle.paths import INDEX, enclosing, resolve, shown
 from proofbox.evidence.documents.shape import ShapeError
-from proofbox.evidence.promotion.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
+from proofbox.evidence.promotion.packet import PREDICATE_TYPES, SUFFIX, Packet, parse_packet, read_document
 from proofbox.evidence.promotion.policy import is_built_in
 from proofbox.evidence.promotion.verdict import differences
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
@@ -74,6 +76,10 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
     return result
 
 
+MAX_CLOCK_SKEW = timedelta(minutes=5)
+"""Maximum difference between the clocks of two machines."""
+
+
 @dataclass(frozen=True, slots=True)
 class Examination:
     """A verified packet and its bundle, each read once."""
@@ -92,7 +98,9 @@ def verify_packet(path: str, *, key: str | None = None, bundle: str | None = Non
     return examine_packet(path, keys=() if key is None else (key,), bundle=bundle).result
 
 
-def examine_packet(path: str, *, keys: Sequence[str] = (), bundle: str | None = None) -> Examination:
+def examine_packet(
+    path: str, *, keys: Sequence[str] = (), bundle: str | None = None, clock: Clock | None = None
+) -> Examination:
     """Verify a packet like `verify_packet`, with any of `keys`, and return the packet and its bundle as well."""
     result = Verification(path, packet=path)
     document, digest = read_document(path)
@@ -105,6 +113,7 @@ def examine_packet(path: str, *, keys: Sequence[str] = (), bundle: str | None = 
     if packet is None:
         return Examination(result, packet, digest, checked)
     result.promotable, result.policy = packet.promotable, packet.policy
+    _note_future(result, packet, clock or SystemClock())
     if not packet.pinned:
         result.found("packet_unpinned", "", f"a packet of version {packet.schema_version} pins nothing by digest")
     else:
@@ -132,7 +141,7 @@ def _open_packet(result: Verification, document: Any, keys: Sequence[str]) -> tu
             elif result.signed_by is None:
                 which = "the given key" if len(trusted) == 1 else "any of the trusted keys"
                 result.found("signature_wrong", "", f"the packet is not signed by {which}")
-            subject, document = envelope.statement(PREDICATE_TYPE)
+            subject, document = envelope.statement(PREDICATE_TYPES)
         elif trusted:
             result.found("signature_absent", "", "a key was given, but the packet is not signed")
         return parse_packet(document), subject
@@ -175,6 +184,13 @@ def _note_renamed(result: Verification, directory: str, run_id: str) -> None:
     name = os.path.basename(place)
     if name != run_id and enclosing(place) == place:
         result.notes.append(f"the directory is called {shown(name)}; the run in it is {run_id}")
+
+
+def _note_future(result: Verification, packet: Packet, clock: Clock) -> None:
+    """Add a note to a packet from the future: one of the two clocks is wrong."""
+    emitted = packet.document.get("emitted_at") if packet.pinned else None
+    if emitted is not None and str(emitted) > isoformat(clock.now() + MAX_CLOCK_SKEW):
+        result.notes.append(f"the packet is dated in the future: {emitted}")
 
 
 def _note_newer(result: Verification, directory: str) -> None:

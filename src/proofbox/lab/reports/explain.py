@@ -6,8 +6,10 @@ line, so that it cannot be mistaken for proofbox's own output.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from proofbox.agents.approvals import subject_of
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.words import counted
 from proofbox.errors import ProofboxError
-from proofbox.evidence.bundle.paths import read_bounded
+from proofbox.evidence.bundle.directory import BundleDirectory
+from proofbox.evidence.bundle.paths import MAX_LOG_BYTES, read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import CALLS, EVENTS
@@ -47,14 +50,20 @@ _REASONS = {
 
 
 def read_documents(bundle: Path) -> dict[str, Any]:
-    """Return the JSON artifacts of a bundle in any state, without those that cannot be read."""
+    """Return the JSON artifacts of a bundle in any state, without those that cannot be read.
+
+    Together they have at most `LARGEST` bytes; larger ones are left out.
+    """
     found: dict[str, Any] = {}
+    left = LARGEST
     if bundle.is_dir():
         for path in sorted(bundle.glob("*.json")):
             try:
-                document = parse_strict(read_bounded(path, MAX_BYTES))
+                data = read_bounded(path, left)
+                document = parse_strict(data)
             except (OSError, CanonicalError):
                 continue
+            left -= len(data)
             if isinstance(document, dict):
                 found[path.name] = document
     return found
@@ -120,14 +129,16 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
     report = documents.get(artifacts.REPORT, {})
     if unstated := report.get("responses_without_usage"):
         yield f"{counted(unstated, 'model response')} did not state token usage, so the token count is incomplete."
-    calls = [entry for entry in _entries(bundle / CALLS) if "call" in entry]
-    if calls:
-        yield f"What it did ({counted(len(calls), 'tool call')}):"
-        for number, call in enumerate(calls[:MAX_CALLS], 1):
+    calls = (entry for entry in _entries(bundle, CALLS) if "call" in entry)
+    first = list(islice(calls, MAX_CALLS))
+    if first:
+        total = len(first) + sum(1 for _ in calls)
+        yield f"What it did ({counted(total, 'tool call')}):"
+        for number, call in enumerate(first, 1):
             yield f"  {number}. {_call(call, bundle)}"
-        if len(calls) > MAX_CALLS:
-            yield f"  and {len(calls) - MAX_CALLS} more, in {bundle / CALLS}"
-    if any((entry.get("event"), entry.get("kind")) == ("notice", KILLED_AT_END) for entry in _entries(bundle / EVENTS)):
+        if total > MAX_CALLS:
+            yield f"  and {total - MAX_CALLS} more, in {bundle / CALLS}"
+    if any((entry.get("event"), entry.get("kind")) == ("notice", KILLED_AT_END) for entry in _entries(bundle, EVENTS)):
         yield "Processes that it had started were still running at its end, and were killed."
     changed = _changed(bundle)
     if changed:
@@ -204,18 +215,17 @@ def _changed(bundle: Path) -> list[str]:
     return [line.removeprefix("diff ") for line in lines if line.startswith("diff ")]
 
 
-def _entries(log: Path) -> Iterator[dict[str, Any]]:
+def _entries(bundle: Path, log: str) -> Iterator[dict[str, Any]]:
     try:
-        lines = read_bounded(log, MAX_BYTES).splitlines()
+        for line in BundleDirectory(str(bundle)).lines(log, MAX_LOG_BYTES, hashlib.sha256()):
+            try:
+                entry = parse_strict(line)
+            except CanonicalError:  # truncated by a kill
+                continue
+            if isinstance(entry, dict):
+                yield entry
     except OSError:
         return
-    for line in lines:
-        try:
-            entry = parse_strict(line)
-        except CanonicalError:  # truncated by a kill
-            continue
-        if isinstance(entry, dict):
-            yield entry
 
 
 def _call(call: dict[str, Any], bundle: Path) -> str:

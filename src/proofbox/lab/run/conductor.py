@@ -143,8 +143,8 @@ class Conductor:
     def __init__(self, out: Path, run_id: str, *, on_event: OnEvent | None = None, clock: Clock | None = None) -> None:
         self._out = out
         self._run_id = run_id
-        self._tell = EventForwarder(on_event)
         self._clock: Clock = clock or SystemClock()
+        self._tell = EventForwarder(on_event, self._clock)
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
         self._plan = read_plan(self._ledger)

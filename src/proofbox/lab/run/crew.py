@@ -17,6 +17,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+from proofbox.core.clock import Clock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.interpreter import module_child
 from proofbox.errors import InternalError
@@ -28,16 +29,17 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class EventForwarder:
-    """Forwards events until the callback fails; keeps the first failure for `check`."""
+    """Forwards events with their time until the callback fails; keeps the first failure for `check`."""
 
-    def __init__(self, on_event: OnEvent | None) -> None:
+    def __init__(self, on_event: OnEvent | None, clock: Clock) -> None:
         self._on_event = on_event
+        self._clock = clock
         self._failure: Exception | None = None
 
     def __call__(self, event: dict[str, Any]) -> None:
         if self._on_event is not None and self._failure is None:
             try:
-                self._on_event(event)
+                self._on_event({**event, "at": isoformat(self._clock.now())})
             except Exception as error:
                 self._failure = error
 

@@ -25,12 +25,14 @@ from typing import Literal, Self
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
-from proofbox.core.documents import declare
+from proofbox.core.documents import declare, require_version
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 
 SCHEMA = "proofbox.ledger/1"
 Standing = Literal["planned", "claimed", "ended"]
 BUSY_SECONDS = 30.0
+MOST_NAMED = 10
+"""Maximum number of attempts that an error names."""
 
 _TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -160,9 +162,7 @@ class Ledger:
             undo.pop_all()
 
     def _refuse_other_schema(self) -> None:
-        found = self.about("schema_version")
-        if found != SCHEMA:
-            raise CorruptError(f"{self.path} has schema {found!r}; only {SCHEMA} is supported", op="ledger")
+        require_version({"schema_version": self.about("schema_version")}, SCHEMA, self.path)
 
     @classmethod
     def create(
@@ -218,12 +218,10 @@ class Ledger:
         with self._mutex:
             rows = self._db.execute("SELECT * FROM attempt WHERE id = ?", (id,)).fetchall()
             if not rows:
-                begins = "SELECT * FROM attempt WHERE substr(id, 1, ?) = ? LIMIT 2"
-                rows = self._db.execute(begins, (len(id), id)).fetchall()
+                begins = "SELECT * FROM attempt WHERE substr(id, 1, ?) = ? ORDER BY number LIMIT ?"
+                rows = self._db.execute(begins, (len(id), id, MOST_NAMED + 1)).fetchall()
         if len(rows) != 1 or not id:
-            what = "several attempts begin with" if rows else "there is no attempt"
-            hints = ["list the attempts: proofbox attempt list RUN"]
-            raise AttemptUnknown(f"{what} {id[:80]!r}", op="attempt", fix_hints=hints)
+            raise _unknown(id, [_attempt(row).id for row in rows])
         return _attempt(rows[0])
 
     def to_retry(self) -> list[Attempt]:
@@ -416,6 +414,14 @@ def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
 
 def _row(attempt: PlannedAttempt, now: float) -> tuple[object, ...]:
     return (*msgspec.structs.astuple(attempt), now)
+
+
+def _unknown(id: str, found: list[str]) -> AttemptUnknown:
+    hints = ["list the attempts: proofbox attempt list RUN"]
+    if not found:
+        return AttemptUnknown(f"there is no attempt {id[:80]!r}", op="attempt", fix_hints=hints)
+    named = ", ".join(found[:MOST_NAMED]) + (", …" if len(found) > MOST_NAMED else "")
+    return AttemptUnknown(f"several attempts begin with {id[:80]!r}: {named}", op="attempt", fix_hints=hints)
 
 
 def _attempt(row: sqlite3.Row) -> Attempt:

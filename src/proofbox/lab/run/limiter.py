@@ -23,7 +23,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
-from proofbox.core.documents import stored
+from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
 from proofbox.evidence.bundle.identity import is_alive
@@ -113,7 +113,9 @@ def _closed(path: Path, now: float) -> ClosedGate | None:
 
 def _read(path: Path) -> LimiterState:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LimiterState)
+        data = path.read_bytes()
+        require_version(data, SCHEMA, path)
+        return msgspec.json.decode(data, type=LimiterState)
     except (OSError, msgspec.DecodeError):  # a lost limit is learned again from the next refusal
         return LimiterState()
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.dirs import config_dir
-from proofbox.core.documents import stored
+from proofbox.core.documents import require_version, stored
 from proofbox.core.files.plain import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
@@ -135,8 +135,9 @@ def all_images(catalogue: Path | None = None) -> tuple[Image, ...]:
         values = parse_toml(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _invalid(path, f"not valid TOML: {error}") from None
-    if values.get("schema_version") != SCHEMA:
-        raise _invalid(path, f"its schema_version is not {SCHEMA}")
+    if "schema_version" not in values:
+        raise _invalid(path, f"it has no schema_version; add {SCHEMA!r}")
+    require_version(values, SCHEMA, path)
     try:
         images = msgspec.convert(values, _Catalogue).image
     except msgspec.ValidationError as error:

@@ -16,7 +16,7 @@ import msgspec
 from proofbox.config.project_files import write_project_file
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import cache_dir
-from proofbox.core.documents import stored
+from proofbox.core.documents import require_version, stored
 from proofbox.core.files.plain import read_plain
 from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.images.catalogue import Image, all_images, architecture, find_image, resolve_default_image
@@ -146,13 +146,13 @@ def _lock(project: Path, image: Image) -> None:
 def _locked(project: Path) -> tuple[Locked, ...]:
     path = project / LOCK_FILE
     try:
-        found = msgspec.json.decode(read_plain(path, LOCK_LIMIT), type=_Lock)
+        data = read_plain(path, LOCK_LIMIT)
+        require_version(data, LOCK_SCHEMA, path)
+        found = msgspec.json.decode(data, type=_Lock)
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise _wrong(path, str(error)) from None
-    if found.schema_version != LOCK_SCHEMA:
-        raise _wrong(path, f"its schema_version is {found.schema_version[:60]!r}, not {LOCK_SCHEMA}")
     return found.images
 
 

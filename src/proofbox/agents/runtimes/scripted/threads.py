@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.core.documents import stored
+from proofbox.core.documents import require_version, stored
 from proofbox.errors import RuntimeProtocolError, UsageError
 
 SCHEMA = "proofbox.thread/1"
@@ -68,14 +68,16 @@ class ThreadStore:
         os.replace(temporary, path)
 
     def load(self, id: str) -> Thread:
-        """Load a thread. Raises `UsageError` if it does not exist, `RuntimeProtocolError` if it can't be read."""
+        """Load a thread. Raises `UsageError` if it does not exist, `RuntimeProtocolError` if it can't be read.
+
+        Raises `VersionUnknown` if another version of proofbox wrote it.
+        """
         path = self._directory / f"{id}.json"
         if not _NAME.fullmatch(id) or not path.is_file():
             raise UsageError(f"thread {id[:80]!r} does not exist in this home", op="thread")
         try:
-            thread = msgspec.json.decode(path.read_bytes(), type=Thread)
+            data = path.read_bytes()
+            require_version(data, SCHEMA, path)
+            return msgspec.json.decode(data, type=Thread)
         except (OSError, msgspec.DecodeError) as error:
             raise RuntimeProtocolError(f"can't read thread {id}: {error}", op="thread") from None
-        if thread.schema_version != SCHEMA:
-            raise RuntimeProtocolError(f"thread {id} has an unknown schema {thread.schema_version[:60]!r}", op="thread")
-        return thread

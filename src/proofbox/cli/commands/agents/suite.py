@@ -145,6 +145,8 @@ class RunDocument(Document, frozen=True, kw_only=True):
 class EventDocument(Streamed, frozen=True, kw_only=True):
     schema: str = "proofbox.suite_event/1"
     run_id: str
+    at: str
+    """When the event was received from the attempt's worker, in UTC."""
     event: str
     """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
     waiting: a rate limit, the delay before a retry, or a full disk prevents it from starting."""

@@ -1,0 +1,188 @@
+"""Checks an attempt's logs against each other and against its report, reading each log line by line.
+
+An attempt may have a hundred thousand calls, and a forged one as many as fit into a log. The checks therefore keep
+counts and digests, and of events that must match each other at most `MAX_TRACKED`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.events import Usage
+from proofbox.agents.usage import MOST_THREADS, TokenCount
+from proofbox.evidence.bundle.reader import Bundle
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+
+Found = tuple[str, str, str]
+MAX_TRACKED = 250_000
+"""Maximum number of turns and of commands in one log that are matched with their ends."""
+_SHOWN = 100
+
+
+def same(path: str, what: str, one: Any, other: Any) -> Iterator[Found]:
+    """Yield a finding if two documents state different values."""
+    if one != other:
+        yield "contradiction", path, f"{what}: {str(one)[:_SHOWN]} here, {str(other)[:_SHOWN]} elsewhere"
+
+
+def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> Iterator[Found]:
+    """Check calls, events and steps against each other. With `whole`, every command needs a recorded end."""
+    recorded = _Sequence()
+    observed = 0
+    foreign = False
+    for call in bundle.read_log(CALLS):
+        recorded.add(call["call"])
+        observed += call["source"] == "observed" and call["started"] is True
+        foreign = foreign or call["attempt"] != id
+        digest = call["output_sha256"]
+        if digest is not None and f"outputs/{digest}.txt" not in bundle.artifacts:
+            yield "output_missing", CALLS, f"the whole output of {str(call['call'])[:_SHOWN]} is missing"
+    yield from same(CALLS, "tool_calls", recorded.count, report["tool_calls"])
+    yield from same(CALLS, "tool_calls_observed", observed, report["tool_calls_observed"])
+    if foreign:
+        yield "trace_foreign", CALLS, "a call names another attempt"
+    yield from _events(bundle.read_log(EVENTS), recorded, whole=whole)
+    yield from _steps((entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry), recorded.count)
+
+
+def check_tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Iterator[Found]:
+    """Check the report's token counts against the events."""
+    count = TokenCount(shared=shared)
+    threads: set[bytes] = set()
+    for event in bundle.read_log(EVENTS):
+        if event["event"] == "usage":
+            threads.add(_key(event["source"], event["thread"]))
+            if len(threads) > 2 * MOST_THREADS + 2:  # of each source, and requests without a thread
+                yield "trace_too_long", EVENTS, f"usage of more than {MOST_THREADS} threads; the rest is not checked"
+                return
+            count.add(msgspec.convert(event, Usage))
+    yield from same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(count.by_source()))
+    unstated = (count.without_usage, count.broken_off)
+    reported = (report["responses_without_usage"], report["responses_broken_off"])
+    yield from same(artifacts.REPORT, "responses of unknown usage", reported, unstated)
+
+
+class _Sequence:
+    """A sequence of ids as its length, its digest and a preview, to compare two of them without keeping them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._digest = hashlib.sha256()
+        self._preview = ""
+
+    def add(self, id: str) -> None:
+        self.count += 1
+        self._digest.update(_key(id))
+        if len(self._preview) < _SHOWN:
+            self._preview += f"{', ' if self._preview else ''}{id[:_SHOWN]}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sequence) and self._digest.digest() == other._digest.digest()
+
+    def __hash__(self) -> int:
+        return hash(self._digest.digest())
+
+    def __str__(self) -> str:
+        return f"{self.count}: {self._preview}"
+
+
+def _events(events: Iterable[dict[str, Any]], calls: _Sequence, *, whole: bool) -> Iterator[Found]:
+    recorded = _Sequence()
+    turns, commands = _Turns(), _Commands()
+    last: int | None = None
+    ordered = True
+    for event in events:
+        # Gaps are allowed, because deltas are numbered but not recorded.
+        ordered = ordered and (last is None or event["number"] > last)
+        last = event["number"]
+        if event["event"] == "tool_call":
+            recorded.add(event["item"])
+        turns.add(event)
+        commands.add(event)
+        if turns.tracked > MAX_TRACKED or commands.tracked > MAX_TRACKED:
+            yield "trace_too_long", EVENTS, f"more than {MAX_TRACKED} turns or commands; the rest is not checked"
+            return
+    yield from same(EVENTS, "tool calls", recorded, calls)
+    if not ordered:
+        yield "events_out_of_order", EVENTS, "an event's number is not greater than the one before"
+    yield from turns.findings()
+    if whole:
+        yield from commands.findings()
+
+
+class _Turns:
+    """Checks that every turn that started ended once."""
+
+    def __init__(self) -> None:
+        self._started: dict[bytes, str] = {}
+        self._ended: dict[bytes, str | None] = {}
+        """Ended turns; with a name if it ended twice."""
+
+    @property
+    def tracked(self) -> int:
+        return len(self._started) + len(self._ended)
+
+    def add(self, event: dict[str, Any]) -> None:
+        if event["event"] == "turn_started":
+            self._started.setdefault(_key(event["turn"]), event["turn"][:_SHOWN])
+        elif event["event"] == "turn_ended":
+            key = _key(event["turn"])
+            self._ended[key] = event["turn"][:_SHOWN] if key in self._ended else None
+
+    def findings(self) -> Iterator[Found]:
+        for name in self._ended.values():
+            if name is not None:
+                yield "turn_ended_twice", EVENTS, name
+        for key, name in self._started.items():
+            if key not in self._ended:
+                yield "turn_without_end", EVENTS, name
+
+
+class _Commands:
+    """Checks that every command that started has a recorded end, `abandoned` if nothing else is known."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, str] = {}
+        self._ended: set[bytes] = set()
+
+    @property
+    def tracked(self) -> int:
+        return len(self._open) + len(self._ended)
+
+    def add(self, event: dict[str, Any]) -> None:
+        if event["event"] in ("tool_call", "file_change"):
+            key = _key(event["thread"], event["item"])
+            self._ended.add(key)
+            self._open.pop(key, None)
+        elif event["event"] == "item_started" and event["command"]:
+            key = _key(event["thread"], event["item"])
+            if key not in self._ended:
+                self._open[key] = event["item"][:_SHOWN]
+
+    def findings(self) -> Iterator[Found]:
+        return (("call_without_end", EVENTS, item) for item in self._open.values())
+
+
+def _steps(steps: Iterator[dict[str, Any]], calls: int) -> Iterator[Found]:
+    earlier: dict[str, Any] | None = None
+    of_calls = 0
+    for step in steps:
+        of_calls += step["kind"] == "tool_call"
+        if earlier is not None and step["snapshot_before"] != earlier["snapshot_after"]:
+            yield "steps_disconnected", STEPS, f"step {step['n']} does not start where step {earlier['n']} ended"
+        earlier = step
+    yield from same(STEPS, "steps of tool calls", of_calls, calls)
+
+
+def _key(*parts: str) -> bytes:
+    """Return a short key for texts of any length."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.digest()
