@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from proofbox.evidence.bundle.writer import BundleWriter as BundleWriter
     from proofbox.evidence.promotion.emit import emit_promotion as emit_promotion
     from proofbox.evidence.verify.verifier import verify as verify
+    from proofbox.lab.run.running import load_run as load_run
+    from proofbox.lab.run.running import load_run_async as load_run_async
+    from proofbox.lab.run.running import resume_suite as resume_suite
+    from proofbox.lab.run.running import resume_suite_async as resume_suite_async
+    from proofbox.lab.run.running import run_suite as run_suite
+    from proofbox.lab.run.running import run_suite_async as run_suite_async
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.contract import Mount as Mount
     from proofbox.sandbox.images.catalogue import list_images as list_images
@@ -67,10 +73,16 @@ _HOME = {
     "initialize": "proofbox.sandbox.initialize",
     "list_images": "proofbox.sandbox.images.catalogue",
     "load_bundle": "proofbox.evidence.bundle.reader",
+    "load_run": "proofbox.lab.run.running",
+    "load_run_async": "proofbox.lab.run.running",
     "open_bundle_unverified": "proofbox.evidence.bundle.reader",
     "open_toolbox": "proofbox.workspace.tools.toolbox",
     "pull_image": "proofbox.sandbox.images.pull",
     "resolve_default_image": "proofbox.sandbox.images.catalogue",
+    "resume_suite": "proofbox.lab.run.running",
+    "resume_suite_async": "proofbox.lab.run.running",
+    "run_suite": "proofbox.lab.run.running",
+    "run_suite_async": "proofbox.lab.run.running",
     "run_trial": "proofbox.agents.trials.trial",
     "verify": "proofbox.evidence.verify.verifier",
 }

@@ -28,18 +28,20 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class EventForwarder:
-    """Forwards events until the callback fails; keeps the first failure for `check`."""
+    """Forwards events, one at a time, until the callback fails; keeps the first failure for `check`."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self._on_event = on_event
         self._failure: Exception | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, event: dict[str, Any]) -> None:
-        if self._on_event is not None and self._failure is None:
-            try:
-                self._on_event(event)
-            except Exception as error:
-                self._failure = error
+        with self._lock:  # every worker has its own reader thread
+            if self._on_event is not None and self._failure is None:
+                try:
+                    self._on_event(event)
+                except Exception as error:
+                    self._failure = error
 
     def check(self) -> None:
         """Raise the callback's failure, if it failed."""

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from proofbox.cli import flags
-from proofbox.cli.commands.agents.suite import AttemptFacts, RunPath
+from proofbox.cli.commands.agents.suite import RunPath
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
+from proofbox.lab.reports.suite_run import AttemptFacts
 from proofbox.lab.run.ledger import Attempt, Ledger
 
 Run = Annotated[Path, Parameter(name="--run", help="A run's directory, or an --out directory, for its last run.")]
