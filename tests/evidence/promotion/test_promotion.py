@@ -16,7 +16,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer._key import SSlibKey
 
-from proofbox import BundleWriter, emit_promotion, verify
+from proofbox import BundleWriter, verify
 from proofbox.cli import main
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import (
@@ -34,6 +34,7 @@ from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.packet import SEED_SCHEMA, parse_packet
 from proofbox.evidence.promotion.policies import ATTEMPT, POLICIES
 from proofbox.evidence.promotion.policy import check_policy

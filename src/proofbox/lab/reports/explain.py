@@ -6,6 +6,7 @@ line, so that it cannot be mistaken for proofbox's own output.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,8 +22,11 @@ from proofbox.evidence.bundle.paths import read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import CALLS
+from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
 from proofbox.lab.run.closing import DAMAGED, stated
-from proofbox.lab.run.ledger import Attempt, Ended
+from proofbox.lab.run.conductor import find_run
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger
+from proofbox.lab.run.plan import ledger_path
 
 LARGEST = 16 << 20
 MOST_CALLS = 20
@@ -43,6 +47,24 @@ _REASONS = {
     "infra_failed": "The infrastructure failed; this says nothing about the agent.",
     "worker_lost": "The worker process died; everything recorded until then was kept.",
 }
+
+
+def explain_attempt(id: str, *, run: str | os.PathLike[str] = "out") -> Explanation:
+    """Explain in plain words what happened in an attempt, the failing step first.
+
+        print("\\n".join(proofbox.explain_attempt("answer.1", run="out").lines))
+
+    `id` is the attempt's id, or a unique prefix of it. `run` is the run's directory, or an output directory, for its
+    last run. The lines quote the agent: escape them before printing them to a terminal.
+    """
+    out, run_id = find_run(Path(run))
+    place = out / run_id
+    with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
+        attempt = ledger.attempt(id)
+        replacement = next((each.id for each in ledger.attempts() if each.parent == attempt.id), None)
+    why_not = doubt(attempt, place / attempt.path)
+    lines = explain(attempt, place / attempt.path, doubt=why_not, replacement=replacement)
+    return Explanation(attempt=AttemptFacts.of(attempt, place), doubt=why_not, lines=tuple(lines))
 
 
 def read_documents(bundle: Path) -> dict[str, Any]:

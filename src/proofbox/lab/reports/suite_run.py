@@ -1,4 +1,4 @@
-"""The result of a run, as `run_suite` returns it and `suite run --json` prints it."""
+"""The results of a run and its attempts, as the SDK returns and commands print them."""
 
 from __future__ import annotations
 
@@ -78,3 +78,14 @@ class SuiteRun(Document, frozen=True, kw_only=True):
         """The last attempt at each replicate of each mission, which determines its result."""
         parents = {each.parent for each in self.attempts}
         return tuple(each for each in self.attempts if each.attempt_id not in parents)
+
+
+class Explanation(Document, frozen=True, kw_only=True):
+    """What happened in an attempt, in plain words."""
+
+    schema: str = "proofbox.attempt_explain/1"
+    attempt: AttemptFacts
+    doubt: str | None
+    """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
+    lines: tuple[str, ...]
+    """The explanation: failures first, then the events in order. Lines written by the agent are marked."""
