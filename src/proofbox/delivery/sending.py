@@ -36,6 +36,8 @@ def plan_delivery(
 ) -> DeliveryPlan:
     """Return what a delivery would send, without changing anything. Conflicts are listed and do not raise.
 
+    For example:
+
         plan = proofbox.plan_delivery("build", app_id="shop")
         print(plan.ok, [change.path for change in plan.changes])
 
@@ -68,6 +70,8 @@ def deliver_repository(
     backend: BackendSettings | None = None,
 ) -> Delivery:
     """Create an app's repository from a tree backed by evidence. Repeating the call creates no second repository.
+
+    For example:
 
         done = proofbox.deliver_repository("build", app_id="shop", packet="out/run-1.promotion.json", key="release.pub")
         print(done.repo_url, done.proof.standing)
@@ -104,6 +108,8 @@ def deliver_pull_request(
     backend: BackendSettings | None = None,
 ) -> Delivery:
     """Open a pull request from a tree backed by evidence. Repeating the call opens no second pull request.
+
+    For example:
 
         done = proofbox.deliver_pull_request("build", app_id="shop", packet="out/run-1.promotion.json")
         print(done.pr_url)

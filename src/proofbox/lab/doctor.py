@@ -94,6 +94,8 @@ def doctor(
 ) -> DoctorReport:
     """Check every sandbox on this machine by attacking it, and return what each enforces.
 
+    For example:
+
         for name, found in proofbox.doctor(quick=True).providers.items():
             print(name, found.works.available, found.works.reason)
 

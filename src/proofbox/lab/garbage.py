@@ -41,6 +41,8 @@ def collect_garbage(
 ) -> CollectedGarbage:
     """Delete old runs. Without a rule, only delete leftovers of killed processes and ended sessions.
 
+    For example:
+
         for item in proofbox.collect_garbage("out", older_than=30, dry_run=True).items:
             print(item.path, item.bytes, item.free, item.reason)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import inspect
 import json
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,7 +17,6 @@ from suites import HEAD, command, mission, patch_workers, say, write
 
 import proofbox
 from proofbox.cli import main
-from proofbox.cli.describe import commands
 from proofbox.errors import ConsentRequired, RunInterrupted, StrategyUnsupported, SuiteInvalid, UsageError
 from proofbox.lab.reports.suite_run import SuiteRun
 from proofbox.lab.run import running
@@ -62,19 +60,6 @@ def test_run_returns_what_the_command_prints(spec: Callable[[str], str], capsys:
     assert proofbox.load_run() == proofbox.load_run(run.bundle) == run
     assert main(["suite", "report", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(run))
-
-
-def test_keywords_are_the_flags_of_the_command() -> None:
-    for name, function in (("suite run", proofbox.run_suite), ("suite resume", proofbox.resume_suite)):
-        parameters = inspect.signature(function).parameters.values()
-        flags = [each for each in commands()[name].parameters if each.name not in ("--json", "--jsonl")]
-        keywords = [each for each in parameters if each.name not in ("on_event", "stop")]
-        assert [each.name.removeprefix("--").replace("-", "_").lower() for each in flags] == [
-            each.name for each in keywords
-        ]
-        assert [each.default or None for each in flags] == [
-            None if each.default is each.empty else each.default or None for each in keywords
-        ]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ _IDS = IdSource()
 class BundleWriter:
     """Writes one run's bundle into `out/<run_id>/`. Thread-safe; one process creates and commits it.
 
+    For example:
+
+        with proofbox.BundleWriter("evidence", expected=["results.json"]) as bundle:
+            bundle.write_json("results.json", {"schema_version": "example/1", "passed": True})
+
     `expected` are the artifacts of a complete run: those absent at the commit are listed as missing, and the bundle is
     then `partial`. A `dry` run commits but does not update LATEST. With a `redactor`, logs are redacted, and the commit
     is refused if any artifact contains one of its exact secrets (`withhold_secrets` removes such artifacts).

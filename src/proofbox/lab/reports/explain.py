@@ -52,6 +52,8 @@ _REASONS = {
 def explain_attempt(id: str, *, run: str | os.PathLike[str] = "out") -> Explanation:
     """Explain in plain words what happened in an attempt, the failing step first.
 
+    For example:
+
         print("\\n".join(proofbox.explain_attempt("answer.1", run="out").lines))
 
     `id` is the attempt's id, or a unique prefix of it. `run` is the run's directory, or an output directory, for its

@@ -32,6 +32,8 @@ def emit_promotion(
 ) -> Promotion:
     """Check a bundle against a policy and write its promotion packet, by default `<run_id>.promotion.json` beside it.
 
+    For example:
+
         done = proofbox.emit_promotion("out", require_promotable=True, sign="release")
         print(done.path, done.promotable, done.reasons)
 

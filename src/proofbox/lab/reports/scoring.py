@@ -46,6 +46,8 @@ class MetricsReport(Document, frozen=True, kw_only=True):
 def validate(path: _Path = "out", *, strict: bool = False) -> Validation:
     """Check that the evidence of attempts is complete and consistent.
 
+    For example:
+
         for finding in proofbox.validate("out", strict=True).findings:
             print(finding.code, finding.path, finding.detail)
 
@@ -67,6 +69,8 @@ def validate(path: _Path = "out", *, strict: bool = False) -> Validation:
 
 def report(path: _Path = "out", *, strict: bool = False) -> MetricsReport:
     """Return the metrics of attempts (calls, failures, retries, durations, tokens), only from verified evidence.
+
+    For example:
 
         for each in proofbox.report("out").reports:
             print(each["attempt_id"], each["verified"], each["tool_calls"], each["tokens"])

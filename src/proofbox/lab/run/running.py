@@ -64,6 +64,8 @@ def run_suite(
 ) -> SuiteRun:
     """Run every mission of a suite, commit the evidence in `out`, and return the results.
 
+    For example:
+
         run = proofbox.run_suite("suite.toml", strategies="codex_app_server!", concurrency=8)
         for attempt in run.attempts:
             print(attempt.attempt_id, attempt.claimed, attempt.verified, attempt.infra)
@@ -120,6 +122,8 @@ def resume_suite(
 ) -> SuiteRun:
     """Resume a run that was interrupted or killed: keep committed attempts, run the others, return the results.
 
+    For example:
+
         run = proofbox.resume_suite("out")
 
     `run` is the run's directory, or an output directory, for its last run. The consent given when the run was planned
@@ -131,6 +135,8 @@ def resume_suite(
 
 def load_run(run: _Path = "out") -> SuiteRun:
     """Return the results of a run, or its progress so far.
+
+    For example:
 
         run = proofbox.load_run("out")
         print(run.committed, run.totals.passed, "of", run.totals.results)
@@ -266,6 +272,8 @@ run_suite_async = _in_thread(
     stoppable=True,
     doc="""Run a suite like `run_suite`, without blocking the event loop.
 
+    For example:
+
         run = await proofbox.run_suite_async("suite.toml", on_event=print)
 
     `on_event` is called in the event loop. If the task is cancelled, the workers are killed before the coroutine ends,
@@ -277,6 +285,8 @@ resume_suite_async = _in_thread(
     stoppable=True,
     doc="""Resume a run like `resume_suite`, without blocking the event loop.
 
+    For example:
+
         run = await proofbox.resume_suite_async("out")
 
     `on_event` and cancellation are those of `run_suite_async`.
@@ -287,6 +297,10 @@ load_run_async = _in_thread(
     stoppable=False,
     doc="""Return the results of a run like `load_run`, without blocking the event loop.
 
+    For example:
+
         run = await proofbox.load_run_async("out")
+
+    Cancelling it has no effect on the run.
     """,
 )

@@ -176,7 +176,13 @@ TOOLS: dict[str, tuple[type[Arguments], str, bool]] = {
 def create_tool_registry(
     env: ToolEnvironment, *, only: Collection[str] | None = None, more: Iterable[Tool] = ()
 ) -> ToolRegistry:
-    """Create a registry of the nine tools, or of those named in `only`, plus additional tools in `more`."""
+    """Create a registry of the nine tools, or of those named in `only`, plus additional tools in `more`.
+
+    For example:
+
+        registry = proofbox.create_tool_registry(environment, only=["read_file", "search_text"])
+        registry.schemas()  # JSON Schemas for function calling
+    """
     made = [
         make_tool(getattr(env, name), arguments, description, read_only=read_only)
         for name, (arguments, description, read_only) in TOOLS.items()
