@@ -16,7 +16,7 @@ MEGABYTE = 1 << 20
 
 
 class CollectedGarbage(Document, frozen=True, kw_only=True):
-    """What was deleted and what was kept, each with the reason. `error`: something could not be deleted."""
+    """The deleted and the kept items, each with the reason. `error`: something could not be deleted."""
 
     schema: str = "proofbox.gc/1"
     dry_run: bool
@@ -46,9 +46,9 @@ def collect_garbage(
         for item in proofbox.collect_garbage("out", older_than=30, dry_run=True).items:
             print(item.path, item.bytes, item.free, item.reason)
 
-    `out` is an output directory; None means `out`, if it exists. `older_than` is a number of days, `max_size` the
-    number of MB up to which the newest runs are kept. `pin` and `unpin` name a run that is never deleted, or may be
-    deleted again.
+    `out` is an output directory; None means `out`, if it exists. `older_than` is a number of days. `max_size` keeps the
+    newest runs up to this number of MB in total. `pin` names a run that is never deleted, and `unpin` allows deleting
+    it again.
     """
     if any(value is not None and not 0 <= value < 2**40 for value in (older_than, max_size)):
         raise UsageError(

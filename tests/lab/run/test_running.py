@@ -70,6 +70,7 @@ def test_run_returns_what_the_command_prints(spec: Callable[[str], str], capsys:
         ({"strategies": "no_such_strategy"}, StrategyUnsupported),
         ({"provider": "no-such-provider"}, proofbox.ProofboxError),
         ({"host_root": True}, UsageError),
+        ({"out": ""}, UsageError),
         ({"concurency": 2}, TypeError),
     ],
 )
@@ -78,7 +79,7 @@ def test_nothing_is_written_if_an_option_is_refused(
 ) -> None:
     with pytest.raises(error):
         proofbox.run_suite(spec(WORKS), **options)
-    assert not Path("out").exists()
+    assert sorted(path.name for path in Path().iterdir()) == ["suite.toml"]
 
 
 def test_invalid_suite_raises_with_all_its_problems(spec: Callable[[str], str]) -> None:
@@ -245,6 +246,19 @@ def test_cancelled_coroutine_stops_the_run_and_it_can_be_resumed(loop: str, spec
 
     go(loop, work)
     assert threads == {here}, "events arrive in the event loop"
+
+
+def test_coroutine_cancelled_at_once_starts_nothing(spec: Callable[[str], str]) -> None:
+    spec(WORKS)
+
+    async def work() -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await proofbox.run_suite_async("suite.toml", provider="bubblewrap")
+        assert scope.cancelled_caught
+
+    go("asyncio", work)
+    assert not Path("out").exists()
 
 
 def test_cancelled_task_of_asyncio_stops_the_run(spec: Callable[[str], str]) -> None:

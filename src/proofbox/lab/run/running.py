@@ -27,7 +27,7 @@ from proofbox.config.settings import load
 from proofbox.core.ids import IdSource
 from proofbox.core.results import ErrorBody
 from proofbox.core.words import counted
-from proofbox.errors import EvidenceIncomplete, ProofboxError, SuiteNotPassed, UsageError
+from proofbox.errors import EvidenceIncomplete, ProofboxError, RunInterrupted, SuiteNotPassed, UsageError
 from proofbox.lab.attempt.sharing import refuse_to_share
 from proofbox.lab.reports.results import RunResults, read_run
 from proofbox.lab.reports.suite_run import AttemptFacts, SuiteRun
@@ -86,6 +86,8 @@ def run_suite(
     for name, value in (("concurrency", concurrency), ("replicates", replicates)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1", op="suite")
+    if not os.fspath(out):  # an unset variable, not the current directory
+        raise UsageError("out is empty", op="suite")
     place, to = Path(spec), Path(out)
     suite = open_suite(place, host_root=host_root, provider=provider, to_run=True)
     settings = load(Path().resolve())
@@ -241,6 +243,7 @@ def _in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callab
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         options: dict[str, Any] = dict(kwargs)
         stop, ended = options.get("stop") or threading.Event(), threading.Event()
+        begun = threading.Lock()  # taken by the thread or by a cancellation, whichever comes first
         if stoppable:
             options["stop"] = stop
         if (heard := options.get("on_event")) is not None:
@@ -248,6 +251,8 @@ def _in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callab
             options["on_event"] = functools.partial(anyio.from_thread.run_sync, heard, token=current_token())
 
         def work() -> T:
+            if not begun.acquire(blocking=False):
+                raise RunInterrupted("cancelled before it began", op="suite")
             try:
                 return function(*args, **options)
             finally:
@@ -258,6 +263,7 @@ def _in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callab
         except anyio.get_cancelled_exc_class():
             if stoppable:
                 stop.set()
+            if stoppable and not begun.acquire(blocking=False):
                 with anyio.CancelScope(shield=True):
                     await run_sync(ended.wait)
             raise
