@@ -54,7 +54,7 @@ class Progress:
     def hear(self, event: RunStarted | SuiteEvent) -> None:
         with self._lock:
             if isinstance(event, RunStarted):
-                self.started = event
+                self.started, self._began = event, time.monotonic()
                 self._total, self._done, self._done_before = event.attempts, event.ended, event.ended
             else:
                 self._change(event)

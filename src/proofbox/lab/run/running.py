@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -48,7 +48,7 @@ def run_suite(
     spec: _Path,
     *,
     out: _Path = "out",
-    strategies: str | None = None,
+    strategies: str | Sequence[str] | None = None,
     concurrency: int = 4,
     isolation: Literal["process", "shared"] | None = None,
     provider: str | None = None,
@@ -81,7 +81,7 @@ def run_suite(
     at a time. If it raises, the run stops and the exception is raised here.
 
     After an exception, an interrupt, or `stop.set()` in another thread, which raises `RunInterrupted`, the committed
-    attempts are kept and `resume_suite` runs the missing ones.
+    attempts are kept and `resume_suite` runs the missing ones. In a running event loop, await `run_suite_async`.
     """
     for name, value in (("concurrency", concurrency), ("replicates", replicates)):
         if value is not None and value < 1:
