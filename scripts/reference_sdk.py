@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,17 @@ MET = {
     "evidence.bundle.reader": ("Bundle", "UnverifiedBundle"),
     "evidence.verify.verification": ("Verification",),
     "evidence.promotion.emit": ("Promotion",),
+    "lab.reports.suite_run": ("SuiteRun", "AttemptFacts", "Explanation"),
+    "lab.reports.totals": ("Totals",),
+    "lab.run.events": ("RunStarted", "SuiteEvent"),
+    "lab.reports.scoring": ("Validation", "MetricsReport"),
+    "lab.reports.finding": ("EvidenceFinding",),
+    "lab.doctor": ("DoctorReport", "ProviderReport", "CheckDone"),
+    "lab.garbage": ("CollectedGarbage",),
+    "lab.run.retention": ("RetentionItem",),
+    "delivery.documents": ("DeliveryPlan", "Delivery"),
+    "delivery.proof": ("Proof",),
+    "core.results": ("ErrorBody",),
 }
 
 
@@ -46,7 +58,8 @@ def page() -> str:
     ]
     for name in sorted(proofbox.__all__, key=str.lower):
         lines += [f"## {name}", "", *_describe(name, getattr(proofbox, name)), ""]
-    lines += ["## What comes back", "", "Types for annotations, by the module that has them.", ""]
+    lines += ["## What comes back", "", "Types for annotations, by the module that has them. The results that commands"]
+    lines += ["print with `--json` are described with every member in SCHEMAS.md.", ""]
     lines += ["| type | module | meaning |", "|---|---|---|"]
     for module, names in MET.items():
         for name in names:
@@ -161,6 +174,7 @@ def _parameter(each: inspect.Parameter) -> str:
 
 def _plain(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    text = re.sub(r"\b_Path\b", "str | os.PathLike[str]", text)  # an alias in many modules
     # 3.13 has moved pathlib; its names are where they were.
     return text.replace("typing.", "").replace("pathlib._local.", "pathlib.").strip("'")
 

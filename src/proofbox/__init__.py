@@ -27,13 +27,27 @@ if TYPE_CHECKING:
     from proofbox.delivery.client.async_client import AsyncBackendClient as AsyncBackendClient
     from proofbox.delivery.client.settings import BackendSettings as BackendSettings
     from proofbox.delivery.client.sync_client import BackendClient as BackendClient
+    from proofbox.delivery.sending import deliver_pull_request as deliver_pull_request
+    from proofbox.delivery.sending import deliver_repository as deliver_repository
+    from proofbox.delivery.sending import plan_delivery as plan_delivery
     from proofbox.errors import ProofboxError as ProofboxError
     from proofbox.evidence.bundle.reader import load_bundle as load_bundle
     from proofbox.evidence.bundle.reader import open_bundle_unverified as open_bundle_unverified
     from proofbox.evidence.bundle.writer import BundleWriter as BundleWriter
-    from proofbox.evidence.promotion.emit import emit_promotion as emit_promotion
     from proofbox.evidence.verify.verifier import verify as verify
     from proofbox.probes.run import run_plan as run_plan
+    from proofbox.lab.doctor import doctor as doctor
+    from proofbox.lab.garbage import collect_garbage as collect_garbage
+    from proofbox.lab.reports.explain import explain_attempt as explain_attempt
+    from proofbox.lab.reports.promoting import emit_promotion as emit_promotion
+    from proofbox.lab.reports.scoring import report as report
+    from proofbox.lab.reports.scoring import validate as validate
+    from proofbox.lab.run.running import load_run as load_run
+    from proofbox.lab.run.running import load_run_async as load_run_async
+    from proofbox.lab.run.running import resume_suite as resume_suite
+    from proofbox.lab.run.running import resume_suite_async as resume_suite_async
+    from proofbox.lab.run.running import run_suite as run_suite
+    from proofbox.lab.run.running import run_suite_async as run_suite_async
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.contract import Mount as Mount
     from proofbox.sandbox.images.catalogue import list_images as list_images
@@ -61,19 +75,33 @@ _HOME = {
     "Settings": "proofbox.config.settings",
     "TrialRequest": "proofbox.agents.trials.result",
     "Workspace": "proofbox.workspace.workspace",
+    "collect_garbage": "proofbox.lab.garbage",
     "create_tool_registry": "proofbox.workspace.tools.registry",
-    "emit_promotion": "proofbox.evidence.promotion.emit",
+    "deliver_pull_request": "proofbox.delivery.sending",
+    "deliver_repository": "proofbox.delivery.sending",
+    "doctor": "proofbox.lab.doctor",
+    "emit_promotion": "proofbox.lab.reports.promoting",
     "errors": "proofbox.errors",
+    "explain_attempt": "proofbox.lab.reports.explain",
     "fork_trial": "proofbox.agents.trials.fork",
     "initialize": "proofbox.sandbox.initialize",
     "list_images": "proofbox.sandbox.images.catalogue",
     "load_bundle": "proofbox.evidence.bundle.reader",
+    "load_run": "proofbox.lab.run.running",
+    "load_run_async": "proofbox.lab.run.running",
     "open_bundle_unverified": "proofbox.evidence.bundle.reader",
     "open_toolbox": "proofbox.workspace.tools.toolbox",
+    "plan_delivery": "proofbox.delivery.sending",
     "pull_image": "proofbox.sandbox.images.pull",
+    "report": "proofbox.lab.reports.scoring",
     "resolve_default_image": "proofbox.sandbox.images.catalogue",
     "run_plan": "proofbox.probes.run",
+    "resume_suite": "proofbox.lab.run.running",
+    "resume_suite_async": "proofbox.lab.run.running",
+    "run_suite": "proofbox.lab.run.running",
+    "run_suite_async": "proofbox.lab.run.running",
     "run_trial": "proofbox.agents.trials.trial",
+    "validate": "proofbox.lab.reports.scoring",
     "verify": "proofbox.evidence.verify.verifier",
 }
 

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from running_backend import KEY, Backend, backend, bare, clone, deliver, git, run, settings, tree_of
 
+import proofbox
 from proofbox.cli import main
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery.client.settings import BackendSettings
@@ -23,7 +24,7 @@ from proofbox.delivery.deliver import Options, Target, initial_export, plan, pul
 from proofbox.delivery.patch.baseline import Baseline
 from proofbox.delivery.proof import NO_PROOF
 from proofbox.delivery.source.tree import open_source
-from proofbox.errors import BackendUnauthorized
+from proofbox.errors import BackendUnauthorized, DeliveryNotProven
 from proofbox.evidence.bundle.reader import load_bundle
 
 pytestmark = pytest.mark.needs("git")
@@ -61,6 +62,28 @@ def press(client: httpx2.Client, pr_url: str, button: str) -> httpx2.Response:
     page = client.get(pr_url)
     token = re.search(r'name="token" value="([0-9a-f]+)"', page.text)
     return client.post(f"{pr_url}/{button}", data={"token": token[1] if token else ""})
+
+
+def test_deliver_from_python(running: Backend, app: Path, tmp_path: Path) -> None:
+    backend = settings(running.url)
+    with pytest.raises(DeliveryNotProven):
+        proofbox.deliver_repository(app, app_id="shop", backend=backend)
+    planned = proofbox.plan_delivery(app, app_id="shop", backend=backend)
+    made = proofbox.deliver_repository(
+        app, app_id="shop", allow_unpromoted=True, out=tmp_path / "out", message="First", backend=backend
+    )
+    assert (made.patch_id, made.proof.standing) == (planned.patch_id, "not proven")
+    assert git(clone(made.repo_url or "", tmp_path / "one"), "log", "--format=%s").strip() == "First"
+    (app / "README.md").write_text("two\n")
+    again = proofbox.plan_delivery(app, app_id="shop", backend=backend)
+    assert [(each.path, each.operation) for each in again.changes] == [("README.md", "modify")]
+    opened = proofbox.deliver_pull_request(
+        app, app_id="shop", allow_unpromoted=True, out=tmp_path / "out", branch="two", backend=backend
+    )
+    assert (opened.branch_name, opened.patch_id) == ("two", again.patch_id)
+    assert load_bundle(opened.bundle or "").run_id
+    # The command line sees what Python delivered.
+    assert deliver(running.url, "plan", "--app-id", "shop", "--source", app)["patch_id"] == again.patch_id
 
 
 def test_deliver_from_init_to_second_pull_request(running: Backend, app: Path, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def schema_of(kind: type[Document]) -> str:
 
 
 def _printed(function: Callable[..., Any]) -> set[type[Document]]:
-    """Return the document classes that a command's code and its helpers refer to."""
+    """Return the document classes that the code and annotations of a command and its helpers refer to."""
     found: set[type[Document]] = set()
     seen: set[int] = set()
     pending: list[FunctionType] = [f for f in [function] if isinstance(f, FunctionType)]
@@ -167,13 +167,13 @@ def _printed(function: Callable[..., Any]) -> set[type[Document]]:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        for name in _names(each.__code__):
+        for name in (*_names(each.__code__), *map(str, each.__annotations__.values())):
             value = each.__globals__.get(name)
+            if isinstance(value, type) and issubclass(value, Document) and schema_of(value):
+                found.add(value)
             if isinstance(value, FunctionType) and value.__module__.startswith("proofbox.cli."):
                 pending.append(value)
             elif isinstance(value, type) and value.__module__.startswith("proofbox.cli."):
-                if issubclass(value, Document) and schema_of(value):
-                    found.add(value)
                 pending += [member for member in vars(value).values() if isinstance(member, FunctionType)]
     return found
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from proofbox.core.text import preview, printable
-from proofbox.lab.run.ledger import Attempt
+from proofbox.lab.run.events import RunStarted, SuiteEvent
 
 MAX_LINES = 12
 MAX_ID_LENGTH = 32
@@ -19,10 +18,9 @@ MAX_ID_LENGTH = 32
 class Progress:
     """A live progress display on stderr. It accepts events from any thread and erases itself at the end."""
 
-    def __init__(self, planned: Sequence[Attempt], *, shown: bool) -> None:
-        self._total = len(planned)
-        self._done = sum(each.state == "ended" for each in planned)
-        self._done_before = self._done
+    def __init__(self, *, shown: bool) -> None:
+        self.started: RunStarted | None = None
+        self._total = self._done = self._done_before = 0
         self._passed = 0
         self._running: dict[str, tuple[float, str, str]] = {}
         self._tokens: dict[str, int] = {}
@@ -53,27 +51,34 @@ class Progress:
     def shown(self) -> bool:
         return self._live is not None
 
-    def update(self, event: dict[str, Any]) -> None:
+    def update(self, event: RunStarted | SuiteEvent) -> None:
         with self._lock:
-            id, what = str(event.get("attempt_id")), str(event.get("event"))
-            since, state, _ = self._running.get(id, (time.monotonic(), "", ""))
-            if what in ("ended", "lost"):
-                self._running.pop(id, None)
-                self._done += what == "ended"
-                self._total = max(self._total, self._done + len(self._running))
-                self._passed += event.get("verified") == "passed"
-            elif what == "waiting":
-                self._waiting = str(event.get("message", ""))
-            elif what == "tokens":
-                self._tokens[id] = int(event.get("tokens", 0))
-            elif what == "activity":
-                self._running[id] = (since, state, str(event.get("activity", "")))
+            if isinstance(event, RunStarted):
+                self.started, self._began = event, time.monotonic()
+                self._total, self._done, self._done_before = event.attempts, event.ended, event.ended
             else:
-                if what == "preparing":  # an attempt was started, so the run no longer waits
-                    self._waiting = ""
-                self._running[id] = (since, what, "")  # clears the activity of the previous state
+                self._change(event)
             if self._live is not None:
                 self._live.update(self._picture())
+
+    def _change(self, event: SuiteEvent) -> None:
+        id = event.attempt_id
+        since, state, _ = self._running.get(id, (time.monotonic(), "", ""))
+        if event.event in ("ended", "lost"):
+            self._running.pop(id, None)
+            self._done += event.event == "ended"
+            self._total = max(self._total, self._done + len(self._running))
+            self._passed += event.verified == "passed"
+        elif event.event == "waiting":
+            self._waiting = str(event.message or "")
+        elif event.event == "tokens":
+            self._tokens[id] = event.tokens or 0
+        elif event.event == "activity":
+            self._running[id] = (since, state, event.activity or "")
+        else:
+            if event.event == "preparing":  # an attempt was started, so the run no longer waits
+                self._waiting = ""
+            self._running[id] = (since, event.event, "")  # clears the activity of the previous state
 
     def _picture(self) -> Any:
         from rich.table import Table

@@ -14,6 +14,9 @@ from typing import Any
 
 import msgspec
 
+from proofbox.core.results import Document as Document
+from proofbox.core.results import ErrorBody as ErrorBody
+from proofbox.core.results import Streamed as Streamed
 from proofbox.core.text import printable
 from proofbox.errors import CommandNotExecutable, CommandNotFound, ProofboxError
 
@@ -36,33 +39,6 @@ PASSING_EXIT_CODES = {
     127: "the command was not found",
 }
 """Exit codes of commands that pass on the exit code of the command they run. Every other code is that command's."""
-
-
-class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A command's output for programs. Subclasses set `schema` and add members."""
-
-    schema: str
-    """Which document this is."""
-    ok: bool = True
-    """Whether the command succeeded; of a command that evaluates something, whether the answer is yes."""
-
-
-class Streamed(Document, frozen=True, kw_only=True):
-    """One line of a command's live output with `--jsonl`."""
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    """The common members of an error. The `details` of its class are added to them."""
-
-    code: str
-    message: str
-    op: str
-    fix_hints: tuple[str, ...]
-    retryable: bool
-
-    @classmethod
-    def of(cls, error: ProofboxError) -> ErrorBody:
-        return cls(error.code, error.message, error.op, error.fix_hints, error.retryable)
 
 
 class ErrorDocument(Document, frozen=True, kw_only=True):

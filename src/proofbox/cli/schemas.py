@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import sys
 from copy import deepcopy
 from functools import cache
@@ -31,6 +32,7 @@ LOADED_LATE = (
     ),
 )
 """Modules that declare documents but are loaded by no command, only when an agent runs or a bundle is written."""
+_EXAMPLE = re.compile(r"\n\nFor example:\n(\n {4}.*)+")
 
 
 class StoredFacts(msgspec.Struct, frozen=True):
@@ -147,10 +149,13 @@ def _texts(module: str) -> dict[str, dict[str, str]]:
 
 
 def _tidied(schema: Any) -> Any:
-    """Strip indentation from descriptions: Python 3.13 strips docstrings itself, older versions do not."""
+    """Strip indentation and examples in Python from descriptions, which are docstrings. Python 3.13 strips indentation
+    itself, older versions do not."""
     if isinstance(schema, dict):
         return {
-            name: inspect.cleandoc(value) if name == "description" and isinstance(value, str) else _tidied(value)
+            name: _EXAMPLE.sub("", inspect.cleandoc(value))
+            if name == "description" and isinstance(value, str)
+            else _tidied(value)
             for name, value in schema.items()
         }
     return [_tidied(value) for value in schema] if isinstance(schema, list) else schema

@@ -36,7 +36,12 @@ TRUSTED = "proofbox.trusted/1"
 
 @stored("config.toml", at="PROJECT/.proofbox/config.toml and CONFIG/config.toml")
 class Settings(msgspec.Struct, frozen=True):
-    """Defaults for boxes and agents. The names are those of the flags; a flag wins, then the project's file."""
+    """Defaults for boxes and agents. The names are those of the flags; a flag wins, then the project's file.
+
+    For example:
+
+        proofbox.Sandboxes(settings=proofbox.Settings(provider="bubblewrap", network="none", memory="2g"))
+    """
 
     provider: str | None = None
     image: str | None = None

@@ -7,7 +7,15 @@ from typing import Any, ClassVar
 
 
 class ProofboxError(Exception):
-    """The root: catch this to catch everything proofbox raises on purpose."""
+    """The root: catch this to catch everything proofbox raises on purpose.
+
+    For example:
+
+        try:
+            proofbox.load_bundle("out")
+        except proofbox.ProofboxError as error:
+            print(error.code, error.message, *error.fix_hints)
+    """
 
     code: ClassVar[str] = "PROOFBOX_ERROR"
     exit_code: ClassVar[int] = 4

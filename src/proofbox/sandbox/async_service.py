@@ -147,6 +147,11 @@ class AsyncSession:
 class AsyncSandboxes:
     """Runs commands in boxes over one project. Cheap to create; closing it stops its sessions.
 
+    For example:
+
+        async with proofbox.AsyncSandboxes(project_root=".") as boxes:
+            result = await boxes.exec(["pytest", "-q"], timeout=60)
+
     If a call names no provider or policy, `settings` apply: by default those of the project's and the user's
     `config.toml`, then `auto`.
     """

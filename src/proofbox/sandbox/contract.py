@@ -38,6 +38,10 @@ class Isolation(Enum):
 class Mount(msgspec.Struct, frozen=True):
     """A host directory or file that appears in the box, read-only by default.
 
+    For example:
+
+        proofbox.Mount(Path("/srv/data"), "/data")
+
     A mount of the project itself sets the project's path in the box, which is also the initial working directory.
     """
 

@@ -33,6 +33,10 @@ def initialize(
 ) -> Initialized:
     """Write `.proofbox/config.toml` and trust it, since the caller knows its content.
 
+    For example:
+
+        proofbox.initialize(".", proofbox.Settings(network="none"))
+
     An existing file is not changed, unless `force` replaces it. With `trust` nothing is written: the current version of
     the existing file is trusted.
     """

@@ -162,6 +162,11 @@ class Session:
 class Sandboxes:
     """Runs commands in boxes over one project. Cheap to create; closing it stops its sessions.
 
+    For example:
+
+        with proofbox.Sandboxes(project_root=".") as boxes:
+            result = boxes.exec(["pytest", "-q"], timeout=60)
+
     If a call names no provider or policy, `settings` apply: by default those of the project's and the user's
     `config.toml`, then `auto`.
     """

@@ -75,7 +75,14 @@ T = TypeVar("T")
 
 
 class Workspace:
-    """A workspace. Create one with `init`, `open` or `fork`; close it, or use it in a `with` statement."""
+    """A workspace. Create one with `init`, `open` or `fork`; close it, or use it in a `with` statement.
+
+    For example:
+
+        with proofbox.Workspace.init("project") as workspace:
+            before = workspace.snapshot("before")
+            workspace.rollback(before.id)
+    """
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proofbox import BundleWriter, emit_promotion, load_bundle, verify
+from proofbox import BundleWriter, load_bundle, verify
 from proofbox.core import canonical
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.errors import BundlePathRefused, BundleTooLarge
@@ -25,6 +25,7 @@ from proofbox.evidence.documents import outcome
 from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion import policies
+from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.policy import MAX_RULES, check_policy
 
 IN_A_GIGABYTE = """

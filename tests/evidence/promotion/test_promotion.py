@@ -17,7 +17,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer._key import SSlibKey
 
-from proofbox import BundleWriter, emit_promotion, verify
+from proofbox import BundleWriter, verify
 from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.clock import ManualClock
@@ -38,6 +38,7 @@ from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.packet import SEED_SCHEMA, parse_packet
 from proofbox.evidence.promotion.policies import ATTEMPT, POLICIES
 from proofbox.evidence.promotion.policy import MAX_RULES, check_policy

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox import BundleWriter, emit_promotion
+from proofbox import BundleWriter
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import digest_of
 from proofbox.errors import ProofboxError
@@ -26,6 +26,7 @@ from proofbox.evidence.documents.schedule import read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
 from proofbox.evidence.documents.witnesses import check_witnesses, witness, witnesses_document
+from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.packet import PREDICATE_TYPES, parse_packet
 from proofbox.evidence.promotion.policies import POLICIES
 from proofbox.evidence.promotion.policy import check_policy, evaluate

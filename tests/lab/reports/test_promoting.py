@@ -12,9 +12,11 @@ import pytest
 from forging import rebuild, repin
 from suites import HEAD, conduct, mission, plan, say, write
 
+import proofbox
 from proofbox import verify
 from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
+from proofbox.errors import EvidenceIncomplete
 from proofbox.evidence.attest.keys import new_key
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -102,6 +104,9 @@ def test_inconsistent_run_is_not_promoted(
     words = ["promotion", "emit", str(run), "--sign", str(tmp_path / "key"), "--json"]
     assert main(words) == 1
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "ATTEMPT_EVIDENCE_INCOMPLETE"
+    for bundle in (run, proofbox.load_bundle(run)):
+        with pytest.raises(EvidenceIncomplete):
+            proofbox.emit_promotion(bundle, sign=tmp_path / "key")
     assert not list((tmp_path / "out").glob("*.promotion.json"))
 
 

@@ -35,6 +35,11 @@ async def fork_trial(
 ) -> Trial:
     """Continue from a step of a recorded trial in a new workspace at `request.workspace`.
 
+    For example:
+
+        again = proofbox.TrialRequest(prompt="Try it differently", workspace=Path("fork"))
+        trial = await proofbox.fork_trial(Path("record"), 2, again)
+
     Strategy, settings, provider and policy default to those of the trial. Step 0 is the beginning of the trial.
     """
     before, fork = await run_sync(_load, source, step)

@@ -24,7 +24,12 @@ RUNTIME_REPORTED = ("final_message", "tool_calls", "usage")
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a trial. Defaults come from the `config.toml` of the workspace and of the user."""
+    """A request for a trial. Defaults come from the `config.toml` of the workspace and of the user.
+
+    For example:
+
+        proofbox.TrialRequest(prompt="Fix the failing test", workspace=Path("project"))
+    """
 
     prompt: str
     workspace: Path

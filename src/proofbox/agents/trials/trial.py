@@ -104,6 +104,11 @@ async def run_trial(
 ) -> Trial:
     """Run a trial. A failed turn is returned as a `Trial`; an error is raised only if the trial could not start.
 
+    For example:
+
+        request = proofbox.TrialRequest(prompt="Fix the failing test", workspace=Path("project"))
+        trial = await proofbox.run_trial(request)
+
     If cancelled, it ends the agent, writes the record as interrupted, and propagates the cancellation.
     """
     return await RunningTrial(request, registry, on_event, clock, ids).run(_new_thread)

@@ -157,7 +157,12 @@ def _replaced(text: str, replacements: list[tuple[int, int, str]]) -> str:
 
 
 class Redactor:
-    """Replaces secrets in text, bytes and JSON values. Immutable and thread-safe; its `repr` shows no secrets."""
+    """Replaces secrets in text, bytes and JSON values. Immutable and thread-safe; its `repr` shows no secrets.
+
+    For example:
+
+        proofbox.Redactor(["hunter2"]).redact("the password is hunter2")
+    """
 
     def __init__(
         self, secrets: Iterable[str | bytes] = (), patterns: Iterable[SecretPattern] = DEFAULT_PATTERNS

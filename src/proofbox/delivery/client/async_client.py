@@ -46,7 +46,13 @@ OnReplacement = Callable[[InitialExport], None]
 
 
 class AsyncBackendClient:
-    """An asynchronous client, to be used in `async with`. Raises the BackendErrors of `proofbox.errors`."""
+    """An asynchronous client, to be used in `async with`. Raises the BackendErrors of `proofbox.errors`.
+
+    For example:
+
+        async with proofbox.AsyncBackendClient(proofbox.BackendSettings.from_environment()) as client:
+            spec = await client.get_app_spec("e-1")
+    """
 
     def __init__(
         self,

@@ -109,6 +109,13 @@ class Retries(msgspec.Struct, frozen=True):
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The backend's URL and key, and how long to try.
+
+    For example:
+
+        settings = proofbox.BackendSettings.from_environment(project=Path())
+    """
+
     url: str
     """The backend's URL."""
     key: ApiKey

@@ -36,7 +36,13 @@ T = TypeVar("T")
 
 
 class BackendClient:
-    """The synchronous counterpart of `AsyncBackendClient`, to be used in `with`, from one or more threads."""
+    """The synchronous counterpart of `AsyncBackendClient`, to be used in `with`, from one or more threads.
+
+    For example:
+
+        with proofbox.BackendClient(proofbox.BackendSettings.from_environment()) as client:
+            spec = client.get_app_spec("e-1")
+    """
 
     def __init__(
         self,

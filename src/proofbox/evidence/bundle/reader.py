@@ -162,6 +162,10 @@ class Bundle:
 def load_bundle(path: _Path) -> Bundle:
     """Load a committed bundle: a run's directory, or an output directory with LATEST.
 
+    For example:
+
+        results = proofbox.load_bundle("evidence").read_json("results.json")
+
     Raises BundleNotFound, BundleInProgress, BundleSchemaUnknown or BundleCorrupt (with every finding in its details).
     """
     directory = resolve(path)
@@ -244,7 +248,9 @@ class UnverifiedBundle:
 def open_bundle_unverified(path: _Path) -> UnverifiedBundle:
     """Open a bundle in any state (in progress, damaged, failed) and list the differences from its index.
 
-    At most `MAX_UNVERIFIED_BYTES` are read; larger files are findings (`not_checked`).
+    At most `MAX_UNVERIFIED_BYTES` are read; larger files are findings (`not_checked`). For example:
+
+        print(proofbox.open_bundle_unverified("out").missing)
     """
     found = check_bundle(resolve(path), limit=MAX_UNVERIFIED_BYTES)
 

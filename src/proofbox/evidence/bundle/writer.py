@@ -73,6 +73,11 @@ class BundleWriter:
     `commit` ends the bundle, `fail` commits it as failed, and `abort` leaves it in progress. As a context manager, a
     writer commits at the end of the block, or fails with the exception that leaves the block.
 
+    For example:
+
+        with proofbox.BundleWriter("evidence", expected=["results.json"]) as bundle:
+            bundle.write_json("results.json", {"schema_version": "example/1", "passed": True})
+
     `expected` are the artifacts of a complete run: those absent at the commit are listed as missing, and the bundle is
     then `partial`. A `dry` run commits but does not update LATEST. With a `redactor`, logs are redacted, and the commit
     is refused if any artifact contains one of its exact secrets (`withhold_secrets` removes such artifacts).

@@ -47,6 +47,11 @@ from proofbox.evidence.verify.verification import Verification
 def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str | None = None) -> Verification:
     """Verify a bundle with the packet beside it, or a packet with its bundle. `key` is the file of a public key.
 
+    For example:
+
+        found = proofbox.verify("out", key="release.pub")
+        print(found.ok, found.findings)
+
     `bundle` is the path of a packet's bundle; it is refused if `path` is a bundle itself.
     Raises a ProofboxError only if there is nothing to verify: the path does not exist, or the key file has no key.
     """

@@ -7,6 +7,7 @@ line, so that it cannot be mistaken for proofbox's own output.
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -25,8 +26,11 @@ from proofbox.evidence.bundle.paths import MAX_LOG_BYTES, read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import CALLS, EVENTS
+from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
 from proofbox.lab.run.closing import UNREADABLE, stated
-from proofbox.lab.run.ledger import Attempt, Ended
+from proofbox.lab.run.conductor import find_run
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger
+from proofbox.lab.run.plan import ledger_path
 
 MAX_BYTES = 16 << 20
 MAX_CALLS = 20
@@ -49,13 +53,33 @@ _REASONS = {
 }
 
 
+def explain_attempt(id: str, *, run: str | os.PathLike[str] = "out") -> Explanation:
+    """Explain in plain words what happened in an attempt, the failing step first.
+
+    For example:
+
+        print("\\n".join(proofbox.explain_attempt("answer.1", run="out").lines))
+
+    `id` is the attempt's id, or a unique prefix of it. `run` is the run's directory, or an output directory, for its
+    last run. The lines quote the agent: escape them before printing them to a terminal.
+    """
+    out, run_id = find_run(Path(run))
+    place = out / run_id
+    with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
+        attempt = ledger.attempt(id)
+        replacement = next((each.id for each in ledger.attempts() if each.parent == attempt.id), None)
+    why_not = doubt(attempt, place / attempt.path)
+    lines = explain(attempt, place / attempt.path, doubt=why_not, replacement=replacement)
+    return Explanation(attempt=AttemptFacts.of(attempt, place), doubt=why_not, lines=tuple(lines))
+
+
 def read_documents(bundle: Path) -> dict[str, Any]:
     """Return the JSON artifacts of a bundle in any state, without those that cannot be read.
 
-    Together they have at most `LARGEST` bytes; larger ones are left out.
+    Together they have at most `MAX_BYTES` bytes; larger ones are left out.
     """
     found: dict[str, Any] = {}
-    left = LARGEST
+    left = MAX_BYTES
     if bundle.is_dir():
         for path in sorted(bundle.glob("*.json")):
             try:

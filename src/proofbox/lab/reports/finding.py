@@ -6,6 +6,8 @@ import msgspec
 
 
 class EvidenceFinding(msgspec.Struct, frozen=True):
+    """A problem in a run's evidence: its code, the file, and what is wrong with it."""
+
     code: str
     path: str
     detail: str

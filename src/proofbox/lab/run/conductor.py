@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.core.text import require_utf8
-from proofbox.errors import PlanUntrusted, RunBusy, RunUnknown, WorkerLost
+from proofbox.errors import PlanUntrusted, RunBusy, RunInterrupted, RunUnknown, WorkerLost
 from proofbox.evidence.bundle.identity import world
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
@@ -140,9 +141,18 @@ def find_run(place: Path) -> tuple[Path, str]:
 class Conductor:
     """Conducts one run from its current state to its end. Only one conductor can be active."""
 
-    def __init__(self, out: Path, run_id: str, *, on_event: OnEvent | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        run_id: str,
+        *,
+        on_event: OnEvent | None = None,
+        stop: threading.Event | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._out = out
         self._run_id = run_id
+        self._stop = stop or threading.Event()
         self._clock: Clock = clock or SystemClock()
         self._tell = EventForwarder(on_event, self._clock)
         self._ids = IdSource(self._clock)
@@ -158,7 +168,7 @@ class Conductor:
         """Run the missing attempts, commit the run, and return the path of its bundle. Can be resumed if interrupted.
 
         Raises `PlanUntrusted` unless the plan is the one that `create_run` recorded for this user; `trust` accepts the
-        current plan.
+        current plan. Raises `RunInterrupted` when `stop` is set.
         """
         run_dir = self._out / self._run_id
         with self._exclusive():
@@ -246,6 +256,12 @@ class Conductor:
                 return self._crew.join()
             self._waiting.report(counts["claimed"], counts["ended"])
             self._tell.check()
+            if self._stop.is_set():
+                raise RunInterrupted(
+                    f"{self._run_id} was stopped",
+                    op="suite",
+                    fix_hints=[f"resume with: proofbox suite resume {quote(str(self._out / self._run_id))}"],
+                )
             self._crew.start_workers(wanted, slots, self._epoch)
             died = self._crew.wait()
             self._close_torn(alive=self._crew)

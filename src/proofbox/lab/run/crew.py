@@ -29,19 +29,21 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class EventForwarder:
-    """Forwards events with their time until the callback fails; keeps the first failure for `check`."""
+    """Forwards events with their time, one at a time, until the callback fails; keeps the first failure for `check`."""
 
     def __init__(self, on_event: OnEvent | None, clock: Clock) -> None:
         self._on_event = on_event
         self._clock = clock
         self._failure: Exception | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, event: dict[str, Any]) -> None:
-        if self._on_event is not None and self._failure is None:
-            try:
-                self._on_event({**event, "at": isoformat(self._clock.now())})
-            except Exception as error:
-                self._failure = error
+        with self._lock:  # every worker has its own reader thread
+            if self._on_event is not None and self._failure is None:
+                try:
+                    self._on_event({**event, "at": isoformat(self._clock.now())})
+                except Exception as error:
+                    self._failure = error
 
     def check(self) -> None:
         """Raise the callback's failure, if it failed."""

@@ -76,13 +76,24 @@ def catalogue_file() -> Path:
 
 
 def list_images(arch: str | None = None, *, catalogue: Path | None = None) -> list[Image]:
-    """Return the catalogue's images for an architecture; by default, for this machine's."""
+    """Return the catalogue's images for an architecture; by default, for this machine's.
+
+    For example:
+
+        for image in proofbox.list_images():
+            print(image.name, image.arch)
+    """
     wanted = architecture(arch)
     return [image for image in all_images(catalogue) if image.arch == wanted]
 
 
 def resolve_default_image(arch: str | None = None, *, catalogue: Path | None = None) -> Image:
-    """Return the image that is marked as the default, or the only one."""
+    """Return the image that is marked as the default, or the only one.
+
+    For example:
+
+        image = proofbox.resolve_default_image()
+    """
     found = list_images(arch, catalogue=catalogue)
     marked = [image for image in found if image.default] or (found if len(found) == 1 else [])
     if not marked:

@@ -67,6 +67,10 @@ def pull_image(
 ) -> PulledImage:
     """Download an image of the catalogue (by default, its default image), verify it, and lock the project to it.
 
+    For example:
+
+        proofbox.pull_image("debian", project_root=".")
+
     With `update`, a lock with another digest is replaced; otherwise it is an error.
     """
     project = resolve_project(project_root)

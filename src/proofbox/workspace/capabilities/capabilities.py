@@ -18,7 +18,12 @@ _ADVISORY = ("clock", "random")
 
 
 class Capabilities:
-    """Create from grants, or load a preset or file: `Capabilities.load("sandbox")`. Raises CapabilitiesInvalid."""
+    """What an agent may do: its files, commands and network. Raises CapabilitiesInvalid.
+
+    For example, from a preset or a file:
+
+        proofbox.Capabilities.load("sandbox")
+    """
 
     def __init__(self, grants: Grants) -> None:
         self.grants = grants

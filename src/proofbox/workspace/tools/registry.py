@@ -117,7 +117,13 @@ TOOLS: dict[str, type[ToolRequest[Any]]] = {
 def create_tool_registry(
     env: ToolEnvironment, *, only: Collection[str] | None = None, more: Iterable[Tool] = ()
 ) -> ToolRegistry:
-    """Create a registry of the nine tools, or of those named in `only`, plus additional tools in `more`."""
+    """Create a registry of the nine tools, or of those named in `only`, plus additional tools in `more`.
+
+    For example:
+
+        registry = proofbox.create_tool_registry(environment, only=["read_file", "search_text"])
+        registry.schemas()  # JSON Schemas for function calling
+    """
     made = [make_tool(request, env.call) for name, request in TOOLS.items() if only is None or name in only]
     return ToolRegistry({tool.name: tool for tool in [*made, *more]})
 

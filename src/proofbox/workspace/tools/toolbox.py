@@ -44,6 +44,11 @@ def open_toolbox(
 ) -> Iterator[Toolbox]:
     """Open a workspace's tools, with capability checks, an effect log and a snapshot after each change.
 
+    For example:
+
+        with proofbox.open_toolbox(".", capabilities="agent") as box:
+            print(box.registry.answer("run_command", {"command": "ls"}).text)
+
     `capabilities` is a preset's name, a file or a Capabilities object. `check` is a command that must pass after each
     change.
     """

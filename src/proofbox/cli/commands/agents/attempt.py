@@ -11,10 +11,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from proofbox.cli import flags
-from proofbox.cli.commands.agents.suite import AttemptFacts, RunPath
+from proofbox.cli.commands.agents.suite import RunPath
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
-from proofbox.lab.run.ledger import Attempt, Ledger
+from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
+from proofbox.lab.run.ledger import Ledger
 
 Run = Annotated[Path, Parameter(name="--run", help="A run's directory, or an --out directory, for its last run.")]
 Id = Annotated[str, Parameter(help="An attempt's id, or a unique prefix of it.")]
@@ -33,15 +34,6 @@ class AttemptDocument(Document, frozen=True, kw_only=True):
     """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
     documents: dict[str, Any]
     """The JSON artifacts of its bundle, by name."""
-
-
-class ExplainDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.attempt_explain/1"
-    attempt: AttemptFacts
-    doubt: str | None
-    """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
-    lines: tuple[str, ...]
-    """The explanation: failures first, then the events in order. Lines written by the agent are marked."""
 
 
 class InterruptDocument(Document, frozen=True, kw_only=True):
@@ -89,7 +81,8 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
     """
     from proofbox.lab.reports.explain import doubt, read_documents
 
-    attempt, place, _ = _attempt(run, id)
+    with _ledger(run) as (ledger, place):
+        attempt = ledger.attempt(id)
     facts = AttemptFacts.of(attempt, place)
     documents = read_documents(place / attempt.path)
     why_not = doubt(attempt, place / attempt.path)
@@ -107,14 +100,13 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
     For example:
       proofbox attempt explain answer.1 --run out
     """
-    from proofbox.lab.reports.explain import doubt, explain
+    from proofbox.lab.reports.explain import explain_attempt
 
-    attempt, place, replacement = _attempt(run, id)
-    bundle = place / attempt.path
-    why_not = doubt(attempt, bundle)
-    lines = tuple(explain(attempt, bundle, doubt=why_not, replacement=replacement))
-    document = ExplainDocument(attempt=AttemptFacts.of(attempt, place), doubt=why_not, lines=lines)
-    show(document, lambda: printable("\n".join(lines)), as_json=json)
+    return _show_explanation(explain_attempt(id, run=run), json=json)
+
+
+def _show_explanation(found: Explanation, *, json: bool) -> int:
+    show(found, lambda: printable("\n".join(found.lines)), as_json=json)
     return 0
 
 
@@ -153,11 +145,3 @@ def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path
     out, run_id = find_run(run)
     with Ledger(ledger_path(out, run_id), read_only=read_only) as ledger:
         yield ledger, out / run_id
-
-
-def _attempt(run: Path, id: str) -> tuple[Attempt, Path, str | None]:
-    """Return the attempt, its run's directory, and the id of the attempt that replaced it."""
-    with _ledger(run) as (ledger, place):
-        attempt = ledger.attempt(id)
-        children = (each.id for each in ledger.attempts() if each.parent == attempt.id)
-        return attempt, place, next(children, None)

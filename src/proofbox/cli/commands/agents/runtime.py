@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import anyio
-import msgspec
 from cyclopts import Parameter
 
 from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
-from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe
-from proofbox.agents.registry import Registry, installed
-from proofbox.agents.settings import RuntimeSettings
+from proofbox.agents.contract import RuntimeCapabilities
+from proofbox.agents.runtimes.listing import RuntimeFacts, list_runtimes
 from proofbox.agents.strategies import decide_chain
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
@@ -20,21 +17,8 @@ from proofbox.cli.progress import passing_line, watched
 from proofbox.config.settings import load
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import RuntimeChecksFailed, StrategyUnavailable, UsageError
+from proofbox.errors import RuntimeChecksFailed
 from proofbox.sandbox.conformance.check import CheckResult
-
-
-class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    strategy: str
-    title: str
-    """A one-line description; empty if its code cannot be loaded."""
-    available: bool
-    compatible: bool
-    version: str
-    code: str
-    reason: str
-    fix_hints: tuple[str, ...]
-    capabilities: RuntimeCapabilities
 
 
 class RuntimesDocument(Document, frozen=True, kw_only=True):
@@ -64,7 +48,7 @@ def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
       proofbox runtime list
       proofbox runtime list --json
     """
-    found = runtimes(project)
+    found = list_runtimes(project)
     chain = decide_chain(config=load(project.resolve()).strategies)
     document = RuntimesDocument(runtimes=found, chain=str(chain), chain_origin=chain.origin)
     show(document, lambda: _matrix(document), as_json=json)
@@ -110,40 +94,6 @@ def check(
     )
     show(document, lambda: _report(report), as_json=json)
     return 0 if report.ok else 1
-
-
-def runtimes(project: Path, registry: Registry | None = None) -> tuple[RuntimeFacts, ...]:
-    """Return every installed runtime, and whether it works with the project's settings."""
-    registry = registry or installed()
-    settings = RuntimeSettings(load(project.resolve()).runtimes)
-
-    async def probe_all() -> tuple[RuntimeFacts, ...]:
-        return tuple([await _probe(strategy, registry, settings) for strategy in registry.ids])
-
-    return anyio.run(probe_all)
-
-
-async def _probe(strategy: str, registry: Registry, settings: RuntimeSettings) -> RuntimeFacts:
-    title, capabilities = "", RuntimeCapabilities(supports_thread_start=False)
-    try:
-        runtime = registry.runtime(strategy)
-        title, capabilities = runtime.title, runtime.capabilities
-        probe = await runtime.probe(settings(runtime))
-    except (StrategyUnavailable, UsageError) as error:
-        probe = RuntimeProbe(
-            strategy=strategy, available=False, code=error.code, reason=error.message, fix_hints=error.fix_hints
-        )
-    return RuntimeFacts(
-        strategy=strategy,
-        title=title,
-        available=probe.available,
-        compatible=probe.compatible,
-        version=probe.version,
-        code=probe.code,
-        reason=probe.reason,
-        fix_hints=probe.fix_hints,
-        capabilities=capabilities,
-    )
 
 
 def _matrix(document: RuntimesDocument) -> str:

@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
-from msgspec import UNSET, UnsetType
 
 from proofbox.cli import flags, redirect_to_null
 from proofbox.cli.live import Progress
-from proofbox.cli.output import READER_LEFT, Document, ErrorBody, Streamed, columns, show, write_json
+from proofbox.cli.output import READER_LEFT, Document, ErrorBody, columns, show, write_json
 from proofbox.cli.progress import watched
 from proofbox.cli.schemas import json_schema
 from proofbox.config.consent import Widening, agree, describe
-from proofbox.core.ids import IdSource
-from proofbox.core.spec_files.problems import Problem
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import (
-    ConsentRequired,
-    EvidenceIncomplete,
-    ProofboxError,
-    RunInterrupted,
-    SuiteInvalid,
-    SuiteNotPassed,
-    UsageError,
-)
-from proofbox.lab.reports.finding import EvidenceFinding
-from proofbox.lab.reports.totals import Totals, final_attempts, totals
-from proofbox.lab.run.ledger import Attempt, Ledger
+from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid
+from proofbox.lab.reports.suite_run import SuiteRun
+from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
+from proofbox.core.spec_files.problems import Problem
 from proofbox.lab.suite.spec import SuiteDocument as SuiteFile
 
 if TYPE_CHECKING:
-    from proofbox.agents.contract import AgentRuntime
-    from proofbox.lab.run.plan import Plan
     from proofbox.lab.suite.reading import Suite
 
 SpecPath = Annotated[
@@ -91,83 +78,6 @@ class SchemaDocument(Document, frozen=True, kw_only=True):
     """The JSON Schema of suite files, in draft 2020-12."""
 
 
-class AttemptFacts(msgspec.Struct, frozen=True):
-    attempt_id: str
-    mission_id: str
-    replicate: int
-    parent: str | None
-    state: str
-    """planned, claimed, preparing, running, stopping, verifying, committing or ended."""
-    strategy: str | None
-    claimed: str | None
-    verified: str | None
-    infra: str | None
-    reason: str | None
-    bundle: str
-
-    @classmethod
-    def of(cls, attempt: Attempt, run: Path) -> AttemptFacts:
-        result = attempt.result
-        return cls(
-            attempt.id,
-            attempt.mission,
-            attempt.replicate,
-            attempt.parent,
-            attempt.phase if attempt.state == "claimed" else attempt.state,
-            None if result is None else result.strategy,
-            None if result is None else result.claimed,
-            None if result is None else result.verified,
-            None if result is None else result.infra,
-            None if result is None else result.reason,
-            str(run / attempt.path),
-        )
-
-
-class RunDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.suite_run/1"
-    run_id: str
-    suite: str
-    committed: bool
-    bundle: str
-    attempts: tuple[AttemptFacts, ...]
-    """From the bundles of a committed run, where an attempt with invalid evidence has no result; before that, from the
-    ledger."""
-    totals: Totals
-    findings: tuple[EvidenceFinding, ...] = ()
-    """For a committed run, the problems in its evidence, and where the ledger contradicts it."""
-    not_comparable: Mapping[str, tuple[str, ...]] = {}
-    """Missions whose results are not comparable with those of the system they were written for, and why."""
-    skipped: Mapping[str, str] = {}
-    """Strategies that came before the one that ran, and why they could not be used."""
-    error: ErrorBody | None = None
-
-
-class EventDocument(Streamed, frozen=True, kw_only=True):
-    schema: str = "proofbox.suite_event/1"
-    run_id: str
-    at: str
-    """When the event was received from the attempt's worker, in UTC."""
-    event: str
-    """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
-    waiting: a rate limit, the delay before a retry, or a full disk prevents it from starting."""
-    attempt_id: str
-    mission_id: str
-    activity: str | UnsetType = UNSET
-    """For `activity`: the agent's current action."""
-    tokens: int | UnsetType = UNSET
-    """For `tokens`: tokens used so far."""
-    claimed: str | UnsetType = UNSET
-    """For `ended`, like the members below up to `strategy`: the agent's claim."""
-    verified: str | UnsetType = UNSET
-    infra: str | UnsetType | None = UNSET
-    reason: str | UnsetType = UNSET
-    strategy: str | UnsetType = UNSET
-    message: str | UnsetType = UNSET
-    """For `lost`: why the worker could not end the attempt. For `waiting`: for what, and until when."""
-    until: str | UnsetType = UNSET
-    """For `waiting`: until when, if known."""
-
-
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
     """Check a suite file or Harbor tasks and list every problem. Exit 1 on any problem.
 
@@ -176,10 +86,12 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
     For example:
       proofbox suite lint suite.toml
     """
+    from proofbox.lab.suite.opening import open_suite
+
     problems: tuple[Problem, ...] = ()
     suite, error = None, None
     try:
-        suite = _read(spec, host_root=host_root)
+        suite = open_suite(spec, host_root=host_root)
     except SuiteInvalid as invalid:
         problems = msgspec.convert(invalid.details.get("problems", []), tuple[Problem, ...])
         error = ErrorBody.of(invalid)
@@ -264,49 +176,32 @@ def run(
       proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
       proofbox suite run tasks/hello-world --strategies oracle
     """
-    import anyio
+    from proofbox.lab.run.running import run_suite
 
-    from proofbox.agents.registry import installed
-    from proofbox.agents.settings import with_absolute_mounts
-    from proofbox.agents.strategies import decide_chain
-    from proofbox.config.settings import load
-    from proofbox.lab.run.conductor import create_run
-    from proofbox.lab.run.plan import Plan
+    def start(on_event: OnSuiteEvent) -> SuiteRun:
+        return run_suite(
+            spec,
+            out=out,
+            strategies=strategies,
+            concurrency=concurrency,
+            isolation=isolation,
+            provider=provider,
+            host_root=host_root,
+            replicates=replicates,
+            retries=retries,
+            model=model,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            trust=trust,
+            on_event=on_event,
+        )
 
-    for name, value in (("-n", concurrency), ("--replicates", replicates)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} must be at least 1", op="suite")
-    suite = _read(spec, host_root=host_root, provider=provider, to_run=True)
-    settings = load(Path().resolve())
-    given = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
-    given = {name: value for name, value in given.items() if value is not None}
-    chain = decide_chain(flag=strategies, spec=suite.fields.strategies or None, config=settings.strategies)
-    plan = Plan(
-        run_id=IdSource().new_id("run"),
-        suite_name=str(spec),
-        suite_source=suite.source,
-        suite_json=spec.suffix == ".json" or spec.is_dir(),
-        base=str(suite.base.resolve()),
-        chain=str(chain),
-        chain_origin=chain.origin,
-        concurrency=concurrency,
-        isolation=isolation or suite.fields.isolation,
-        provider=provider,
-        replicates=replicates,
-        retries=max(0, retries),
-        runtimes=with_absolute_mounts(settings.runtimes, Path().resolve()),
-        flags=given,
-    )
-    plan.runtime_settings().check(chain, installed())
-    strategy, skipped = anyio.run(_preflight, plan)
-    plan = msgspec.structs.replace(plan, strategy=strategy, skipped=skipped)
     try:
-        create_run(plan, out, trust=trust)
+        return _conduct(start, json=json, jsonl=jsonl)
     except ConsentRequired as required:
         if json or jsonl or not _consents(required):
             raise
-        create_run(plan, out)
-    return _conduct(out, plan.run_id, json=json, jsonl=jsonl)
+        return _conduct(start, json=json, jsonl=jsonl)
 
 
 def resume(
@@ -329,10 +224,9 @@ def resume(
     For example:
       proofbox suite resume out
     """
-    from proofbox.lab.run.conductor import find_run
+    from proofbox.lab.run.running import resume_suite
 
-    out, run_id = find_run(run)
-    return _conduct(out, run_id, json=json, jsonl=jsonl, trust=trust)
+    return _conduct(lambda on_event: resume_suite(run, trust=trust, on_event=on_event), json=json, jsonl=jsonl)
 
 
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
@@ -344,29 +238,9 @@ def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     For example:
       proofbox suite report out --json
     """
-    from proofbox.lab.run.conductor import find_run
+    from proofbox.lab.run.running import load_run
 
-    out, run_id = find_run(run)
-    return _show(out, run_id, json=json)
-
-
-def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> Suite:
-    """Read a suite file, or a directory of Harbor tasks."""
-    from proofbox.lab.suite import reading
-    from proofbox.lab.suite.harbor import tasks
-
-    if not spec.is_dir():
-        if host_root:
-            raise UsageError("--host-root applies only to Harbor tasks, and this is a suite file", op="suite")
-        return reading.read_suite(spec, unpacking=not to_run)
-    required = "bubblewrap" if host_root else "docker"
-    if provider not in (None, required):
-        raise UsageError(
-            f"Harbor tasks cannot run in {provider} here: they need docker, or bubblewrap with --host-root",
-            op="suite",
-            fix_hints=["omit --provider", "run with this host's programs, not comparable: --host-root"],
-        )
-    return tasks.read_tasks(spec, host_root=host_root, to_run=to_run)
+    return _show(load_run(run), json=json)
 
 
 def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
@@ -411,136 +285,67 @@ def _consents(required: ConsentRequired) -> bool:
     return True
 
 
-async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
-    """Return the first usable strategy of the chain, and why the earlier ones are unusable. Check the provider's name.
-    This runs before anything is written or started."""
-    from proofbox.agents.registry import installed
-    from proofbox.agents.strategies import first_usable
-    from proofbox.lab.attempt.sharing import refuse_to_share
-    from proofbox.lab.suite.runnable import check_provider
+def _conduct(conduct: Callable[[OnSuiteEvent], SuiteRun], *, json: bool, jsonl: bool) -> int:
+    with Progress(shown=watched(as_json=json or jsonl)) as progress:
 
-    if plan.provider is not None:
-        check_provider(plan.provider)
-
-    async def found(runtime: AgentRuntime) -> str:
-        if plan.isolation == "shared":
-            refuse_to_share(runtime)
-        return runtime.id
-
-    strategy, considered = await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
-    return strategy, {each.strategy: f"{each.reason} ({each.code})" for each in considered if each.code}
-
-
-def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = False) -> int:
-    from proofbox.lab.run.conductor import Conductor
-    from proofbox.lab.run.plan import ledger_path
-
-    with Ledger(ledger_path(out, run_id)) as ledger:
-        planned = ledger.attempts()
-    with Progress(planned, shown=watched(as_json=json or jsonl)) as progress:
-
-        def on_event(event: dict[str, Any]) -> None:
-            if jsonl:
-                write_json(EventDocument(run_id=run_id, **event))
+        def hear(event: RunStarted | SuiteEvent) -> None:
+            if jsonl and isinstance(event, SuiteEvent):
+                write_json(event)
             progress.update(event)
-            if event["event"] == "waiting" and not jsonl and not progress.shown:
-                print(printable(f"waiting: {event['message']}"), file=sys.stderr)
+            if isinstance(event, SuiteEvent) and event.event == "waiting" and not jsonl and not progress.shown:
+                print(printable(f"waiting: {event.message}"), file=sys.stderr)
 
-        conductor = Conductor(out, run_id, on_event=on_event)
         try:
-            conductor.conduct(trust=trust)
+            run = conduct(hear)
         except (KeyboardInterrupt, OSError) as error:  # OSError: the events cannot be written
             progress.close()
-            resume_hint = f"resume with: proofbox suite resume {quote(str(out / run_id))}"
+            if progress.started is None:
+                raise
+            resume_hint = f"resume with: proofbox suite resume {quote(progress.started.bundle)}"
             with contextlib.suppress(OSError):
                 print(f"interrupted; {resume_hint}", file=sys.stderr)
             if json and isinstance(error, KeyboardInterrupt):
-                raise RunInterrupted(f"{run_id} was interrupted", op="suite", fix_hints=[resume_hint]) from None
+                what = f"{progress.started.run_id} was interrupted"
+                raise RunInterrupted(what, op="suite", fix_hints=[resume_hint]) from None
             if not isinstance(error, BrokenPipeError):
                 raise
             redirect_to_null(1)
             return READER_LEFT  # unlike for a list (exit 0), the work is not done
-        finally:
-            conductor.close()
-    return _show(out, run_id, json=json or jsonl)
+    return _show(run, json=json or jsonl)
 
 
-def _show(out: Path, run_id: str, *, json: bool) -> int:
-    from proofbox.lab.reports.results import read_run
-    from proofbox.lab.run.plan import is_conducted, ledger_path
-
-    with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
-        found = read_run(out / run_id, ledger)
-    attempts, plan, committed = found.attempts, found.plan, found.committed
-    suite = plan.suite()
-    final = final_attempts(attempts)
-    passed = all(each.result is not None and each.result.verified == "passed" for each in final)
-    figures = totals(attempts)
-    error: ProofboxError | None = None
-    judged = any(each.verify.commands or each.expect.asks for each in suite.missions)
-    if not passed:
-        what = f"{figures.passed} of {figures.results} were verified as done"
-        hint = f"see what happened: proofbox attempt explain ATTEMPT --run {quote(str(out / run_id))}"
-        error = SuiteNotPassed(
-            what if judged else f"{what}: nothing verifies these missions",
-            op="suite",
-            fix_hints=[hint] if judged else ["define when a mission is done: verify.commands, or expect", hint],
-        )
-    elif found.findings:
-        error = EvidenceIncomplete(
-            f"{counted(len(found.findings), 'finding')}, the first: {found.findings[0].code} in"
-            f" {found.findings[0].path}",
-            op="suite",
-        )
-    document = RunDocument(
-        ok=error is None,
-        run_id=run_id,
-        suite=suite.id,
-        committed=committed,
-        bundle=str(out / run_id),
-        attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
-        totals=figures,
-        findings=found.findings,
-        not_comparable=suite.not_comparable,
-        skipped=plan.skipped,
-        error=None if error is None else ErrorBody.of(error),
-    )
-    resume = f"proofbox suite resume {quote(document.bundle)}"
-    state = "" if committed else "under way" if is_conducted(out, run_id) else f"not committed: {resume}"
-    shared = plan.isolation == "shared"
-    show(document, lambda: _text(document, attempts, state=state, shared=shared, judged=judged), as_json=json)
-    return 0 if error is None else error.exit_code
+def _show(run: SuiteRun, *, json: bool) -> int:
+    show(run, lambda: _text(run), as_json=json)
+    return 0 if run.ok else 1
 
 
-def _text(document: RunDocument, attempts: Sequence[Attempt], *, state: str, shared: bool, judged: bool) -> str:
+def _text(run: SuiteRun) -> str:
     rows: list[tuple[str, ...]] = [("ATTEMPT", "CLAIMED", "VERIFIED", "REASON", "INFRA", "STRATEGY")]
-    for each in document.attempts:
+    for each in run.attempts:
         cells = (each.claimed, each.verified, each.reason or each.state, each.infra, each.strategy)
         rows.append((each.attempt_id, *(cell or "-" for cell in cells)))
-    counted = document.totals
-    lied = sum(
-        each.result is not None and each.result.claimed == "success" and each.result.verified == "failed"
-        for each in final_attempts(attempts)
-    )
+    lied = sum(each.claimed == "success" and each.verified == "failed" for each in run.final)
     lines = [
         columns(rows),
         "",
-        f"{counted.passed} of {counted.results} verified as done"
+        f"{run.totals.passed} of {run.totals.results} verified as done"
         + (f"; {lied} claimed success and failed" if lied else "")
-        + ("" if judged else ": nothing verifies these missions"),
+        + ("" if run.verifiable else ": nothing verifies these missions"),
     ]
-    lines += [printable(f"{id} was skipped: {why}") for id, why in document.skipped.items()]
-    if shared:
+    lines += [printable(f"{id} was skipped: {why}") for id, why in run.skipped.items()]
+    if run.isolation == "shared":
         lines.append("isolation: shared, so attempts could reach each other; the built-in policies do not promote it")
     by_reason: dict[tuple[str, ...], list[str]] = {}
-    for id, reasons in document.not_comparable.items():
+    for id, reasons in run.not_comparable.items():
         by_reason.setdefault(reasons, []).append(id)
     for reasons, ids in by_reason.items():
         more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
         which = f"{', '.join(ids[:SHOWN_IDS])}{more} {'is' if len(ids) == 1 else 'are'}"
         lines.append(printable(f"{which} not comparable: {'; '.join(reasons)}"))
-    lines += [printable(f"{each.code}: {each.path}: {each.detail}") for each in document.findings]
-    lines.append(f"evidence: {document.bundle}" + (f" ({state})" if state else ""))
-    if document.committed:
-        lines.append(f"check it:  proofbox verify {quote(document.bundle)}")
+    lines += [printable(f"{each.code}: {each.path}: {each.detail}") for each in run.findings]
+    resume = f"proofbox suite resume {quote(run.bundle)}"
+    state = "" if run.committed else " (under way)" if run.conducted else f" (not committed: {resume})"
+    lines.append(f"evidence: {run.bundle}{state}")
+    if run.committed:
+        lines.append(f"check it:  proofbox verify {quote(run.bundle)}")
     return "\n".join(lines)

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 
 from proofbox.cli import flags
-from proofbox.cli.output import Document, ErrorBody, show
+from proofbox.cli.output import Document, show
 from proofbox.core.files.atomic import create_only
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.delivery.client.settings import BackendSettings, Timeouts, known_secrets
+from proofbox.delivery.client.settings import BackendSettings, Timeouts
 from proofbox.delivery.client.wire import AppSpec
-from proofbox.delivery.patch.patchset import Conflict, PatchChange
-from proofbox.delivery.proof import Proof, examine, require
-from proofbox.delivery.source.tree import LeftOut, SourceTree, open_source
-from proofbox.errors import DeliveryConflict, UsageError
-
-if TYPE_CHECKING:
-    from proofbox.delivery.client.sync_client import BackendClient
-    from proofbox.delivery.deliver import Delivered, Target
+from proofbox.delivery.documents import Delivery, DeliveryPlan
+from proofbox.errors import UsageError
 
 AppId = Annotated[str, Parameter(name="--app-id", help="The app that the repository belongs to.")]
 EnterpriseId = Annotated[
@@ -78,6 +71,10 @@ class SourceFlags:
         Parameter(name="--user-id", help="The user to act for. Default: the owner in the spec, or proofbox."),
     ] = None
 
+    def options(self) -> dict[str, Any]:
+        """Return everything but the source, as keywords."""
+        return {name: getattr(self, name) for name in ("snapshot", "root", "repo_url", "user_id")}
+
 
 @dataclass(frozen=True)
 class ProofFlags:
@@ -99,6 +96,10 @@ class ProofFlags:
         ),
     ] = None
 
+    def options(self) -> dict[str, Any]:
+        """Return all of this as keywords."""
+        return {name: getattr(self, name) for name in ("packet", "bundle", "key", "allow_unpromoted", "out")}
+
 
 NO_FLAGS = BackendFlags()
 NO_PROOF_FLAGS = ProofFlags()
@@ -114,45 +115,6 @@ class SpecDocument(Document, frozen=True, kw_only=True):
     """The spec, as stored in the backend."""
     mission: str | None
     """The file that the mission was written to."""
-
-
-class PlanDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.delivery_plan/1"
-    app_id: str
-    repo_url: str | None
-    base_commit_sha: str | None
-    """Null if the app has no repository yet."""
-    patch_id: str
-    branch_name: str
-    changes: tuple[PatchChange, ...]
-    left_out: tuple[LeftOut, ...]
-    conflicts: tuple[Conflict, ...]
-    kept: tuple[str, ...]
-    unchanged: int
-    not_ours: int
-    tree_sha256: str
-    error: ErrorBody | None
-    """The error, if there are conflicts."""
-
-
-class DeliveryDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.delivery/1"
-    app_id: str
-    repo_url: str | None
-    repo_full_name: str | None
-    pr_url: str | None
-    """Null after `init`, and if there was nothing to change."""
-    base_commit_sha: str | None
-    branch_name: str | None
-    patch_id: str
-    changes: tuple[PatchChange, ...]
-    left_out: tuple[LeftOut, ...]
-    conflicts: tuple[Conflict, ...]
-    kept: tuple[str, ...]
-    tree_sha256: str
-    proof: Proof
-    bundle: str | None
-    """The bundle that records the requests and responses."""
 
 
 def spec(
@@ -171,9 +133,10 @@ def spec(
     For example:
       proofbox deliver spec --enterprise-id e-1 --as-mission shop.toml
     """
+    from proofbox.delivery.client.sync_client import BackendClient
     from proofbox.delivery.mission import mission_from_spec
 
-    with _client(backend.settings()) as client:
+    with BackendClient(_quiet(backend)) as client:
         found = client.get_app_spec(enterprise_id, app_id=app_id)
     if as_mission is not None:
         try:
@@ -203,36 +166,15 @@ def plan(
       proofbox deliver plan --app-id shop --source build
       proofbox deliver plan --app-id shop --source app.zip --root app --json
     """
-    from proofbox.delivery.deliver import plan as make_plan
-    from proofbox.delivery.patch.diffs import render
-    from proofbox.delivery.patch.remembered import Remembered
+    from proofbox.delivery.sending import planned
 
-    with _prepared(app_id, enterprise_id, source, backend) as (client, target, tree):
-        patch, manifest = make_plan(client, target, tree)
-        conflict = DeliveryConflict(
-            f"{len(patch.conflicts)} files were changed on both sides",
-            op="deliver plan",
-            fix_hints=["merge the repository's changes into the source, and produce new evidence"],
-        )
-        document = PlanDocument(
-            ok=not patch.conflicts,
-            app_id=app_id,
-            repo_url=manifest.repo_url or source.repo_url,
-            base_commit_sha=patch.base_commit_sha,
-            patch_id=patch.patch_id,
-            branch_name=patch.branch_name,
-            changes=patch.changes,
-            left_out=tree.left_out,
-            conflicts=patch.conflicts,
-            kept=patch.kept,
-            unchanged=patch.unchanged,
-            not_ours=patch.not_ours,
-            tree_sha256=tree.tree_sha256,
-            error=ErrorBody.of(conflict) if patch.conflicts else None,
-        )
-        with Remembered(target.baselines().directory) as remembered:
-            show(document, lambda: render(patch, tree, remembered.text), as_json=json)
-    return 0 if document.ok else 1
+    with planned(source.source, app_id, enterprise_id, _quiet(backend), **source.options()) as (found, diff):
+        return _show_plan(found, diff, as_json=json)
+
+
+def _show_plan(found: DeliveryPlan, diff: Callable[[], str], *, as_json: bool) -> int:
+    show(found, diff, as_json=as_json)
+    return 0 if found.ok else 1
 
 
 def init(
@@ -254,13 +196,19 @@ def init(
       proofbox deliver init --app-id shop --source build --packet out/run-01….promotion.json
       proofbox deliver init --app-id shop --source build --allow-unpromoted
     """
-    from proofbox.delivery.deliver import Options, initial_export
+    from proofbox.delivery.sending import deliver_repository
 
-    with _prepared(app_id, enterprise_id, source, backend) as (client, target, tree):
-        found = _supported(tree, proof)
-        secrets = known_secrets(backend.settings().key)
-        options = Options(redactor=secrets, out=proof.out, repo_name=repo_name, message=message)
-        return _show(app_id, initial_export(client, target, tree, found, options), tree, found, json)
+    done = deliver_repository(
+        source.source,
+        app_id=app_id,
+        enterprise_id=enterprise_id,
+        **source.options(),
+        **proof.options(),
+        repo_name=repo_name,
+        message=message,
+        backend=_quiet(backend),
+    )
+    return _show(done, as_json=json)
 
 
 def pr(
@@ -286,70 +234,34 @@ def pr(
     For example:
       proofbox deliver pr --app-id shop --source build --packet out/run-01….promotion.json --key release.pub
     """
-    from proofbox.delivery.deliver import Options, pull_request
+    from proofbox.delivery.sending import deliver_pull_request
 
-    with _prepared(app_id, enterprise_id, source, backend) as (client, target, tree):
-        found = _supported(tree, proof)
-        secrets = known_secrets(backend.settings().key)
-        options = Options(redactor=secrets, out=proof.out, title=title, message=message, branch=branch)
-        return _show(app_id, pull_request(client, target, tree, found, options), tree, found, json)
+    done = deliver_pull_request(
+        source.source,
+        app_id=app_id,
+        enterprise_id=enterprise_id,
+        **source.options(),
+        **proof.options(),
+        title=title,
+        message=message,
+        branch=branch,
+        backend=_quiet(backend),
+    )
+    return _show(done, as_json=json)
 
 
-def _client(settings: BackendSettings) -> BackendClient:
-    from proofbox.delivery.client.sync_client import BackendClient
-
+def _quiet(backend: BackendFlags) -> BackendSettings:
     # The client logs each failure itself, so stamina's message about the retry is redundant.
     logging.getLogger("stamina").setLevel(logging.ERROR)
-    return BackendClient(settings)
+    return backend.settings()
 
 
-@contextmanager
-def _prepared(
-    app_id: str, enterprise_id: str | None, source: SourceFlags, backend: BackendFlags
-) -> Iterator[tuple[BackendClient, Target, SourceTree]]:
-    from proofbox.delivery.deliver import Target
-
-    settings = backend.settings()
-    with (
-        open_source(
-            source.source, snapshot=source.snapshot, root=source.root, redactor=known_secrets(settings.key)
-        ) as tree,
-        _client(settings) as client,
-    ):
-        user = source.user_id
-        if user is None and enterprise_id is not None:
-            user = client.get_app_spec(enterprise_id, app_id=app_id).owner_user_id
-        yield client, Target(settings.url, app_id, user or "proofbox", source.repo_url), tree
-
-
-def _supported(tree: SourceTree, given: ProofFlags) -> Proof:
-    found = examine(given.packet, given.bundle, tree, key=given.key)
-    require(found, allow_unpromoted=given.allow_unpromoted)
-    return found
-
-
-def _show(app_id: str, done: Delivered, tree: SourceTree, proof: Proof, as_json: bool) -> int:
-    document = DeliveryDocument(
-        app_id=app_id,
-        repo_url=done.repo_url,
-        repo_full_name=done.repo_full_name,
-        pr_url=done.pr_url,
-        base_commit_sha=done.base_commit_sha,
-        branch_name=done.branch_name,
-        patch_id=done.patch.patch_id,
-        changes=done.patch.changes,
-        left_out=tree.left_out,
-        conflicts=done.patch.conflicts,
-        kept=done.patch.kept,
-        tree_sha256=tree.tree_sha256,
-        proof=proof,
-        bundle=done.bundle,
-    )
-    show(document, lambda: printable(_text(document)), as_json=as_json)
+def _show(done: Delivery, *, as_json: bool) -> int:
+    show(done, lambda: printable(_text(done)), as_json=as_json)
     return 0
 
 
-def _text(document: DeliveryDocument) -> str:
+def _text(document: Delivery) -> str:
     if document.bundle is None:
         return f"nothing to change: {document.repo_url} has these files already"
     lines = [f"{document.pr_url or document.repo_url} ({counted(len(document.changes), 'file')})"]

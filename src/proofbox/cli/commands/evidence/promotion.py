@@ -58,9 +58,11 @@ def emit(
       proofbox promotion emit out --require-promotable --sign release
       proofbox promotion emit out/run-01… --policy attempt --accept bundle_repaired --json
     """
-    from proofbox.lab.reports.promoting import promote
+    from proofbox.lab.reports.promoting import emit_promotion
 
-    done = promote(bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=out)
+    done = emit_promotion(
+        bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=out
+    )
     document = PromotionDocument(
         path=done.path,
         promotable=done.promotable,

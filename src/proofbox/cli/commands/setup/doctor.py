@@ -4,71 +4,19 @@ from __future__ import annotations
 
 import platform
 import shlex
-import time
-from pathlib import Path
-from statistics import median
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
-from proofbox import __version__
+from proofbox.agents.runtimes.listing import RuntimeFacts
 from proofbox.cli import flags
-from proofbox.cli.commands.agents.runtime import RuntimeFacts, runtimes
-from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.output import columns, show
 from proofbox.cli.progress import passing_line, watched
-from proofbox.config.settings import Settings, load
-from proofbox.core.clock import SystemClock, isoformat
-from proofbox.core.dirs import state_dir
-from proofbox.core.files.atomic import write_document
 from proofbox.core.text import printable
-from proofbox.errors import ChecksFailed, ProviderUnavailable, SandboxError
-from proofbox.lab.run.limiter import ClosedGate, closed_gates
-from proofbox.lab.run.retention import RetentionRules, survey
-from proofbox.sandbox.conformance import CHECKS, CheckResult, Report, run_conformance
-from proofbox.sandbox.contract import Diagnostic, Policy
-from proofbox.sandbox.providers import PROVIDERS, provider_named
-from proofbox.sandbox.selection import diagnose, trial_project
-from proofbox.sandbox.service import Sandboxes
-
-# One check of each kind, for `--quick`.
-QUICK = (
-    "commands.exit-codes",
-    "killing.timeout-daemon",
-    "network.tcp",
-    "filesystem.read-only-host",
-    "reach.outside-by-path",
-)
-LATENCY_SAMPLES = 20
-
-
-class ProviderReport(msgspec.Struct, frozen=True):
-    works: Diagnostic
-    """Whether it works here, as tested by starting it, or why not."""
-    exec_ms: float | None
-    """The median time to run `true` in a session, in milliseconds."""
-    report: Report | None
-    """The results of its checks; null: it does not work here."""
-
-
-class DoctorDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.doctor/1"
-    host: str
-    kernel: str
-    """The kernel release, as in `uname -r`."""
-    version: str
-    measured_at: str
-    quick: bool
-    """Whether only a few checks were run. Such a result is not stored."""
-    providers: dict[str, ProviderReport]
-    """The reports by provider name: all providers, or the requested one."""
-    runtimes: tuple[RuntimeFacts, ...]
-    """The agent runtimes, and whether each works with the current settings."""
-    closed: tuple[ClosedGate, ...]
-    """The model credentials that a rate limit currently blocks for all runs."""
-    could_free: int
-    """Bytes that `proofbox gc` would free: leftovers of killed runs and ended sessions, and caches of old versions."""
-    error: ErrorBody | None = None
+from proofbox.lab.doctor import DoctorReport
+from proofbox.lab.doctor import doctor as run_doctor
+from proofbox.lab.run.limiter import ClosedGate
+from proofbox.sandbox.providers import provider_named
 
 
 def doctor(
@@ -90,69 +38,19 @@ def doctor(
       proofbox doctor
       proofbox doctor --provider bubblewrap --quick --json
     """
-    configured = load(Path().resolve())
-    settings = Settings(image=image or configured.image, runtime=runtime or configured.runtime)
-    names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
-    reports = {name: _examine(name, settings, quick, progress=watched(as_json=json)) for name in names}
-    failed = [name for name, found in reports.items() if found.report is not None and not found.report.ok]
-    error: SandboxError | None = None
-    if failed:
-        error = ChecksFailed(f"checks failed in {', '.join(failed)}", op="doctor")
-    elif provider is not None and not (works := reports[names[0]].works).available:
-        error = ProviderUnavailable(works.reason, op="doctor", fix_hints=works.fix_hints)
-    document = DoctorDocument(
-        ok=error is None,
-        host=platform.node(),
-        kernel=platform.release(),
-        version=__version__,
-        measured_at=isoformat(SystemClock().now()),
-        quick=quick,
-        providers=reports,
-        runtimes=runtimes(Path()),
-        closed=closed_gates(SystemClock().now()),
-        could_free=sum(item.bytes for item in survey(Path("out"), RetentionRules(), SystemClock().now()) if item.free),
-        error=ErrorBody.of(error) if error else None,
-    )
-    if not quick:
-        write_document(state_dir() / "doctor.json", msgspec.json.encode(document))
-    show(document, lambda: _text(document), as_json=json)
-    return 1 if error else 0
+    with passing_line(shown=watched(as_json=json)) as say:
+        found = run_doctor(
+            provider=provider,
+            quick=quick,
+            image=image,
+            runtime=runtime,
+            on_check=lambda done: say(f"{done.provider}: {done.number}/{done.total} {done.result.check}"),
+        )
+    show(found, lambda: _text(found), as_json=json)
+    return 0 if found.ok else 1
 
 
-def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> ProviderReport:
-    provider = provider_named(name)
-    own = settings if name == "docker" else Settings()
-    works = diagnose(provider, Policy(image=own.image, runtime=own.runtime))
-    if not works.available:
-        return ProviderReport(works, None, None)
-    total = len(QUICK) if quick else len(CHECKS)
-    done: list[CheckResult] = []
-
-    with passing_line(shown=progress) as say:
-
-        def on_result(result: CheckResult) -> None:
-            done.append(result)
-            say(f"{name}: {len(done)}/{total} {result.check}")
-
-        report = run_conformance(name, only=QUICK if quick else None, on_result=on_result, settings=own)
-    return ProviderReport(works, _latency(name, own), report)
-
-
-def _latency(name: str, settings: Settings) -> float:
-    times = []
-    with (
-        trial_project(provider_named(name)) as project,
-        Sandboxes(project, settings=settings) as boxes,
-        boxes.start_session(provider=name) as session,
-    ):
-        for _ in range(LATENCY_SAMPLES):
-            began = time.perf_counter()
-            session.exec(["true"])
-            times.append((time.perf_counter() - began) * 1000)
-    return round(median(times), 3)
-
-
-def _text(document: DoctorDocument) -> str:
+def _text(document: DoctorReport) -> str:
     rows = [("PROVIDER", "WORKS", "ISOLATION", "CHECKS PASSED", "NOT CLAIMED", "NOT CHECKED", "EXEC", "KILL")]
     notes: list[str] = []
     for name, found in document.providers.items():
@@ -176,7 +74,7 @@ def _text(document: DoctorDocument) -> str:
     return columns(rows) + "\n\n" + printable("\n".join(notes)) + "\n\n" + _rest(document)
 
 
-def _rest(document: DoctorDocument) -> str:
+def _rest(document: DoctorReport) -> str:
     return _runtimes(document.runtimes) + _closed(document.closed) + _gc(document)
 
 
@@ -185,7 +83,7 @@ def _closed(gates: tuple[ClosedGate, ...]) -> str:
     return "".join(printable(f"\n\n{gate}\n  {hint} {shlex.quote(gate.file)}") for gate in gates)
 
 
-def _gc(document: DoctorDocument) -> str:
+def _gc(document: DoctorReport) -> str:
     return f"\n\n`proofbox gc` would free {document.could_free / 1e6:.1f} MB" if document.could_free else ""
 
 

@@ -1,0 +1,164 @@
+"""Measures what the sandboxes on this machine enforce, with the conformance suite: what `proofbox doctor` prints."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from proofbox.agents.runtimes.listing import RuntimeFacts, list_runtimes
+from proofbox.config.settings import Settings, load
+from proofbox.core.clock import SystemClock, isoformat
+from proofbox.core.dirs import state_dir
+from proofbox.core.files.atomic import write_document
+from proofbox.core.results import Document, ErrorBody
+from proofbox.errors import ChecksFailed, ProviderUnavailable, SandboxError
+from proofbox.evidence.bundle.identity import world
+from proofbox.lab.run.limiter import ClosedGate, closed_gates
+from proofbox.lab.run.retention import RetentionRules, survey
+from proofbox.sandbox.conformance import CHECKS, CheckResult, Report, run_conformance
+from proofbox.sandbox.contract import Diagnostic, Policy
+from proofbox.sandbox.providers import PROVIDERS, provider_named
+from proofbox.sandbox.selection import diagnose, trial_project
+from proofbox.sandbox.service import Sandboxes
+
+# One check of each kind, for `--quick`.
+QUICK = (
+    "commands.exit-codes",
+    "killing.timeout-daemon",
+    "network.tcp",
+    "filesystem.read-only-host",
+    "reach.outside-by-path",
+)
+LATENCY_SAMPLES = 20
+
+
+class ProviderReport(msgspec.Struct, frozen=True):
+    """Whether one provider works here, and what it enforces."""
+
+    works: Diagnostic
+    """Whether it works here, as tested by starting it, or why not."""
+    exec_ms: float | None
+    """The median time to run `true` in a session, in milliseconds."""
+    report: Report | None
+    """The results of its checks; null: it does not work here."""
+
+
+class DoctorReport(Document, frozen=True, kw_only=True):
+    """What each sandbox on this machine enforces. `ok`: no working provider failed a check, and the requested one
+    works."""
+
+    schema: str = "proofbox.doctor/1"
+    host: str
+    kernel: str
+    """The kernel release, as in `uname -r`."""
+    version: str
+    measured_at: str
+    quick: bool
+    """Whether only a few checks were run. Such a result is not stored."""
+    providers: dict[str, ProviderReport]
+    """The reports by provider name: all providers, or the requested one."""
+    runtimes: tuple[RuntimeFacts, ...]
+    """The agent runtimes, and whether each works with the current settings."""
+    closed: tuple[ClosedGate, ...]
+    """The model credentials that a rate limit currently blocks for all runs."""
+    could_free: int
+    """Bytes that `proofbox gc` would free: leftovers of killed runs and ended sessions, and caches of old versions."""
+    error: ErrorBody | None = None
+
+
+class CheckDone(msgspec.Struct, frozen=True):
+    """One finished check of a provider, for progress displays."""
+
+    provider: str
+    number: int
+    """How many checks of this provider have finished."""
+    total: int
+    result: CheckResult
+
+
+OnCheck = Callable[[CheckDone], None]
+
+
+def doctor(
+    *,
+    provider: str | None = None,
+    quick: bool = False,
+    image: str | None = None,
+    runtime: str | None = None,
+    on_check: OnCheck | None = None,
+) -> DoctorReport:
+    """Check every sandbox on this machine by attacking it, and return what each enforces.
+
+    For example:
+
+        for name, found in proofbox.doctor(quick=True).providers.items():
+            print(name, found.works.available, found.works.reason)
+
+    `provider` limits this to one provider. `quick` runs only a few checks; the result of all checks is stored and
+    referenced by evidence. `image` and `runtime` override the project's settings. `on_check` receives every finished
+    check. Failed checks do not raise: the result's `ok` is False and its `error` names the providers.
+    """
+    configured = load(Path().resolve())
+    settings = Settings(image=image or configured.image, runtime=runtime or configured.runtime)
+    names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
+    reports = {name: _examine(name, settings, quick, on_check) for name in names}
+    failed = [name for name, found in reports.items() if found.report is not None and not found.report.ok]
+    error: SandboxError | None = None
+    if failed:
+        error = ChecksFailed(f"checks failed in {', '.join(failed)}", op="doctor")
+    elif provider is not None and not (works := reports[names[0]].works).available:
+        error = ProviderUnavailable(works.reason, op="doctor", fix_hints=works.fix_hints)
+    now = SystemClock().now()
+    report = DoctorReport(
+        ok=error is None,
+        host=platform.node(),
+        kernel=platform.release(),
+        version=world()["tool"]["version"],
+        measured_at=isoformat(now),
+        quick=quick,
+        providers=reports,
+        runtimes=list_runtimes(Path()),
+        closed=closed_gates(now),
+        could_free=sum(item.bytes for item in survey(Path("out"), RetentionRules(), now) if item.free),
+        error=ErrorBody.of(error) if error else None,
+    )
+    if not quick:
+        write_document(state_dir() / "doctor.json", msgspec.json.encode(report))
+    return report
+
+
+def _examine(name: str, settings: Settings, quick: bool, on_check: OnCheck | None) -> ProviderReport:
+    provider = provider_named(name)
+    own = settings if name == "docker" else Settings()
+    works = diagnose(provider, Policy(image=own.image, runtime=own.runtime))
+    if not works.available:
+        return ProviderReport(works, None, None)
+    total = len(QUICK) if quick else len(CHECKS)
+    done: list[CheckResult] = []
+
+    def on_result(result: CheckResult) -> None:
+        done.append(result)
+        if on_check is not None:
+            on_check(CheckDone(name, len(done), total, result))
+
+    report = run_conformance(name, only=QUICK if quick else None, on_result=on_result, settings=own)
+    return ProviderReport(works, _latency(name, own), report)
+
+
+def _latency(name: str, settings: Settings) -> float:
+    times = []
+    with (
+        trial_project(provider_named(name)) as project,
+        Sandboxes(project, settings=settings) as boxes,
+        boxes.start_session(provider=name) as session,
+    ):
+        for _ in range(LATENCY_SAMPLES):
+            began = time.perf_counter()
+            session.exec(["true"])
+            times.append((time.perf_counter() - began) * 1000)
+    return round(median(times), 3)

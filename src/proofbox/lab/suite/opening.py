@@ -1,0 +1,25 @@
+"""Opens what a user names as a suite: a suite file, or a directory of Harbor tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proofbox.errors import UsageError
+from proofbox.lab.suite.harbor.tasks import read_tasks
+from proofbox.lab.suite.reading import Suite, read_suite
+
+
+def open_suite(spec: Path, *, host_root: bool = False, provider: str | None = None, to_run: bool = False) -> Suite:
+    """Read a suite file, or a directory of Harbor tasks. `to_run`: check what is needed to run it here."""
+    if not spec.is_dir():
+        if host_root:
+            raise UsageError("--host-root applies only to Harbor tasks, and this is a suite file", op="suite")
+        return read_suite(spec, unpacking=not to_run)
+    required = "bubblewrap" if host_root else "docker"
+    if provider not in (None, required):
+        raise UsageError(
+            f"Harbor tasks cannot run in {provider} here: they need docker, or bubblewrap with --host-root",
+            op="suite",
+            fix_hints=["omit --provider", "run with this host's programs, not comparable: --host-root"],
+        )
+    return read_tasks(spec, host_root=host_root, to_run=to_run)

@@ -1,0 +1,117 @@
+"""The public functions take the flags of their commands, return the documents that these print, and are documented."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from suites import HEAD, mission, say, write
+
+import proofbox
+from proofbox.cli import main
+from proofbox.cli.describe import commands
+from proofbox.core.results import Document
+
+FUNCTIONS: dict[str, Callable[..., Document]] = {
+    "suite run": proofbox.run_suite,
+    "suite resume": proofbox.resume_suite,
+    "suite report": proofbox.load_run,
+    "doctor": proofbox.doctor,
+    "validate": proofbox.validate,
+    "report": proofbox.report,
+    "attempt explain": proofbox.explain_attempt,
+    "gc": proofbox.collect_garbage,
+    "deliver plan": proofbox.plan_delivery,
+    "deliver init": proofbox.deliver_repository,
+    "deliver pr": proofbox.deliver_pull_request,
+}
+CALLBACKS = {"on_event", "on_check", "stop"}
+BACKEND = {"backend_url", "allow_http", "timeout"}
+"""Flags that are one argument in Python: `BackendSettings`."""
+ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(command: str) -> None:
+    parameters = inspect.signature(FUNCTIONS[command]).parameters.values()
+    keywords = {
+        each.name: None if each.default is each.empty else each.default or None
+        for each in parameters
+        if each.name not in CALLBACKS | {"backend"}
+    }
+    flags = {
+        each.name.removeprefix("--").replace("-", "_").lower(): each.default
+        for each in commands()[command].parameters
+        if each.name not in ("--json", "--jsonl")
+    }
+    if "backend" in inspect.signature(FUNCTIONS[command]).parameters:
+        assert flags.keys() >= BACKEND
+        flags = {name: default for name, default in flags.items() if name not in BACKEND}
+    assert keywords == flags
+    assert not any(each.kind is each.VAR_KEYWORD for each in parameters), "an unknown keyword is a TypeError"
+
+
+@pytest.mark.parametrize("name", [name for name in proofbox.__all__ if name != "errors"])
+def test_every_public_name_is_documented_with_an_example(name: str) -> None:
+    value = getattr(proofbox, name)
+    assert not isinstance(value, ModuleType)
+    assert re.search(rf"^For example.*:\n\n(    .*\n)*    .*\bproofbox\.(\w+\()?{name}\b", _text(value), re.MULTILINE)
+
+
+def _text(value: Any) -> str:
+    return inspect.cleandoc(value.__doc__ or "")
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A committed run in the current directory, with one mission that passes and one that fails."""
+    monkeypatch.chdir(tmp_path)
+    works = mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER)
+    Path("suite.toml").write_text(HEAD + works + mission("lies", say("done"), verify=ANSWER))
+    proofbox.run_suite("suite.toml", provider="bubblewrap")
+    return tmp_path / "out"
+
+
+@pytest.mark.needs("bubblewrap")
+def test_functions_return_what_their_commands_print(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = out.glob("run-*/")
+    (run / "attempts/lies.1.e1/feedback.json").write_bytes(b"{}")
+    cases: list[tuple[Document, list[str], int]] = [
+        (proofbox.load_run(), ["suite", "report"], 1),
+        (proofbox.explain_attempt("lies.1"), ["attempt", "explain", "lies.1"], 0),
+        (proofbox.validate(run / "attempts/answer.1.e1"), ["validate", f"{run}/attempts/answer.1.e1"], 0),
+        (proofbox.report(run / "attempts/answer.1.e1"), ["report", f"{run}/attempts/answer.1.e1"], 0),
+        (proofbox.collect_garbage("out", dry_run=True), ["gc", "out", "--dry-run"], 0),
+    ]
+    for result, words, code in cases:
+        assert main([*words, "--json"]) == code, words
+        assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(result))
+    assert next(each.path for each in proofbox.load_run().findings) == "attempts/lies.1.e1/feedback.json"
+    assert proofbox.explain_attempt("lies.1").doubt is not None
+
+
+@pytest.mark.needs("bubblewrap")
+def test_doctor_reports_every_check_as_it_finishes() -> None:
+    done: list[tuple[str, int, int]] = []
+    found = proofbox.doctor(
+        provider="bubblewrap",
+        quick=True,
+        on_check=lambda check: done.append((check.provider, check.number, check.total)),
+    )
+    report = found.providers["bubblewrap"].report
+    assert report is not None
+    assert done == [("bubblewrap", number + 1, len(report.results)) for number in range(len(report.results))]
+    assert found.ok
+    assert {each.strategy for each in found.runtimes} >= {"scripted", "process"}
+
+
+def test_unavailable_provider_is_an_error_of_the_report() -> None:
+    found = proofbox.doctor(provider="apple-vm", quick=True)
+    assert (found.ok, found.error and found.error.code) == (False, "SANDBOX_UNAVAILABLE")

@@ -1,0 +1,156 @@
+"""Uses of the public names as a type checker sees them. Only checked, never run: see test_typing.py.
+
+`type: ignore` marks the uses that must be refused; with `warn_unused_ignores`, accepting one of them is an error.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, assert_type
+
+import proofbox
+from proofbox.agents.runtimes.listing import RuntimeFacts
+from proofbox.agents.trials.result import Trial
+from proofbox.delivery.documents import Delivery, DeliveryPlan
+from proofbox.delivery.patch.patchset import PatchChange
+from proofbox.delivery.proof import Standing
+from proofbox.evidence.bundle.reader import Bundle, UnverifiedBundle
+from proofbox.evidence.promotion.emit import Promotion
+from proofbox.evidence.verify.verification import Verification
+from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
+from proofbox.lab.garbage import CollectedGarbage
+from proofbox.lab.reports.finding import EvidenceFinding
+from proofbox.lab.reports.scoring import MetricsReport, Validation
+from proofbox.lab.reports.suite_run import AttemptFacts, Explanation, SuiteRun
+from proofbox.lab.run.events import EventKind, RunStarted, SuiteEvent
+from proofbox.lab.run.retention import RetentionItem
+from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.images.catalogue import Image
+from proofbox.sandbox.images.pull import PulledImage
+from proofbox.sandbox.initialize import Initialized
+from proofbox.sandbox.service import Session
+from proofbox.workspace.model import Snapshot
+from proofbox.workspace.tools.contract import ToolEnvironment
+from proofbox.workspace.tools.registry import ToolRegistry
+from proofbox.workspace.tools.toolbox import Toolbox
+
+
+def suites() -> None:
+    seen: list[RunStarted | SuiteEvent] = []
+    run = proofbox.run_suite("suite.toml", out=Path("out"), isolation="process", on_event=seen.append)
+    assert_type(run, SuiteRun)
+    assert_type(run.attempts, tuple[AttemptFacts, ...])
+    attempt = run.attempts[0]
+    assert_type((attempt.attempt_id, attempt.mission_id, attempt.bundle), tuple[str, str, str])
+    assert_type(attempt.strategy, str | None)
+    assert_type((attempt.claimed, attempt.verified, attempt.infra), tuple[str | None, str | None, str | None])
+    assert_type(run.totals.passed, int)
+    assert_type(proofbox.resume_suite("out", trust=True, stop=threading.Event()), SuiteRun)
+    assert_type(proofbox.load_run(), SuiteRun)
+    assert_type(proofbox.explain_attempt("answer.1", run=run.bundle), Explanation)
+
+    proofbox.run_suite("suite.toml", concurency=2)  # type: ignore[call-arg]
+    proofbox.run_suite("suite.toml", isolation="none")  # type: ignore[arg-type]
+    proofbox.run_suite("suite.toml", on_event=int)  # type: ignore[arg-type]
+    proofbox.resume_suite("out", concurrency=2)  # type: ignore[call-arg]
+    run.ok = True  # type: ignore[misc]
+
+
+def events(event: RunStarted | SuiteEvent) -> None:
+    if isinstance(event, RunStarted):
+        assert_type((event.attempts, event.bundle), tuple[int, str])
+    else:
+        assert_type(event.event, EventKind)
+        assert_type(event.activity or "", str)
+        if event.event == "finished":  # type: ignore[comparison-overlap]
+            pass
+
+
+async def coroutines() -> None:
+    assert_type(await proofbox.run_suite_async("suite.toml", strategies="scripted", on_event=events), SuiteRun)
+    assert_type(await proofbox.resume_suite_async(trust=True), SuiteRun)
+    assert_type(await proofbox.load_run_async("out"), SuiteRun)
+
+    await proofbox.run_suite_async("suite.toml", concurency=2)  # type: ignore[call-arg]
+    await proofbox.load_run_async("out", trust=True)  # type: ignore[call-arg]
+
+
+def evidence() -> None:
+    found = proofbox.validate("out", strict=True)
+    assert_type(found, Validation)
+    assert_type(found.findings, tuple[EvidenceFinding, ...])
+    metrics = proofbox.report(Path("out"))
+    assert_type(metrics, MetricsReport)
+    assert_type(metrics.reports, tuple[dict[str, Any], ...])
+    assert_type(proofbox.load_bundle("out"), Bundle)
+    assert_type(proofbox.open_bundle_unverified("out"), UnverifiedBundle)
+    assert_type(proofbox.verify("out"), Verification)
+    assert_type(proofbox.emit_promotion("out", accept=["bundle_repaired"], sign=Path("key")), Promotion)
+    assert_type(proofbox.emit_promotion(proofbox.load_bundle("out")).reasons, tuple[str, ...])
+
+    proofbox.emit_promotion("out", validate=False)  # type: ignore[call-arg]
+
+
+def upkeep() -> None:
+    def show(done: CheckDone) -> None:
+        assert_type((done.provider, done.number, done.total), tuple[str, int, int])
+
+    found = proofbox.doctor(provider="bubblewrap", quick=True, on_check=show)
+    assert_type(found, DoctorReport)
+    assert_type(found.providers, dict[str, ProviderReport])
+    assert_type(found.runtimes, tuple[RuntimeFacts, ...])
+    freed = proofbox.collect_garbage("out", older_than=30, dry_run=True)
+    assert_type(freed, CollectedGarbage)
+    assert_type(freed.items, tuple[RetentionItem, ...])
+
+
+def deliveries(backend: proofbox.BackendSettings) -> None:
+    plan = proofbox.plan_delivery("build", app_id="shop", backend=backend)
+    assert_type(plan, DeliveryPlan)
+    assert_type(plan.changes, tuple[PatchChange, ...])
+    made = proofbox.deliver_repository("build", app_id="shop", packet="run-1.promotion.json", key="release.pub")
+    assert_type(made, Delivery)
+    assert_type(proofbox.deliver_pull_request("build", app_id="shop", title="Add a cart"), Delivery)
+    assert_type(made.proof.standing, Standing)
+
+    proofbox.plan_delivery("build")  # type: ignore[call-arg]
+    proofbox.plan_delivery("build", app_id="shop", allow_unpromoted=True)  # type: ignore[call-arg]
+
+
+def boxes_and_workspaces() -> None:
+    with proofbox.Sandboxes(project_root=".") as boxes:
+        assert_type(boxes.exec(["true"], timeout=60), ExecResult)
+        with boxes.start_session(network="none") as session:
+            assert_type(session, Session)
+        boxes.exec(["true"], timout=60)  # type: ignore[call-arg]
+    with proofbox.Workspace.open(".") as workspace:
+        assert_type(workspace.snapshot("before"), Snapshot)
+        toolbox_of(workspace)
+    try:
+        proofbox.nonsense()  # type: ignore[attr-defined]
+    except proofbox.ProofboxError as error:
+        assert_type((error.code, error.message), tuple[str, str])
+
+
+def toolbox_of(workspace: proofbox.Workspace) -> None:
+    with proofbox.open_toolbox(workspace.path, capabilities="agent") as toolbox:
+        assert_type(toolbox, Toolbox)
+        assert_type(toolbox.registry.answer("run_command", {"command": "ls"}).text, str)
+        proofbox.open_toolbox(".", capability="agent")  # type: ignore[call-arg]
+
+
+def tools(environment: ToolEnvironment) -> None:
+    assert_type(proofbox.create_tool_registry(environment, only=["read_file"]), ToolRegistry)
+
+
+def projects_and_images() -> None:
+    assert_type(proofbox.initialize(".", proofbox.Settings(network="none"), force=True), Initialized)
+    assert_type(proofbox.list_images(), list[Image])
+    assert_type(proofbox.resolve_default_image("x86_64"), Image)
+    assert_type(proofbox.pull_image("debian", update=True), PulledImage)
+
+
+async def trials(request: proofbox.TrialRequest) -> None:
+    assert_type(await proofbox.run_trial(request), Trial)
+    assert_type(await proofbox.fork_trial(Path("record"), 2, request), Trial)
