@@ -279,6 +279,8 @@ from proofbox.errors.lab import (
     RunInterrupted as RunInterrupted,
     RunUnknown as RunUnknown,
     SetupFailed as SetupFailed,
+    StepDiffOmitted as StepDiffOmitted,
+    StepFilesGone as StepFilesGone,
     SuiteInvalid as SuiteInvalid,
     SuiteNotPassed as SuiteNotPassed,
     WorkerLost as WorkerLost,

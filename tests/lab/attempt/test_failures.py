@@ -21,7 +21,7 @@ from proofbox.errors import AgentError, RuntimeCrashed, UsageLimited
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.verifier import verify
-from proofbox.lab.attempt.artifacts import sayable
+from proofbox.lab.attempt.cleaning import sayable
 from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Ledger

@@ -19,12 +19,14 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import outcome, tree
 from proofbox.lab.attempt.claims import Feedback
+from proofbox.lab.attempt.cleaning import sayable
 from proofbox.lab.attempt.documents import (
     AttemptEnvironment,
     AttemptRecord,
     AttemptReport,
     AttemptVerification,
     FinalSnapshot,
+    ForkedFrom,
     Requested,
     RequestedLimits,
     Resources,
@@ -66,6 +68,9 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt: Attempt
     run_id: str
+    timeout: float | None
+    policy: dict[str, Any]
+    fork: ForkedFrom | None
     suite_id: str
     suite_sha256: str
     mission: Mission
@@ -87,6 +92,11 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Mapping[str, Any]
     retry_after: float | None
     written_at: str
+
+
+def bundle_id(run_id: str, attempt_id: str) -> str:
+    """Return the id of an attempt's bundle. An attempt outside a run has no run's id."""
+    return f"{run_id}.{attempt_id}" if run_id else attempt_id
 
 
 def index_sha256(bundle: Path) -> str:
@@ -120,23 +130,6 @@ def _environment(record: EnvironmentRecord, received: Iterable[str]) -> AttemptE
     """`received` lists all variables of the agent's process, as reported by the runtime that started it."""
     boxed = sorted(set(received) - {*record.allowed, *record.asked, *record.granted})
     return AttemptEnvironment(**msgspec.structs.asdict(record), boxed=tuple(boxed))
-
-
-def sayable(value: Any) -> Any:
-    """Return the JSON value with lone surrogates replaced: JSON can't hold those of file names and agents' texts."""
-    try:
-        msgspec.json.encode(value)  # the fastest check
-    except (UnicodeEncodeError, OverflowError):  # an integer that is too large is reported when it is written
-        return _without_surrogates(value)
-    return value
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
-    return [_without_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
@@ -180,13 +173,15 @@ def _attempt(facts: FinishedAttempt) -> AttemptRecord:
         detail=facts.detail,
         error=None if facts.infra is None else facts.infra.as_dict(),
         states=facts.states,
-        timeout=mission.timeout,
+        timeout=facts.timeout,
         requested=Requested(
             **msgspec.structs.asdict(RequestedLimits.of(mission.limits)),
             provider=mission.provider,
             network=mission.network,
             image=mission.image,
         ),
+        policy=facts.policy,
+        fork=facts.fork,
         written_at=facts.written_at,
     )
 

@@ -20,7 +20,7 @@ from proofbox.errors import ProofboxError
 from proofbox.evidence.bundle.paths import read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.trace import CALLS
+from proofbox.lab.attempt.trace import CALLS, OUTPUTS
 from proofbox.lab.run.closing import DAMAGED, stated
 from proofbox.lab.run.ledger import Attempt, Ended
 
@@ -233,7 +233,7 @@ def _output(call: dict[str, Any], bundle: Path) -> str:
     if call["output_sha256"] is None:
         return preview
     try:
-        return read_bounded(bundle / "outputs" / f"{call['output_sha256']}.txt", LARGEST).decode("utf-8", "replace")
+        return read_bounded(bundle / OUTPUTS.format(call["output_sha256"]), LARGEST).decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -28,7 +28,7 @@ from proofbox.evidence.documents.schedule import read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import SUMMARY_SCHEMA
-from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+from proofbox.lab.attempt.trace import CALLS, DIFFS, EVENTS, OUTPUTS, STEPS
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.results import attempts_by_evidence
 from proofbox.lab.reports.summary import SUMMARY, summarize
@@ -194,7 +194,7 @@ def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
         yield "feedback_ambiguous", artifacts.FEEDBACK, "requires exactly one of result and result_json"
     yield from _same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])
     yield from _same(artifacts.REPORT, "mission_id", report["mission_id"], attempt["mission_id"])
-    named = f"{attempt['run_id']}.{attempt['attempt_id']}"
+    named = artifacts.bundle_id(attempt["run_id"], attempt["attempt_id"])
     yield from _same(artifacts.ATTEMPT, "the bundle's id", bundle.run_id, named)
     recorded_outcome = outcome.parse_outcome(bundle.read_json(outcome.PATH))
     claimed = {"success": "passed", "failure": "failed"}.get(report["claimed"], "unknown")
@@ -221,7 +221,7 @@ def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> I
         yield "trace_foreign", CALLS, "a call names another attempt"
     for call in calls:
         digest = call["output_sha256"]
-        if digest is not None and f"outputs/{digest}.txt" not in bundle.artifacts:
+        if digest is not None and OUTPUTS.format(digest) not in bundle.artifacts:
             yield "output_missing", CALLS, f"the whole output of {call['call']} is missing"
     events = list(bundle.read_log(EVENTS))
     recorded = [event for event in events if event["event"] == "tool_call"]
@@ -230,7 +230,11 @@ def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> I
     yield from _turns(events)
     if whole:
         yield from _open_calls(events)
-    yield from _steps([entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry], len(calls))
+    entries = list(bundle.read_log(STEPS))
+    for entry in entries:
+        if "diff_sha256" in entry and DIFFS.format(entry["diff_sha256"]) not in bundle.artifacts:
+            yield "diff_missing", STEPS, f"the diff of step {entry['step']['n']} is missing"
+    yield from _steps([entry["step"] for entry in entries if "step" in entry], len(calls))
 
 
 def _tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Iterator[_Found]:

@@ -75,7 +75,7 @@ def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
 def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
     """Return the result stated by an attempt's committed bundle; None if it is missing or inconsistent."""
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
-    if not complete or bundle.run_id != f"{run_id}.{attempt_id}" or artifacts.TORN in bundle.artifacts:
+    if not complete or bundle.run_id != artifacts.bundle_id(run_id, attempt_id) or artifacts.TORN in bundle.artifacts:
         return None
     report = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1"), _ReportFields)
     found = outcome.parse_outcome(bundle.read_json(outcome.PATH))
@@ -97,7 +97,7 @@ def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
 def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> None:
     """Commit what a dead worker left. A verdict that it may have been writing when it died does not count."""
     writer = BundleWriter.nested_in(
-        run_dir, attempt.path, run_id=f"{run_id}.{attempt.id}", redactor=redactor, clock=clock
+        run_dir, attempt.path, run_id=artifacts.bundle_id(run_id, attempt.id), redactor=redactor, clock=clock
     )
     # If that document exists, an earlier conductor wrote the rest for the worker, and died as well.
     replaced = os.path.lexists(writer.path / artifacts.TORN)

@@ -1,4 +1,4 @@
-"""`attempt`: show single attempts, from their evidence, and interrupt them."""
+"""`attempt`: show single attempts, from their evidence, compare and fork their steps, and interrupt them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.suite import AttemptFacts, RunPath
+from proofbox.cli.commands.agents.trial import NO_FLAGS, AttemptArgs, summary
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
-from proofbox.lab.run.ledger import Attempt, Ledger
+from proofbox.errors import UsageError
+from proofbox.lab.attempt.adhoc.request import AttemptRun
+from proofbox.lab.attempt.documents import ForkedFrom
+from proofbox.lab.run.ledger import Ledger
+
+if TYPE_CHECKING:
+    from proofbox.lab.reports.stored_attempts import StoredAttempt
 
 Run = Annotated[Path, Parameter(name="--run", help="A run's directory, or an --out directory, for its last run.")]
-Id = Annotated[str, Parameter(help="An attempt's id, or a unique prefix of it.")]
+Id = Annotated[str, Parameter(help="An attempt's id or a unique prefix of it, or the directory of its evidence.")]
 
 
 class AttemptsDocument(Document, frozen=True, kw_only=True):
@@ -42,6 +50,23 @@ class ExplainDocument(Document, frozen=True, kw_only=True):
     """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
     lines: tuple[str, ...]
     """The explanation: failures first, then the events in order. Lines written by the agent are marked."""
+
+
+class AttemptDiffDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.attempt_diff/1"
+    attempt_id: str
+    step: int | None
+    """The number of the step; null: the whole attempt."""
+    diff: str
+    """What changed, as a redacted unified diff; empty if nothing changed."""
+
+
+class AttemptForkDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.attempt_fork/1"
+    fork: ForkedFrom
+    workspace: str
+    attempt: AttemptRun | None
+    """The attempt that continued there; null if no prompt was given."""
 
 
 class InterruptDocument(Document, frozen=True, kw_only=True):
@@ -72,7 +97,7 @@ def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
 
     with _ledger(run) as (ledger, place):
         results = read_run(place, ledger)
-    found = tuple(AttemptFacts.of(each, place) for each in results.attempts)
+    found = tuple(AttemptFacts.of(each, place / each.path) for each in results.attempts)
     rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "CLAIMED", "VERIFIED", "REASON", "INFRA")]
     for each in found:
         cells = (each.claimed, each.verified, each.reason, each.infra)
@@ -86,13 +111,13 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
 
     For example:
       proofbox attempt show answer.1 --run out
+      proofbox attempt show t1
     """
-    from proofbox.lab.reports.explain import doubt, read_documents
+    from proofbox.lab.reports.explain import read_documents
 
-    attempt, place, _ = _attempt(run, id)
-    facts = AttemptFacts.of(attempt, place)
-    documents = read_documents(place / attempt.path)
-    why_not = doubt(attempt, place / attempt.path)
+    found = _find(run, id)
+    facts, why_not = AttemptFacts.of(found.attempt, found.bundle), found.doubt
+    documents = read_documents(found.bundle)
     text = [] if why_not is None else [f"its evidence is invalid: {why_not}"]
     text += [f"{name}: {getattr(facts, name)}" for name in AttemptFacts.__struct_fields__]
     text += ["documents: " + ", ".join(sorted(documents))]
@@ -106,16 +131,75 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
 
     For example:
       proofbox attempt explain answer.1 --run out
+      proofbox attempt explain t1
     """
-    from proofbox.lab.reports.explain import doubt, explain
+    from proofbox.lab.reports.explain import explain
 
-    attempt, place, replacement = _attempt(run, id)
-    bundle = place / attempt.path
-    why_not = doubt(attempt, bundle)
-    lines = tuple(explain(attempt, bundle, doubt=why_not, replacement=replacement))
-    document = ExplainDocument(attempt=AttemptFacts.of(attempt, place), doubt=why_not, lines=lines)
+    found = _find(run, id)
+    lines = tuple(explain(found.attempt, found.bundle, doubt=found.doubt, replacement=found.replacement))
+    facts = AttemptFacts.of(found.attempt, found.bundle)
+    document = ExplainDocument(attempt=facts, doubt=found.doubt, lines=lines)
     show(document, lambda: printable("\n".join(lines)), as_json=json)
     return 0
+
+
+def diff(
+    id: Id,
+    *,
+    step: Annotated[int | None, Parameter(name="--step", help="Only what this step changed.")] = None,
+    run: Run = Path("out"),
+    json: flags.Json = False,
+) -> int:
+    """Show what an attempt changed in its workspace, or what one of its steps changed, from its evidence.
+
+    For example:
+      proofbox attempt diff answer.1 --run out
+      proofbox attempt diff t1 --step 2
+    """
+    from proofbox.lab.reports.steps import diff_attempt
+
+    found = _find(run, id)
+    text = diff_attempt(found.bundle, step)
+    document = AttemptDiffDocument(attempt_id=found.attempt.id, step=step, diff=text)
+    show(document, lambda: printable(text.removesuffix("\n")) or "no difference", as_json=json)
+    return 0
+
+
+def fork(
+    id: Id,
+    directory: Annotated[
+        Path | None, Parameter(help="The new workspace. Default: a directory here, named after the attempt and step.")
+    ] = None,
+    *,
+    step: Annotated[int, Parameter(name="--step", help="The step to continue from; 0 is the start of the attempt.")],
+    run: Run = Path("out"),
+    attempt: AttemptArgs = NO_FLAGS,
+    box: flags.Box = flags.NO_BOX_FLAGS,
+    json: flags.Json = False,
+) -> int:
+    """Create a workspace with the files after a step of an attempt. With a prompt, let the agent continue there.
+
+    The agent's thread is continued if the runtime can fork threads and the thread was kept, which is so for attempts of
+    `runtime try`. The fork is exact if the turn ended at that step; within a turn, it uses the thread from before the
+    turn. Strategy, settings and box are those of the attempt unless a flag overrides them. The files must be on this
+    machine. Exit code 1 if the turn fails.
+
+    For example:
+      proofbox attempt fork answer.1 retry --step 2 --run out
+      proofbox attempt fork t1 --step 3 --prompt "now try it without the cache" --out t2
+    """
+    from proofbox.lab.attempt.adhoc.fork import fork_attempt
+
+    found = _find(run, id)
+    place = directory or _free_name(f"{found.attempt.id}-step{step}")
+    prompt = attempt.read_prompt() if attempt.has_prompt else None
+    made = fork_attempt(found.bundle, step, place, prompt=prompt, **attempt.options(box, json=json))
+    continued = made.attempt
+    ok = continued is None or continued.status == "completed"
+    lines = [f"files after step {step} of {found.attempt.id}: {made.workspace}"]
+    document = AttemptForkDocument(ok=ok, **msgspec.structs.asdict(made))
+    show(document, lambda: printable("\n".join(lines)) if continued is None else summary(continued), as_json=json)
+    return 0 if ok else 1
 
 
 def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
@@ -130,7 +214,7 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 
     with _ledger(run, read_only=False) as (ledger, place):
         attempt = ledger.interrupt(id)
-    facts = AttemptFacts.of(attempt, place)
+    facts = AttemptFacts.of(attempt, place / attempt.path)
     conducted = is_conducted(place.parent, place.name)
     if attempt.state == "ended":
         words = "it has already ended" + (" and is not retried" if attempt.interrupt else "")
@@ -155,9 +239,15 @@ def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path
         yield ledger, out / run_id
 
 
-def _attempt(run: Path, id: str) -> tuple[Attempt, Path, str | None]:
-    """Return the attempt, its run's directory, and the id of the attempt that replaced it."""
-    with _ledger(run) as (ledger, place):
-        attempt = ledger.attempt(id)
-        children = (each.id for each in ledger.attempts() if each.parent == attempt.id)
-        return attempt, place, next(children, None)
+def _find(run: Path, id: str) -> StoredAttempt:
+    from proofbox.lab.reports.stored_attempts import find_attempt
+
+    return find_attempt(id, run)
+
+
+def _free_name(name: str) -> Path:
+    for number in range(1, 10_000):
+        path = Path(name if number == 1 else f"{name}-{number}")
+        if not path.exists():
+            return path
+    raise UsageError("found no free name for the new workspace", op="attempt fork", fix_hints=["name a directory"])

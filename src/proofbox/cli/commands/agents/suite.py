@@ -106,7 +106,7 @@ class AttemptFacts(msgspec.Struct, frozen=True):
     bundle: str
 
     @classmethod
-    def of(cls, attempt: Attempt, run: Path) -> AttemptFacts:
+    def of(cls, attempt: Attempt, bundle: Path) -> AttemptFacts:
         result = attempt.result
         return cls(
             attempt.id,
@@ -119,7 +119,7 @@ class AttemptFacts(msgspec.Struct, frozen=True):
             None if result is None else result.verified,
             None if result is None else result.infra,
             None if result is None else result.reason,
-            str(run / attempt.path),
+            str(bundle),
         )
 
 
@@ -496,7 +496,7 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
         suite=suite.id,
         committed=committed,
         bundle=str(out / run_id),
-        attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
+        attempts=tuple(AttemptFacts.of(each, out / run_id / each.path) for each in attempts),
         totals=figures,
         findings=found.findings,
         not_comparable=suite.not_comparable,

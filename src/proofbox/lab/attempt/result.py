@@ -1,0 +1,21 @@
+"""The result of an attempt. Every document that states one has these members."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from proofbox.lab.attempt.claims import Claim
+
+Verified = Literal["passed", "failed", "none"]
+
+
+class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
+    strategy: str
+    """The runtime that was used; empty if no agent started."""
+    claimed: Claim
+    verified: Verified
+    infra: str | None
+    """The code of the infrastructure failure; null if there was no failure."""
+    reason: str
