@@ -116,12 +116,15 @@ class _Source:
 
     def _no_thread(self, options: AttemptOptions, registry: Registry) -> str:
         """Return why the agent's thread cannot be continued; empty if it can."""
-        chosen = options.get("strategies")
-        if chosen is not None and [each.strategy for each in parse_chain(chosen, "flag").candidates] != [self.strategy]:
+        if not self._same_strategy(options):
             return f"the thread belongs to {self.strategy}"
         if not registry.runtime(self.strategy).capabilities.supports_thread_fork:
             return f"{self.strategy} cannot fork a thread"
         return "" if home_of(self.record.attempt_id).is_dir() else "the agent's thread was not kept"
+
+    def _same_strategy(self, options: AttemptOptions) -> bool:
+        chosen = options.get("strategies")
+        return chosen is None or [each.strategy for each in parse_chain(chosen, "flag").candidates] == [self.strategy]
 
     @cached_property
     def files(self) -> FinalSnapshot:
@@ -145,7 +148,8 @@ class _Source:
 
     def completed(self, options: AttemptOptions) -> AttemptOptions:
         """Return the options, completed by those of the attempt."""
-        settings = {} if self.runner.settings is UNSET else self.runner.settings
+        used = {} if self.runner.settings is UNSET else self.runner.settings
+        settings = used if self._same_strategy(options) else {}
         policy = {**self.record.policy, **{name: value for name, value in options.get("policy", {}).items() if value}}
         chosen: AttemptOptions = {
             **options,

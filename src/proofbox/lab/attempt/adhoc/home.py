@@ -49,3 +49,4 @@ def copy_home(source: Path, dest: Path) -> None:
                 fix_hints=["fork an earlier attempt, or start a new one: proofbox runtime try"],
             )
     shutil.copytree(source, dest, symlinks=True, ignore=odd, dirs_exist_ok=True)
+    os.chmod(dest, 0o700)

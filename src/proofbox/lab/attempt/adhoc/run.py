@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,6 @@ from proofbox.lab.suite.meaning import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import BoxLimits, Mission, SuiteDocument, SuiteFields
 from proofbox.sandbox.box_handle import PolicyOptions
-from proofbox.sandbox.host.scratch import Scratch
 from proofbox.workspace.workspace import Workspace
 
 MISSION = "try"
@@ -91,13 +91,14 @@ async def carry_out(
     prompt: str, workspace: Path, options: AttemptOptions, fork: ForkedFrom | None = None
 ) -> AttemptRun:
     """Run an attempt, or continue one from `fork`. The workspace already has the files that it begins with."""
-    scratch = await run_sync(Scratch)
+    # Not in the state directory: the agent's box sees parts of it.
+    scratch = Path(await run_sync(tempfile.mkdtemp, "", "proofbox-attempt-"))
     try:
-        supervisor = await run_sync(_AdHocSupervisor, prompt, workspace, options, fork, scratch.path)
+        supervisor = await run_sync(_AdHocSupervisor, prompt, workspace, options, fork, scratch)
         return await supervisor.make()
     finally:
         with anyio.CancelScope(shield=True):
-            await run_sync(scratch.remove)
+            await run_sync(remove_tree, scratch)
 
 
 class _AdHocSupervisor(Supervisor):
@@ -147,7 +148,7 @@ class _AdHocSupervisor(Supervisor):
         self._fork = fork
         self._files = root
         self.place = scratch / "attempt"
-        self._home = home_of(attempt.id)
+        self._home = scratch / "home"
 
     async def make(self) -> AttemptRun:
         """Run the attempt. If its turn does not start, remove what was recorded and raise the reason."""
@@ -173,9 +174,9 @@ class _AdHocSupervisor(Supervisor):
     def _tidy_up(self) -> None:
         if not self._turn_started:
             remove_tree(self._bundle)
-            remove_tree(self._home)
-        with contextlib.suppress(OSError):
-            self._home.rmdir()  # if the agent kept nothing
+        elif any(self._home.iterdir()):
+            with contextlib.suppress(UsageError, OSError):  # then the thread is not kept
+                copy_home(self._home, home_of(self.attempt.id))
 
     # What differs from an attempt of a run
 
