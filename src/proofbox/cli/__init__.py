@@ -83,7 +83,7 @@ COMMANDS = (
     Command("attempt show", "agents.attempt:show_", "Show the record of one attempt."),
     Command("attempt explain", "agents.attempt:explain_", "Explain in plain words what happened in one attempt."),
     Command("attempt diff", "agents.attempt:diff", "Show what an attempt, or one step of it, changed."),
-    Command("attempt fork", "agents.attempt:fork", "Continue from a step of an attempt, with its files and thread."),
+    Command("attempt fork", "agents.fork:fork", "Continue from a step of an attempt, with its files and thread."),
     Command("attempt interrupt", "agents.attempt:interrupt", "Stop one attempt; the others continue."),
     Command(
         "runtime list",

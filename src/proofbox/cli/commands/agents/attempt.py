@@ -1,4 +1,4 @@
-"""`attempt`: show single attempts, from their evidence, compare and fork their steps, and interrupt them."""
+"""`attempt`: show single attempts, from their evidence, show what their steps changed, and interrupt them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.suite import AttemptFacts, RunPath
-from proofbox.cli.commands.agents.trial import NO_FLAGS, AttemptArgs, summary
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
-from proofbox.errors import UsageError
-from proofbox.lab.attempt.adhoc.request import AttemptRun
-from proofbox.lab.attempt.documents import ForkedFrom
 from proofbox.lab.run.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -59,14 +54,6 @@ class AttemptDiffDocument(Document, frozen=True, kw_only=True):
     """The number of the step; null: the whole attempt."""
     diff: str
     """What changed, as a redacted unified diff; empty if nothing changed."""
-
-
-class AttemptForkDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.attempt_fork/1"
-    fork: ForkedFrom
-    workspace: str
-    attempt: AttemptRun | None
-    """The attempt that continued there; null if no prompt was given."""
 
 
 class InterruptDocument(Document, frozen=True, kw_only=True):
@@ -115,7 +102,7 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
     """
     from proofbox.lab.reports.explain import read_documents
 
-    found = _find(run, id)
+    found = find(run, id)
     facts, why_not = AttemptFacts.of(found.attempt, found.bundle), found.doubt
     documents = read_documents(found.bundle)
     text = [] if why_not is None else [f"its evidence is invalid: {why_not}"]
@@ -135,7 +122,7 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
     """
     from proofbox.lab.reports.explain import explain
 
-    found = _find(run, id)
+    found = find(run, id)
     lines = tuple(explain(found.attempt, found.bundle, doubt=found.doubt, replacement=found.replacement))
     facts = AttemptFacts.of(found.attempt, found.bundle)
     document = ExplainDocument(attempt=facts, doubt=found.doubt, lines=lines)
@@ -158,48 +145,11 @@ def diff(
     """
     from proofbox.lab.reports.steps import diff_attempt
 
-    found = _find(run, id)
+    found = find(run, id)
     text = diff_attempt(found.bundle, step)
     document = AttemptDiffDocument(attempt_id=found.attempt.id, step=step, diff=text)
     show(document, lambda: printable(text.removesuffix("\n")) or "no difference", as_json=json)
     return 0
-
-
-def fork(
-    id: Id,
-    directory: Annotated[
-        Path | None, Parameter(help="The new workspace. Default: a directory here, named after the attempt and step.")
-    ] = None,
-    *,
-    step: Annotated[int, Parameter(name="--step", help="The step to continue from; 0 is the start of the attempt.")],
-    run: Run = Path("out"),
-    attempt: AttemptArgs = NO_FLAGS,
-    box: flags.Box = flags.NO_BOX_FLAGS,
-    json: flags.Json = False,
-) -> int:
-    """Create a workspace with the files after a step of an attempt. With a prompt, let the agent continue there.
-
-    The agent's thread is continued if the runtime can fork threads and the thread was kept, which is so for attempts of
-    `runtime try`. The fork is exact if the turn ended at that step; within a turn, it uses the thread from before the
-    turn. Strategy, settings and box are those of the attempt unless a flag overrides them. The files must be on this
-    machine. Exit code 1 if the turn fails.
-
-    For example:
-      proofbox attempt fork answer.1 retry --step 2 --run out
-      proofbox attempt fork t1 --step 3 --prompt "now try it without the cache" --out t2
-    """
-    from proofbox.lab.attempt.adhoc.fork import fork_attempt
-
-    found = _find(run, id)
-    place = directory or _free_name(f"{found.attempt.id}-step{step}")
-    prompt = attempt.read_prompt() if attempt.has_prompt else None
-    made = fork_attempt(found.bundle, step, place, prompt=prompt, **attempt.options(box, json=json))
-    continued = made.attempt
-    ok = continued is None or continued.status == "completed"
-    lines = [f"files after step {step} of {found.attempt.id}: {made.workspace}"]
-    document = AttemptForkDocument(ok=ok, **msgspec.structs.asdict(made))
-    show(document, lambda: printable("\n".join(lines)) if continued is None else summary(continued), as_json=json)
-    return 0 if ok else 1
 
 
 def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
@@ -239,15 +189,8 @@ def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path
         yield ledger, out / run_id
 
 
-def _find(run: Path, id: str) -> StoredAttempt:
+def find(run: Path, id: str) -> StoredAttempt:
+    """Find the attempt that the arguments of a command name."""
     from proofbox.lab.reports.stored_attempts import find_attempt
 
     return find_attempt(id, run)
-
-
-def _free_name(name: str) -> Path:
-    for number in range(1, 10_000):
-        path = Path(name if number == 1 else f"{name}-{number}")
-        if not path.exists():
-            return path
-    raise UsageError("found no free name for the new workspace", op="attempt fork", fix_hints=["name a directory"])

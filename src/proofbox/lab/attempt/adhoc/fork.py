@@ -65,7 +65,9 @@ async def fork_attempt_async(
 ) -> AttemptFork:
     """Like `fork_attempt`, for async programs.
 
-    fork = await proofbox.fork_attempt_async("t1", 3, "retry")
+        fork = await proofbox.fork_attempt_async("t1", 3, "retry")
+
+    If cancelled while the agent works, it ends the agent and commits the bundle as interrupted.
     """
     source = await run_sync(_Source, Path(attempt))
     fork = source.fork_at(step, options, options.get("registry") or installed())
