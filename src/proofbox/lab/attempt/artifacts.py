@@ -34,9 +34,9 @@ from proofbox.lab.attempt.documents import (
     RunnerRef,
     SuiteNamed,
     TornAttempt,
-    Verified,
 )
 from proofbox.lab.attempt.expectations import UnmetCondition
+from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
 from proofbox.lab.attempt.verifier import VerifierResult
@@ -77,7 +77,6 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     considered: tuple[CandidateResult, ...]
     isolation: Isolation
-    reason: str
     detail: str
     infra: ProofboxError | None
     states: tuple[StateEntered, ...]
@@ -85,7 +84,7 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     environment: EnvironmentRecord | None
     result: TurnResult | None
     feedback: Feedback
-    verified: Verified
+    outcome: AttemptResult
     checked: VerifierResult
     unmet: tuple[UnmetCondition, ...]
     report: Mapping[str, Any]
@@ -111,7 +110,7 @@ def write_all(bundle: BundleWriter, facts: FinishedAttempt, redactor: Redactor) 
         METRICS: _metrics(facts),
         FEEDBACK: facts.feedback.document(),
         VERIFICATION: AttemptVerification(
-            **msgspec.structs.asdict(facts.checked), result=facts.verified, unmet=facts.unmet
+            **msgspec.structs.asdict(facts.checked), result=facts.outcome.verified, unmet=facts.unmet
         ),
         outcome.PATH: _outcome(facts, redactor).as_json(),
         REPORT: _report(facts),
@@ -169,7 +168,7 @@ def _attempt(facts: FinishedAttempt) -> AttemptRecord:
         origin=mission.origin,
         chain=facts.chain,
         considered=facts.considered,
-        reason=facts.reason,
+        reason=facts.outcome.reason,
         detail=facts.detail,
         error=None if facts.infra is None else facts.infra.as_dict(),
         states=facts.states,
@@ -197,9 +196,9 @@ def _metrics(facts: FinishedAttempt) -> RunnerMetrics:
 
 
 def _outcome(facts: FinishedAttempt, redactor: Redactor) -> outcome.Outcome:
-    claimed = {"success": "passed", "failure": "failed"}.get(facts.feedback.claimed)
-    verified = facts.verified if facts.verified != "none" else None
-    runtime = str(facts.runner.get("runtime", "") or "none")
+    claimed = {"success": "passed", "failure": "failed"}.get(facts.outcome.claimed)
+    verified = facts.outcome.verified if facts.outcome.verified != "none" else None
+    runtime = facts.outcome.strategy or "none"
     detail = redactor.preview(facts.detail if facts.infra is None else facts.infra.message, DETAIL)[0]
     return outcome.Outcome(
         claimed=outcome.Verdict(claimed, "runtime_reported", "its final message")
@@ -217,11 +216,7 @@ def _report(facts: FinishedAttempt) -> AttemptReport:
     return AttemptReport(
         attempt_id=facts.attempt.id,
         mission_id=facts.mission.id,
-        strategy=facts.runner.get("runtime"),
-        claimed=facts.feedback.claimed,
-        verified=facts.verified,
-        infra=None if facts.infra is None else facts.infra.code,
-        reason=facts.reason,
+        **facts.outcome.members,
         **comparability(facts.mission),
         reward=None if facts.checked.reward is None else facts.checked.reward.value,
         **facts.report,

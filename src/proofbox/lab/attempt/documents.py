@@ -15,15 +15,14 @@ from proofbox.agents.events import TokenUsage
 from proofbox.agents.steps import Step
 from proofbox.agents.strategies import CandidateResult
 from proofbox.core.documents import stored
-from proofbox.lab.attempt.claims import Claim
 from proofbox.lab.attempt.expectations import UnmetCondition
+from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.verifier import VerifierResult
 from proofbox.lab.reports.totals import Totals
 from proofbox.lab.suite.spec import BoxLimits, Isolation, Origin
 from proofbox.workspace.model import Method, SkippedPath
 
-Verified = Literal["passed", "failed", "none"]
 SUMMARY_SCHEMA = "proofbox.run_summary/1"
 
 
@@ -212,18 +211,12 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 @stored("proofbox.attempt_report/1", at="BUNDLE/attempt.report.json of an attempt")
-class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptReport(AttemptResult, frozen=True, kw_only=True):
     """The figures of an attempt. Figures of the trace are absent if no agent started."""
 
     schema_version: str = "proofbox.attempt_report/1"
     attempt_id: str
     mission_id: str
-    strategy: str | None
-    claimed: Claim
-    verified: Verified
-    infra: str | None
-    """The code of the infrastructure failure; null if there was no failure."""
-    reason: str
     comparable: bool
     not_comparable: tuple[str, ...]
     reward: float | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,3 +19,11 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     infra: str | None
     """The code of the infrastructure failure; null if there was no failure."""
     reason: str
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """The members of a result, also of one that has more: for another document that states it."""
+        return {name: getattr(self, name) for name in RESULT_MEMBERS}
+
+
+RESULT_MEMBERS = AttemptResult.__struct_fields__

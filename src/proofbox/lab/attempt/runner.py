@@ -50,10 +50,11 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.claims import Feedback, read_feedback
 from proofbox.lab.attempt.cleaning import cleaned
 from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext
-from proofbox.lab.attempt.documents import ForkedFrom, Verified
+from proofbox.lab.attempt.documents import ForkedFrom
 from proofbox.lab.attempt.expectations import UnmetCondition, unmet
 from proofbox.lab.attempt.final_tree import finder
 from proofbox.lab.attempt.mission_box import MissionBoxes, asked_of_a_box
+from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.sharing import Started, refuse_to_share
 from proofbox.lab.attempt.states import Reason, State, States
 from proofbox.lab.attempt.trace import Trace
@@ -493,7 +494,6 @@ class Supervisor:
                 chain=str(self.context.chain),
                 considered=self._considered,
                 isolation=self.context.isolation,
-                reason=self._reason,
                 detail=self._detail,
                 infra=self._infra,
                 states=tuple(self._states.log),
@@ -501,7 +501,7 @@ class Supervisor:
                 environment=self._environment,
                 result=self._result,
                 feedback=self._feedback,
-                verified=self._verified(),
+                outcome=self._outcome(),
                 checked=self._checked,
                 unmet=tuple(self._unmet),
                 report=self._trace.report() if self._trace else {},
@@ -512,14 +512,19 @@ class Supervisor:
             self.context.redactor,
         )
 
+    def _outcome(self) -> AttemptResult:
+        return AttemptResult(
+            claimed=self._feedback.claimed,
+            verified=self._verified(),
+            infra=None if self._infra is None else self._infra.code,
+            reason=self._reason,
+            strategy=str(self._runner.get("runtime", "")),
+        )
+
     def ended(self, index_sha256: str) -> Ended:
         infra = self._infra
         return Ended(
-            claimed=self._feedback.claimed,
-            verified=self._verified(),
-            infra=None if infra is None else infra.code,
-            reason=self._reason,
-            strategy=str(self._runner.get("runtime", "")),
+            **self._outcome().members,
             index_sha256=index_sha256,
             retry_after=retry_after(infra, self.context.clock),
             reset_named=infra is not None and "resets_at" in infra.details,

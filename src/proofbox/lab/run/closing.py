@@ -28,8 +28,7 @@ from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import outcome
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.claims import Claim
-from proofbox.lab.attempt.documents import Verified
+from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.run.ledger import Attempt, Ended
 
 DYING = 10.0
@@ -38,15 +37,10 @@ DAMAGED = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
 """Errors that a damaged bundle raises when it is read."""
 
 
-class _ReportFields(msgspec.Struct, frozen=True, kw_only=True):
+class _ReportFields(AttemptResult, frozen=True, kw_only=True):
     """The parts of an attempt's report that the ledger stores."""
 
     attempt_id: str
-    claimed: Claim
-    verified: Verified
-    infra: str | None
-    reason: str
-    strategy: str | None
     retry_after: float | None
 
 
@@ -83,15 +77,7 @@ def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
     same = found.verified.result == {"none": "unknown"}.get(report.verified, report.verified)
     if not held or not same or report.attempt_id != attempt_id:
         return None
-    return Ended(
-        claimed=report.claimed,
-        verified=report.verified,
-        infra=report.infra,
-        reason=report.reason,
-        strategy=report.strategy or "",
-        index_sha256=bundle.index_sha256,
-        retry_after=report.retry_after,
-    )
+    return Ended(**report.members, index_sha256=bundle.index_sha256, retry_after=report.retry_after)
 
 
 def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> None:

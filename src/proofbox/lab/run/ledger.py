@@ -27,6 +27,7 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.documents import declare
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
+from proofbox.lab.attempt.result import AttemptResult
 
 SCHEMA = "proofbox.ledger/1"
 Standing = Literal["planned", "claimed", "ended"]
@@ -88,15 +89,9 @@ class PlannedAttempt(msgspec.Struct, frozen=True):
     """End it without starting it, because an interrupt was requested for the attempt that it retries."""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class Ended(AttemptResult, frozen=True, kw_only=True):
     """What the ledger records about an ended attempt. The evidence is in its bundle."""
 
-    claimed: Literal["success", "failure", "none"]
-    verified: Literal["passed", "failed", "none"]
-    infra: str | None
-    """The code of the infrastructure failure; None if nothing failed."""
-    reason: str
-    strategy: str
     index_sha256: str
     """Digest of the bundle's index, which ties this record to the evidence."""
     retry_after: float | None = None

@@ -218,13 +218,16 @@ def _runs(out: Path, rules: RetentionRules, now: datetime) -> Iterator[Retention
 def _made_by_hand(rules: RetentionRules, now: datetime) -> Iterator[RetentionItem]:
     """Yield attempts of `runtime try` in the state directory, and agents' homes, oldest first. Only age counts."""
     for path in sorted(attempts_dir().iterdir()):
+        kind: Kind = "home" if path.name.endswith(HOME_SUFFIX) else "attempt"
+        if not is_id(path.name.removesuffix(HOME_SUFFIX), "attempt"):
+            continue
         with contextlib.suppress(FileNotFoundError):
-            is_home = path.name.endswith(HOME_SUFFIX)
             age = now.timestamp() - path.stat().st_mtime
-            running = not is_home and describe(os.fspath(path)).state == "in_progress" and age < STARTING
+            state = describe(os.fspath(path)).state if kind == "attempt" else ""
+            running = state == "in_progress" or (state == "unreadable" and age < STARTING)
             old = rules.older_than is not None and age > rules.older_than and not running
             why = f"older than {rules.older_than:g} s" if old else "in progress" if running else "within the limits"
-            yield _item("home" if is_home else "attempt", path, size_of(path, 1 << 62), old, why)
+            yield _item(kind, path, size_of(path, 1 << 62), old, why)
 
 
 def _protected(run: _Run, rules: RetentionRules) -> str:

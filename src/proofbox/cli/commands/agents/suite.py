@@ -31,6 +31,7 @@ from proofbox.errors import (
     SuiteNotPassed,
     UsageError,
 )
+from proofbox.lab.attempt.result import RESULT_MEMBERS
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.totals import Totals, final_attempts, totals
 from proofbox.lab.run.ledger import Attempt, Ledger
@@ -114,12 +115,8 @@ class AttemptFacts(msgspec.Struct, frozen=True):
             attempt.replicate,
             attempt.parent,
             attempt.phase if attempt.state == "claimed" else attempt.state,
-            None if result is None else result.strategy,
-            None if result is None else result.claimed,
-            None if result is None else result.verified,
-            None if result is None else result.infra,
-            None if result is None else result.reason,
-            str(bundle),
+            **(dict.fromkeys(RESULT_MEMBERS) if result is None else result.members),
+            bundle=str(bundle),
         )
 
 

@@ -220,7 +220,7 @@ class _AdHocSupervisor(Supervisor):
         counted = trace.tokens.source == "gateway"
         report = trace.report()
         made = AttemptRun(
-            **{name: getattr(ended, name) for name in ("strategy", "claimed", "verified", "infra", "reason")},
+            **ended.members,
             attempt_id=self.attempt.id,
             mission_id=self._mission.id,
             bundle=str(self._bundle),
