@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, say, write
+from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, results, say, write
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import SystemClock
@@ -39,19 +39,9 @@ boxed = pytest.mark.needs("bubblewrap")
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make whatever kills one attempt kill all running ones."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-
-
-def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]]:
-    found = {id: each.result for id, each in attempts(made, out).items()}
-    return {id: (it.claimed, it.verified, it.infra, it.reason) for id, it in found.items() if it is not None}
 
 
 def until(made: Plan, out: Path, ended: str, then: str) -> Callable[[dict[str, Any]], None]:

@@ -21,7 +21,6 @@ from proofbox.agents.events import (
     Integrity,
     ItemStarted,
     Message,
-    RateWindows,
     Retrying,
     ToolCall,
     TurnStarted,
@@ -97,7 +96,6 @@ class Trace:
         self.retries: Counter[str] = Counter()
         self.integrity: list[Integrity] = []
         self._tokens = TokenCount(shared=shared)
-        self.windows: RateWindows | None = None
         self.output_bytes = 0
         self.longest_repeat = 0
         self._diff_bytes = 0
@@ -118,8 +116,6 @@ class Trace:
                 self.messages += 1
             case Usage():
                 self._usage(event)
-            case RateWindows():
-                self.windows = event
             case Retrying():
                 self.retries[event.code] += 1
             case Integrity():

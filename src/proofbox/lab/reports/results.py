@@ -129,14 +129,7 @@ def _attempt(
         parent=planned.parent,
         state="ended",
         epoch=int(epoch[1]) if epoch else 0,
-        worker=None,
         phase="ended",
-        interrupt=False,
-        not_before=0.0,
-        lane="",
-        planned_at=0.0,
-        claimed_at=None,
-        ended_at=None,
         result=result,
     )
     return found, complete

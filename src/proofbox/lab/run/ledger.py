@@ -109,19 +109,19 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     mission: str
     replicate: int
-    parent: str | None
+    parent: str | None = None
     state: Standing
-    epoch: int
-    worker: str | None
-    phase: str
-    interrupt: bool
-    not_before: float
-    lane: str
-    planned_at: float
+    epoch: int = 0
+    worker: str | None = None
+    phase: str = "planned"
+    interrupt: bool = False
+    not_before: float = 0.0
+    lane: str = ""
+    planned_at: float = 0.0
     """Seconds since the epoch, like the two below."""
-    claimed_at: float | None
-    ended_at: float | None
-    result: Ended | None
+    claimed_at: float | None = None
+    ended_at: float | None = None
+    result: Ended | None = None
 
     @property
     def given_up(self) -> bool:

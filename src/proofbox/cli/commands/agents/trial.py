@@ -14,7 +14,6 @@ import msgspec
 from cyclopts import Parameter
 
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.events import (
     ApprovalDecision,
     Event,
@@ -26,7 +25,7 @@ from proofbox.agents.events import (
     ToolCall,
 )
 from proofbox.agents.steps import Step
-from proofbox.agents.strategies import CandidateResult, Origin
+from proofbox.agents.strategies import CandidateResult
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.progress import watched
@@ -168,7 +167,6 @@ class TryDocument(Document, frozen=True, kw_only=True):
     error: AttemptFailure | None
     version: str
     chain: tuple[CandidateResult, ...]
-    chain_origin: Origin
     final_message: str
     tool_calls: tuple[CallMade, ...]
     steps: tuple[Step, ...]
@@ -179,17 +177,12 @@ class TryDocument(Document, frozen=True, kw_only=True):
     snapshot_before: str
     snapshot_after: str
     session: dict[str, Any]
-    environment: EnvironmentRecord | None
     integrity: tuple[IntegrityFinding, ...]
     calls_complete: bool
     """False: calls may be missing from `tool_calls`; `integrity` states the reason."""
-    rate_windows: tuple[dict[str, Any], ...]
     duration_ms: float
     fork: ForkedFrom | None
     """The attempt and step that it was forked from; null: not a fork."""
-    runtime_reported: tuple[str, ...]
-    responses_without_usage: int
-    responses_broken_off: int
 
 
 def try_(

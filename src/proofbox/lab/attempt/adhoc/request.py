@@ -8,11 +8,10 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.events import Listener, TokenUsage
 from proofbox.agents.registry import Registry
 from proofbox.agents.steps import Step
-from proofbox.agents.strategies import CandidateResult, Origin
+from proofbox.agents.strategies import CandidateResult
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
@@ -23,7 +22,6 @@ from proofbox.lab.attempt.result import AttemptResult
 from proofbox.sandbox.box_handle import PolicyOptions
 
 Status = Literal["completed", "failed", "interrupted"]
-RUNTIME_REPORTED = ("final_message", "tool_calls", "usage")
 
 
 class AttemptOptions(TypedDict, total=False):
@@ -88,7 +86,8 @@ class AttemptFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRun(AttemptResult, frozen=True, kw_only=True):
-    """An attempt made by hand. Members listed in `runtime_reported` were stated by the agent and not checked."""
+    """An attempt made by hand; its bundle has more. The final message, calls with the source `runtime_reported`, and the
+    usage unless a gateway counted it, are claims of the agent."""
 
     attempt_id: str
     mission_id: str
@@ -99,7 +98,6 @@ class AttemptRun(AttemptResult, frozen=True, kw_only=True):
     error: AttemptFailure | None
     version: str
     chain: tuple[CandidateResult, ...]
-    chain_origin: Origin
     final_message: str
     tool_calls: tuple[CallMade, ...]
     steps: tuple[Step, ...]
@@ -113,20 +111,12 @@ class AttemptRun(AttemptResult, frozen=True, kw_only=True):
     snapshot_after: str
     """Sealed: a full scan after the agent's process tree was dead. Empty if that failed."""
     session: dict[str, Any]
-    environment: EnvironmentRecord | None
     integrity: tuple[IntegrityFinding, ...]
     calls_complete: bool
     """False: calls may be missing from `tool_calls`; `integrity` states the reason."""
-    rate_windows: tuple[dict[str, Any], ...]
     duration_ms: float
     fork: ForkedFrom | None
     """The attempt and step that it was forked from. Null: it is not a fork."""
-    runtime_reported: tuple[str, ...]
-    """The members that the agent reported. `usage` is not listed if the gateway counted it."""
-    responses_without_usage: int
-    """Number of model responses that did not state their usage; `usage` does not include them."""
-    responses_broken_off: int
-    """Number of model responses that broke off; `usage` includes the usage stated before that."""
 
 
 class AttemptFork(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.steps import reach_of
 from proofbox.agents.strategies import Chain, decide_chain
 from proofbox.config import settings as config
-from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.clock import SystemClock
 from proofbox.core.digest import digest_of
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
@@ -39,14 +39,12 @@ from proofbox.errors import (
 )
 from proofbox.lab.attempt.adhoc.home import attempts_dir, copy_home, home_of
 from proofbox.lab.attempt.adhoc.request import (
-    RUNTIME_REPORTED,
     AttemptFailure,
     AttemptOptions,
     AttemptRun,
     CallMade,
     Status,
 )
-from proofbox.lab.attempt.cleaning import cleaned
 from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.documents import ForkedFrom, IntegrityFinding, RequestedLimits
 from proofbox.lab.attempt.runner import Supervisor, supervise
@@ -117,7 +115,7 @@ class _AdHocSupervisor(Supervisor):
         keys = _model_keys(chain, registry, settings)
         asked = (*configured.env, *options.get("env", ()))
         self._agent_environment = decide_environment(asked, grants=options.get("grants", ()), model_keys=keys)
-        attempt = _attempt(ids, clock)
+        attempt = Attempt(number=1, id=ids.new_id("attempt"), mission=MISSION, replicate=1, state="claimed")
         self._bundle = _new_bundle(options.get("out") or attempts_dir() / attempt.id, root)
         self._options = options
         self._mounts = (*configured.mounts, *(options.get("policy", {}).get("mounts") or ()))
@@ -217,8 +215,6 @@ class _AdHocSupervisor(Supervisor):
         if trace is None:
             raise AgentError("the attempt has no trace", op="attempt")
         status, error = self._status()
-        counted = trace.tokens.source == "gateway"
-        report = trace.report()
         made = AttemptRun(
             **ended.members,
             attempt_id=self.attempt.id,
@@ -228,7 +224,6 @@ class _AdHocSupervisor(Supervisor):
             error=None if error is None else AttemptFailure.of(error, redactor),
             version=runner["version"],
             chain=self._considered,
-            chain_origin=self.context.chain.origin,
             final_message=self._feedback.said,
             tool_calls=tuple(
                 CallMade(
@@ -250,15 +245,10 @@ class _AdHocSupervisor(Supervisor):
             snapshot_before=self._given,
             snapshot_after="" if self._final is None else self._final.id,
             session={"id": runner["session_id"], **runner["facts"]},
-            environment=self._environment,
             integrity=tuple(IntegrityFinding(each.code, each.message) for each in trace.integrity),
             calls_complete=not self._doubt,
-            rate_windows=() if trace.windows is None else tuple(cleaned(trace.windows.windows, redactor)),
             duration_ms=round((self.context.clock.monotonic() - self._began) * 1000, 3),
             fork=self._fork,
-            runtime_reported=tuple(name for name in RUNTIME_REPORTED if name != "usage" or not counted),
-            responses_without_usage=report["responses_without_usage"],
-            responses_broken_off=report["responses_broken_off"],
         )
         return msgspec.convert(redactor.redact_json(msgspec.to_builtins(made, enc_hook=str)), AttemptRun)
 
@@ -299,28 +289,6 @@ def _suite(prompt: str, root: Path, options: AttemptOptions) -> Suite:
     document = SuiteDocument(suite=SuiteFields(id=MISSION), mission=(mission,))
     digest = digest_of(msgspec.to_builtins(document))
     return Suite(fields=document.suite, missions=document.mission, base=root, sha256=digest, source="")
-
-
-def _attempt(ids: IdSource, clock: Clock) -> Attempt:
-    now = clock.now().timestamp()
-    return Attempt(
-        number=1,
-        id=ids.new_id("attempt"),
-        mission=MISSION,
-        replicate=1,
-        parent=None,
-        state="claimed",
-        epoch=0,
-        worker=None,
-        phase="claimed",
-        interrupt=False,
-        not_before=0.0,
-        lane="",
-        planned_at=now,
-        claimed_at=now,
-        ended_at=None,
-        result=None,
-    )
 
 
 def _model_keys(chain: Chain, registry: Registry, settings: RuntimeSettings) -> Sequence[str]:
