@@ -325,7 +325,7 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     step: Step | UnsetType = UNSET
     """Absent on a line that ends a turn."""
     diff_sha256: str | UnsetType = UNSET
-    """Digest of what the step changed: a redacted diff in diffs/. Absent if nothing changed or the diff is omitted."""
+    """Digest of the step's redacted diff in diffs/. Absent if nothing changed or the diff is omitted."""
     diff_omitted: str | UnsetType = UNSET
     """Why the diff is not stored; otherwise absent."""
     turn_end: TurnEnd | UnsetType = UNSET

@@ -21,6 +21,7 @@ from proofbox.lab.attempt.documents import ForkedFrom
 class AttemptForkDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.attempt_fork/1"
     fork: ForkedFrom
+    """The attempt and step that the workspace was forked from."""
     workspace: str
     attempt: AttemptRun | None
     """The attempt that continued there; null if no prompt was given."""
