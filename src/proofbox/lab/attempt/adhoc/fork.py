@@ -70,7 +70,7 @@ async def fork_attempt_async(
     If cancelled while the agent works, it ends the agent and commits the bundle as interrupted.
     """
     source = await run_sync(_Source, Path(attempt))
-    fork = source.fork_at(step, options, options.get("registry") or installed())
+    fork = await run_sync(source.fork_at, step, options, options.get("registry") or installed())
     place = Path(workspace)
     made_at = await run_sync(source.write_files, fork.snapshot, place, options.get("clock"))
     if prompt is None:

@@ -86,8 +86,8 @@ class AttemptFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRun(AttemptResult, frozen=True, kw_only=True):
-    """An attempt made by hand; its bundle has more. The final message, calls with the source `runtime_reported`, and the
-    usage unless a gateway counted it, are claims of the agent."""
+    """An attempt made by hand; its bundle has more. The final message, calls with the source `runtime_reported`, and
+    the usage unless a gateway counted it, are claims of the agent."""
 
     attempt_id: str
     mission_id: str

@@ -37,6 +37,7 @@ from proofbox.errors import (
     UsageError,
     WorkspaceUnknown,
 )
+from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt.adhoc.home import attempts_dir, copy_home, home_of
 from proofbox.lab.attempt.adhoc.request import (
     AttemptFailure,
@@ -147,6 +148,7 @@ class _AdHocSupervisor(Supervisor):
         self._files = root
         self.place = scratch / "attempt"
         self._home = scratch / "home"
+        self._created = False
 
     async def make(self) -> AttemptRun:
         """Run the attempt. If its turn does not start, remove what was recorded and raise the reason."""
@@ -169,9 +171,14 @@ class _AdHocSupervisor(Supervisor):
         if self._fork is not None and self._fork.base_thread:
             copy_home(home_of(self._fork.attempt_id), self._home)
 
+    async def run(self, bundle: BundleWriter) -> None:
+        self._created = True
+        await super().run(bundle)
+
     def _tidy_up(self) -> None:
         if not self._turn_started:
-            remove_tree(self._bundle)
+            if self._created:  # otherwise it belongs to another process
+                remove_tree(self._bundle)
         elif any(self._home.iterdir()):
             with contextlib.suppress(UsageError, OSError):  # then the thread is not kept
                 copy_home(self._home, home_of(self.attempt.id))
