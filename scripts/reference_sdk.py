@@ -25,7 +25,7 @@ MET = {
     "sandbox.images.catalogue": ("Image",),
     "workspace.model": ("Snapshot", "Status", "Change", "RollbackResult"),
     "workspace.tools.contract": ("ToolEnvironment", "ToolResult"),
-    "agents.trials.result": ("Trial",),
+    "lab.attempt.adhoc.request": ("AttemptRun", "AttemptFork"),
     "evidence.bundle.reader": ("Bundle", "UnverifiedBundle"),
     "evidence.verify.verification": ("Verification",),
     "evidence.promotion.emit": ("Promotion",),

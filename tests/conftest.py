@@ -69,6 +69,12 @@ def rounds() -> Callable[[int, int], int]:
 
 
 @pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """An output directory that does not exist yet."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
 def deep_path(tmp_path: Path) -> Generator[Path]:
     """For directories that Python can't remove, and pytest is to at its end, some runs later."""
     yield tmp_path

@@ -7,8 +7,8 @@
         print(result.exit_code, result.stdout)
 
 This module exports the functions and classes that callers use directly. The types that they return (`Session`,
-`ExecResult`, `Snapshot`, `Trial`) are in the modules of their packages, and all errors are in `proofbox.errors`. Names
-are loaded on first use, which keeps `import proofbox` fast.
+`ExecResult`, `Snapshot`, `AttemptRun`) are in the modules of their packages, and all errors are in `proofbox.errors`.
+Names are loaded on first use, which keeps `import proofbox` fast.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ TYPE_CHECKING = False  # type checkers know the name; importing `typing` would d
 
 if TYPE_CHECKING:
     from proofbox import errors as errors
-    from proofbox.agents.trials.fork import fork_trial as fork_trial
-    from proofbox.agents.trials.result import TrialRequest as TrialRequest
-    from proofbox.agents.trials.trial import run_trial as run_trial
     from proofbox.config.settings import Settings as Settings
     from proofbox.core.redaction.redactor import Redactor as Redactor
     from proofbox.delivery.client.async_client import AsyncBackendClient as AsyncBackendClient
@@ -48,6 +45,11 @@ if TYPE_CHECKING:
     from proofbox.lab.run.running import resume_suite_async as resume_suite_async
     from proofbox.lab.run.running import run_suite as run_suite
     from proofbox.lab.run.running import run_suite_async as run_suite_async
+    from proofbox.lab.attempt.adhoc.fork import fork_attempt as fork_attempt
+    from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
+    from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
+    from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
+    from proofbox.lab.reports.steps import diff_attempt as diff_attempt
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.contract import Mount as Mount
     from proofbox.sandbox.images.catalogue import list_images as list_images
@@ -73,7 +75,6 @@ _HOME = {
     "Redactor": "proofbox.core.redaction.redactor",
     "Sandboxes": "proofbox.sandbox.service",
     "Settings": "proofbox.config.settings",
-    "TrialRequest": "proofbox.agents.trials.result",
     "Workspace": "proofbox.workspace.workspace",
     "collect_garbage": "proofbox.lab.garbage",
     "create_tool_registry": "proofbox.workspace.tools.registry",
@@ -83,7 +84,9 @@ _HOME = {
     "emit_promotion": "proofbox.lab.reports.promoting",
     "errors": "proofbox.errors",
     "explain_attempt": "proofbox.lab.reports.explain",
-    "fork_trial": "proofbox.agents.trials.fork",
+    "diff_attempt": "proofbox.lab.reports.steps",
+    "fork_attempt": "proofbox.lab.attempt.adhoc.fork",
+    "fork_attempt_async": "proofbox.lab.attempt.adhoc.fork",
     "initialize": "proofbox.sandbox.initialize",
     "list_images": "proofbox.sandbox.images.catalogue",
     "load_bundle": "proofbox.evidence.bundle.reader",
@@ -100,8 +103,9 @@ _HOME = {
     "resume_suite_async": "proofbox.lab.run.running",
     "run_suite": "proofbox.lab.run.running",
     "run_suite_async": "proofbox.lab.run.running",
-    "run_trial": "proofbox.agents.trials.trial",
     "validate": "proofbox.lab.reports.scoring",
+    "run_attempt": "proofbox.lab.attempt.adhoc.run",
+    "run_attempt_async": "proofbox.lab.attempt.adhoc.run",
     "verify": "proofbox.evidence.verify.verifier",
 }
 

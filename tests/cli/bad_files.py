@@ -94,7 +94,7 @@ READERS = {
     "workspace tools project --capabilities X.json": ANSWERED,
     "runtime try --prompt go --workspace folder --strategy scripted --script X.toml": ANSWERED,
     "runtime try --prompt-file X --workspace folder --strategy absent-agent": REFUSED,
-    "runtime fork X --step 0 --prompt go --out record": REFUSED,
+    "attempt fork X forked --step 0 --prompt go --out record": REFUSED,
     "deliver plan --app-id a --source X.zip --timeout 0.1": REFUSED,
     "deliver pr --app-id a --source folder --packet X.json --timeout 0.1": REFUSED,
 }

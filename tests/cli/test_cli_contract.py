@@ -42,7 +42,7 @@ TO_RUN = (
 # Exceptions: their document types are defined next to the code that uses them, and the contract needs them.
 MADE_OF_HEAVY_TYPES = (
     *("contract", "doctor", "gc", "report", "validate"),
-    *("runtime list", "runtime check", "runtime try", "runtime fork"),
+    *("runtime list", "runtime check", "runtime try", "attempt fork"),
 )
 
 

@@ -41,19 +41,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
-    assert main(["runtime", *words, "--json"]) == code
+def call(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0, group: str = "runtime") -> Any:
+    assert main([group, *words, "--json"]) == code
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.needs("bubblewrap")
-def test_try_and_fork_one_prompt(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_try_one_prompt_and_fork_its_steps(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = call(
         capsys, "try", "--strategies", "scripted", "--script", "play.toml", "--prompt", "go", "--workspace", "work",
         "--out", "record", *BOX,
     )  # fmt: skip
     assert (result["schema"], result["ok"], result["strategy"], result["status"]) == (
-        "proofbox.trial/1",
+        "proofbox.runtime_try/1",
         True,
         "scripted",
         "completed",
@@ -74,22 +74,60 @@ def test_try_and_fork_one_prompt(place: Path, capsys: pytest.CaptureFixture[str]
     }  # fmt: skip
     assert result["thread_id"].startswith("thread-")
     assert result["error"] is None
-    again = call(capsys, "fork", "record", "--step", "2", "--prompt", "on", "--workspace", "other", "--out", "r2")
-    assert (again["fork"]["exact"], again["snapshot_before"]) == (True, result["snapshot_after"])
+    assert result["bundle"] == str(place / "record")
+    words = ("fork", "record", "other", "--step", "2", "--prompt", "on", "--out", "r2")
+    again = call(capsys, *words, group="attempt")
+    assert (again["fork"]["exact"], again["attempt"]["snapshot_before"]) == (True, result["snapshot_after"])
+    assert again["attempt"]["bundle"] == str(place / "r2")
     assert (place / "other/answer.txt").read_text() == "42\n"
-    beside = call(capsys, "fork", "record", "--step", "1", "--prompt", "on", "--timeout", "30")
-    assert (beside["fork"]["exact"], Path(beside["workspace"]).name) == (False, "record-step1")
-    assert (
-        call(capsys, "fork", "record", "--step", "9", "--prompt", "on", code=2)["error"]["code"] == "PROOFBOX_NOT_FOUND"
-    )
+    here = call(capsys, "fork", "record", "--step", "1", group="attempt")
+    assert (here["fork"]["exact"], here["attempt"]) == (False, None)
+    assert Path(here["workspace"]).name == f"{result['attempt_id']}-step1"
+    refused = call(capsys, "fork", "record", "--step", "9", "--prompt", "on", code=2, group="attempt")
+    assert refused["error"]["code"] == "PROOFBOX_NOT_FOUND"
 
 
 @pytest.mark.needs("bubblewrap")
-def test_failed_turn_exits_1_with_a_trial_document(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_for_attempts_read_an_attempt_of_runtime_try(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = call(capsys, "try", "--script", "play.toml", "--prompt", "go", "--workspace", "work", *BOX)
+    assert made["bundle"] == str(place / "state/proofbox/attempts" / made["attempt_id"])
+    told = call(capsys, "explain", made["attempt_id"], group="attempt")
+    assert (told["attempt"]["attempt_id"], told["attempt"]["bundle"]) == (made["attempt_id"], made["bundle"])
+    assert any("cat answer.txt; exit 3 (exit 3" in line for line in told["lines"])
+    shown = call(capsys, "show", made["bundle"], group="attempt")
+    assert shown["documents"]["attempt.json"]["attempt_id"] == made["attempt_id"]
+    step = call(capsys, "diff", made["attempt_id"], "--step", "1", group="attempt")
+    assert (step["step"], step["diff"].splitlines()[-1]) == (1, "+42")
+    assert call(capsys, "diff", made["attempt_id"], group="attempt")["diff"] == step["diff"]
+    assert main(["attempt", "diff", made["attempt_id"], "--step", "2"]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+    for words in (["validate", made["bundle"], "--strict"], ["report", made["bundle"]], ["verify", made["bundle"]]):
+        assert main(words) == 0
+    assert made["attempt_id"] in capsys.readouterr().out
+    assert main(["workspace", "diff", "work", made["snapshot_before"], made["snapshot_after"]]) == 0
+    assert "+42" in capsys.readouterr().out
+
+
+@pytest.mark.needs("bubblewrap")
+def test_gc_removes_old_attempts_of_runtime_try(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = call(capsys, "try", "--script", "play.toml", "--prompt", "go", "--workspace", "work", *BOX)
+    home = Path(f"{made['bundle']}.home")
+    assert home.is_dir()
+    kept = {item["path"]: item for item in call(capsys, group="gc")["items"]}
+    assert (kept[made["bundle"]]["kind"], kept[made["bundle"]]["free"]) == ("attempt", False)
+    assert (kept[str(home)]["kind"], kept[str(home)]["free"]) == ("home", False)
+    call(capsys, "--older-than", "0", group="gc")
+    assert not Path(made["bundle"]).exists()
+    assert not home.exists()
+    assert main(["workspace", "verify", "work"]) == 0  # its history is the user's
+
+
+@pytest.mark.needs("bubblewrap")
+def test_failed_turn_exits_1_with_a_document(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "play.toml").write_text('[[step]]\nfault = "usage_limit"\nresets_at = 1800000000\n')
     words = ("try", "--script", "play.toml", "--prompt", "go", "--workspace", "work", *BOX)
     result = call(capsys, *words, code=1)
-    assert (result["ok"], result["schema"], result["status"]) == (False, "proofbox.trial/1", "failed")
+    assert (result["ok"], result["schema"], result["status"]) == (False, "proofbox.runtime_try/1", "failed")
     assert result["error"]["code"] == "RUNTIME_USAGE_LIMIT"
     assert result["error"]["retryable"] is True
     assert result["error"]["details"]["resets_at"] == 1800000000
@@ -128,7 +166,7 @@ def test_process_runtime_runs_a_command_line(place: Path, capsys: pytest.Capture
         (["--require", "flying"], 2, "PROOFBOX_USAGE"),
     ],
 )
-def test_invalid_trial_flags_are_explained(
+def test_invalid_flags_of_an_attempt_are_explained(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str], exit_code: int, code: str
 ) -> None:
     result = call(capsys, "try", "--prompt", "x", "--workspace", "work", *words, code=exit_code)
@@ -186,4 +224,5 @@ def test_ctrl_c_ends_the_agent_and_writes_the_record(place: Path) -> None:
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
     assert child.wait(60) == 130
-    assert json.loads((place / "r/trial.json").read_text())["status"] == "interrupted"
+    assert json.loads((place / "r/attempt.json").read_text())["reason"] == "interrupted"
+    assert main(["validate", str(place / "r"), "--strict"]) == 0

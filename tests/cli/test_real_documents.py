@@ -173,7 +173,9 @@ def play(tell: Story) -> None:
     tell("workspace", "fork", "project", first, "forgotten", "--json")
     tell("workspace", "forget", "forgotten", "--json")
     words = ("--strategies", "scripted", "--script", "play.toml", "--prompt", "go", "--workspace", "forked", "--json")
-    tell("runtime", "try", *words, "--out", "trial")
+    tell("runtime", "try", *words, "--out", "tried")
+    tell("attempt", "diff", "tried", "--json")
+    tell("attempt", "fork", "tried", "continued", "--step", "0", "--prompt", "go", "--json")
 
     tell("suite", "schema", "--json")
     tell("suite", "lint", "suite.toml", "--json")

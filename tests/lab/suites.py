@@ -105,6 +105,15 @@ def attempts(made: Plan, out: Path) -> dict[str, Attempt]:
         ledger.close()
 
 
+def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]]:
+    """Return claimed, verified, infra and reason of every attempt; all must have ended."""
+    found: dict[str, tuple[str, str, str | None, str]] = {}
+    for id, each in attempts(made, out).items():
+        assert each.result is not None, id
+        found[id] = (each.result.claimed, each.result.verified, each.result.infra, each.result.reason)
+    return found
+
+
 def document(out: Path, made: Plan, attempt: Attempt, name: str) -> Any:
     return json.loads((out / made.run_id / attempt.path / name).read_bytes())
 

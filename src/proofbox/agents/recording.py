@@ -1,4 +1,4 @@
-"""Record an agent's session until the record is complete, for trials and attempts.
+"""Record an agent's session until the record is complete, for attempts.
 
 When a turn ends, its commands may still run in the background, and its sub-agents may still work. A `Recording`
 therefore listens until everything has been ended (`finish`). A call that began and whose end was never seen is recorded

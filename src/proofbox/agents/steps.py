@@ -67,8 +67,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class StepRecorder:
     """A listener that takes a snapshot at every step.
 
-    `keep` is called with each new entry: `{"step": …}`, or `{"turn_end": …}` when a turn has ended. `reach` returns
-    what a command could affect besides the workspace.
+    `keep` is called in a thread with each new entry: `{"step": …}`, or `{"turn_end": …}` when a turn has ended. `reach`
+    returns what a command could affect besides the workspace.
     """
 
     def __init__(
@@ -116,19 +116,19 @@ class StepRecorder:
         before = self._latest
         after, changed = await self._snapshot(f"the end of turn {event.turn}")
         if not of_this or after != before:
-            self._append(event, before, after, changed, kind="turn", status=event.status)
+            await self._append(event, before, after, changed, kind="turn", status=event.status)
             of_this.append(len(self.steps) - 1)
         last = of_this[-1]
         self.steps[last] = msgspec.structs.replace(self.steps[last], ends_turn=True)
         ended = {"turn": event.turn, "thread": event.thread, "status": event.status, "code": event.code}
-        self._keep({"turn_end": {**ended, "last_step": self.steps[last].n, "snapshot": after}})
+        await run_sync(self._keep, {"turn_end": {**ended, "last_step": self.steps[last].n, "snapshot": after}})
 
     async def _add(self, event: Event, **facts: Any) -> None:
         before = self._latest
         after, changed = await self._snapshot(f"after {facts.get('tool') or facts['kind']}")
         reach = self._reach() if facts.get("tool") == "command" and facts["status"] != "declined" else ()
         effect = await run_sync(self._log, facts, before, after, reach) if reach else ""
-        self._append(event, before, after, changed, effect=effect, **facts)
+        await self._append(event, before, after, changed, effect=effect, **facts)
 
     def _log(self, facts: Mapping[str, Any], before: str, after: str, reach: tuple[str, ...]) -> str:
         log = self._workspace.effects
@@ -147,9 +147,9 @@ class StepRecorder:
         )
         return id
 
-    def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
+    async def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
         if len(self.steps) >= MAX_STEPS:
-            raise UsageError(f"the trial exceeds the limit of {MAX_STEPS} steps", op="record")
+            raise UsageError(f"the attempt exceeds the limit of {MAX_STEPS} steps", op="record")
         step = Step(
             n=len(self.steps) + 1,
             thread=event.thread,
@@ -161,7 +161,7 @@ class StepRecorder:
             **facts,
         )
         self.steps.append(step)
-        self._keep({"step": msgspec.to_builtins(step)})
+        await run_sync(self._keep, {"step": step})
 
     async def _snapshot(self, message: str) -> tuple[str, int]:
         taken = await run_sync(self._workspace.snapshot, _short(message))

@@ -87,6 +87,8 @@ COMMANDS = (
     Command("attempt list", "agents.attempt:list_", "List the attempts of a run."),
     Command("attempt show", "agents.attempt:show_", "Show the record of one attempt."),
     Command("attempt explain", "agents.attempt:explain_", "Explain in plain words what happened in one attempt."),
+    Command("attempt diff", "agents.attempt:diff", "Show what an attempt, or one step of it, changed."),
+    Command("attempt fork", "agents.fork:fork", "Continue from a step of an attempt, with its files and thread."),
     Command("attempt interrupt", "agents.attempt:interrupt", "Stop one attempt; the others continue."),
     Command(
         "runtime list",
@@ -95,9 +97,6 @@ COMMANDS = (
     ),
     Command("runtime check", "agents.runtime:check", "Run the conformance checks on a runtime."),
     Command("runtime try", "agents.trial:try_", "Give one prompt to an agent in a box and record every step."),
-    Command(
-        "runtime fork", "agents.trial:fork", "Continue from a step of a recorded trial, with its files and thread."
-    ),
     Command("validate", "evidence.scoring:validate", "Check that the evidence of attempts is complete and consistent."),
     Command("report", "evidence.scoring:report", "Show the metrics of attempts, from verified evidence."),
     Command("gc", "evidence.scoring:gc", "Delete old runs to free disk space."),
@@ -131,7 +130,7 @@ GROUPS = {
     "mcp": "A workspace's tools, for MCP clients.",
     "session": "Boxes that stay alive between commands.",
     "suite": "Missions for agents, run and verified.",
-    "attempt": "Single runs of an agent on a mission.",
+    "attempt": "Single runs of an agent, of suites and of `runtime try`.",
     "images": "Root file systems for boxes, pinned by digest.",
     "bundle": "Evidence bundles: show, check, reindex, copy.",
     "promotion": "Packets that state whether a bundle may be relied on.",
@@ -163,7 +162,7 @@ def root_help() -> str:
         "  proofbox exec -- ls -l                 run a command in the best available sandbox",
         "  proofbox exec --json --timeout 60 -- pytest -q",
         "  proofbox session start                 start a lasting box; then: session exec ID -- COMMAND",
-        "  proofbox runtime try --prompt TEXT --workspace DIR --out RECORD",
+        "  proofbox runtime try --prompt TEXT --workspace DIR",
         "  proofbox verify out                    check the evidence of the last run",
     ]
     return "\n".join(lines)

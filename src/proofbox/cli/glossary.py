@@ -21,7 +21,6 @@ NOUNS = {
     "version": "The program's version.",
     "provider": "The sandbox provider: bubblewrap, docker, off, apple-vm.",
     "workspace": "The workspace: its id, or its directory.",
-    "workspace_id": "The workspace's id.",
     "project": "The project directory that the box works on.",
     "session_id": "The agent session's id.",
     "thread": "The conversation's id, as the runtime reports it.",
@@ -65,8 +64,6 @@ NOUNS = {
     "steps": "The steps, or their number.",
     "tool_calls": "The tool calls, or their number.",
     "integrity": "Contradictions within the runtime's reports, or between them and what was observed.",
-    "rate_windows": "The remaining rate limits, as the model's endpoint reports them.",
-    "runtime_reported": "The members that come from the agent alone and are not checked.",
     "source": "The origin of the data: `runtime_reported` by the agent, `observed` by proofbox, or `gateway`.",
     # Circumstances
     "isolation": "Of a box, its isolation grade; of a run, whether attempts share one agent process.",
@@ -106,7 +103,6 @@ NOUNS = {
     "artifacts": "The files of the bundle.",
     "packet": "The promotion packet.",
     "proof": "The evidence that justifies the delivery.",
-    "record": "The directory that contains the record.",
     "snapshot": "The snapshot.",
     "snapshots": "The snapshots, or their number.",
     "snapshot_before": "The snapshot before it.",
@@ -132,7 +128,6 @@ NOUNS = {
     "time": "The time.",
     "created_at": "When it was created.",
     "started_at": "When it started.",
-    "ended_at": "When it ended.",
     "written_at": "When it was written.",
     "measured_at": "When it was measured.",
     "ttl": "Idle seconds after which it stops; null: it stops with its client.",
@@ -216,5 +211,4 @@ NOUNS = {
     "used": "Whether this one was used.",
     "strict": "Whether the chain stops here if this strategy cannot be used.",
     "attempt": "The attempt: its id, or a description.",
-    "trial": "The trial's id.",
 }

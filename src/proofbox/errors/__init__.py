@@ -109,6 +109,8 @@
     │   ├── SuiteNotPassed       SUITE_NOT_PASSED            exit 1
     │   ├── EvidenceIncomplete   ATTEMPT_EVIDENCE_INCOMPLETE exit 1
     │   ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
+    │   ├── StepFilesGone        ATTEMPT_FILES_GONE          exit 3
+    │   ├── StepDiffOmitted      ATTEMPT_DIFF_OMITTED        exit 3
     │   ├── RunUnknown           RUN_UNKNOWN                 exit 2
     │   ├── PlanUntrusted        RUN_PLAN_UNTRUSTED          exit 3
     │   ├── RunBusy              RUN_BUSY                    exit 4
@@ -286,6 +288,8 @@ from proofbox.errors.lab import (
     RunInterrupted as RunInterrupted,
     RunUnknown as RunUnknown,
     SetupFailed as SetupFailed,
+    StepDiffOmitted as StepDiffOmitted,
+    StepFilesGone as StepFilesGone,
     SuiteInvalid as SuiteInvalid,
     SuiteNotPassed as SuiteNotPassed,
     WorkerLost as WorkerLost,

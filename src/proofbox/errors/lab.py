@@ -52,6 +52,22 @@ class AttemptUnknown(LabError):
     hints = ("list the attempts: proofbox attempt list",)
 
 
+class StepFilesGone(LabError):
+    """The files of a step are not in a workspace store of this machine, so they can't be restored."""
+
+    code = "ATTEMPT_FILES_GONE"
+    exit_code = 3
+    hints = ("fork the attempt on the machine where it ran",)
+
+
+class StepDiffOmitted(LabError):
+    """The changes of a step were too large to be part of the evidence."""
+
+    code = "ATTEMPT_DIFF_OMITTED"
+    exit_code = 3
+    hints = ("restore the files of the step, and of the one before it: proofbox attempt fork ID --step N DIR",)
+
+
 class RunUnknown(LabError):
     """The path has no run."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -28,7 +28,7 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
-from proofbox.core.ids import IdSource
+from proofbox.core.ids import IdSource, is_id
 from proofbox.core.text import path_fields
 from proofbox.errors import (
     InternalError,
@@ -166,6 +166,24 @@ class Workspace:
         """
         registration = registry.registered(registry.real_directory(path))
         return cls(registration, track=track, clock=clock, on_progress=on_progress)
+
+    @classmethod
+    def from_store(
+        cls, store_id: str, tree: str, dest: str | os.PathLike[str], *, track: bool = True, clock: Clock | None = None
+    ) -> Workspace:
+        """Create a workspace at `dest` with the files of a snapshot in a store, even if its workspace was forgotten.
+
+        Raises SnapshotUnknown if the store is not on this machine or no longer has the snapshot.
+        """
+        clock = clock or SystemClock()
+        place = registry.store_path(store_id)
+        if not is_id(store_id, "store") or not place.is_dir():
+            raise SnapshotUnknown(f"the store {store_id[:80]} is not on this machine", op="workspace fork")
+        with closing(ObjectStore(place)) as store, store.use():
+            source = History(store, None).find(tree)
+            origin = Registration(source.workspace, store_id, "", source.ignored, source.created_at)
+            new, known = make_fork(store, origin, source, dest, clock)
+        return cls(new, track=track, clock=clock, known=known)
 
     @classmethod
     def adopt(cls, path: str | os.PathLike[str], *, track: bool = True, clock: Clock | None = None) -> Workspace:

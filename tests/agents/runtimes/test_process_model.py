@@ -12,8 +12,8 @@ import pytest
 from proofbox.agents.fakemodel import FakeModel
 from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.agents.runtimes.process.runtime import ProcessRuntime
-from proofbox.agents.trials.result import TrialRequest
-from proofbox.agents.trials.trial import run_trial
+from proofbox.lab.attempt.adhoc.request import AttemptRun
+from proofbox.lab.attempt.adhoc.run import run_attempt_async
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -39,11 +39,11 @@ def with_model(work: Callable[[FakeModel, str], Awaitable[None]]) -> None:
     anyio.run(run)
 
 
-def request(base: Path, flags: dict[str, Any], prompt: str, strategy: str = "process") -> TrialRequest:
+async def attempt(base: Path, settings: dict[str, Any], prompt: str, strategy: str = "process") -> AttemptRun:
     workspace = base / strategy
     workspace.mkdir()
-    return TrialRequest(
-        prompt=prompt, workspace=workspace, strategies=strategy, provider="bubblewrap", flags=flags, timeout=200
+    return await run_attempt_async(
+        prompt, workspace, strategies=strategy, provider="bubblewrap", settings=settings, timeout=200
     )
 
 
@@ -54,7 +54,7 @@ def test_agent_reaches_only_its_model_and_has_no_key(tmp_path: Path, monkeypatch
     async def work(model: FakeModel, url: str) -> None:
         command = ["/usr/bin/python3", "-c", ASK, "{base_url}"]
         flags = {"command": command, "base_url": url, "api_key_env": "HOUSE_MODEL"}
-        trial = await run_trial(request(tmp_path, flags, "[[usage input=7 output=3]] [[say hello]]"))
+        trial = await attempt(tmp_path, flags, "[[usage input=7 output=3]] [[say hello]]")
         assert trial.status == "completed", trial.error
         words = trial.final_message.split()
         assert words[0] == "hello"
@@ -100,7 +100,7 @@ def test_codex_exec_and_the_app_server_behave_alike(tmp_path: Path) -> None:
             },
             "codex_app_server": {"base_url": url, "model": "fake-model"},
         }
-        trials = [await run_trial(request(tmp_path, flags, prompt, name)) for name, flags in said.items()]
+        trials = [await attempt(tmp_path, flags, prompt, name) for name, flags in said.items()]
         for trial in trials:
             assert (trial.status, trial.final_message) == ("completed", "both done"), trial.error
         ends = [[(call.exit_code, call.status) for call in trial.tool_calls] for trial in trials]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, say, write
+from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, results, say, write
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import SystemClock
@@ -24,7 +24,7 @@ from proofbox.errors import AgentError, RuntimeCrashed, UsageLimited
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.verifier import verify
-from proofbox.lab.attempt.artifacts import encodable
+from proofbox.lab.attempt.cleaning import encodable
 from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Ledger
@@ -43,19 +43,9 @@ boxed = pytest.mark.needs("bubblewrap")
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make whatever kills one attempt kill all running ones."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-
-
-def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]]:
-    found = {id: each.result for id, each in attempts(made, out).items()}
-    return {id: (it.claimed, it.verified, it.infra, it.reason) for id, it in found.items() if it is not None}
 
 
 def until(made: Plan, out: Path, ended: str, then: str) -> Callable[[dict[str, Any]], None]:

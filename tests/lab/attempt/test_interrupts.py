@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, command, conduct, document, mission, plan, say, write
+from suites import HEAD, attempts, command, conduct, document, mission, plan, results, say, write
 
 from proofbox.cli import main
 from proofbox.evidence.bundle.reader import load_bundle
@@ -16,7 +16,7 @@ from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.explain import explain
 from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import Plan, ledger_path
+from proofbox.lab.run.plan import ledger_path
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -25,16 +25,6 @@ DOES_IT = (write("answer.txt", "42\n"), say("done"))
 GOOD = mission("good", *DOES_IT, verify=ANSWER)
 STOPPED = ("none", "none", None, "interrupted")
 LONG = "sleep 20"
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]]:
-    found = {id: each.result for id, each in attempts(made, out).items()}
-    return {id: (it.claimed, it.verified, it.infra, it.reason) for id, it in found.items() if it is not None}
 
 
 def interrupt(out: Path, id: str, capsys: pytest.CaptureFixture[str]) -> str:

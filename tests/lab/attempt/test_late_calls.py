@@ -29,11 +29,6 @@ def model() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
 def mission(id: str, prompt: str, **fields: Any) -> str:
     fields = {"prompt": prompt, "expect": {"claimed": "success"}, **fields}
     return f'[[mission]]\nid = "{id}"\n' + "".join(f"{name} = {toml(value)}\n" for name, value in fields.items())

@@ -23,11 +23,6 @@ NOTE = "m.1 was lost because its worker died; m.1.r1 replaced it"
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
 def made(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     made = plan(SUITE, out, tmp_path)
     patch_workers(monkeypatch, DIES_AT_FIRST)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, mission, plan, say, write
+from suites import HEAD, attempts, conduct, document, mission, plan, results, say, write
 
 from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
@@ -47,11 +47,6 @@ LOST = ("none", "none", "ATTEMPT_WORKER_LOST", "worker_lost")
 GOOD = ("success", "passed", None, "completed")
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
 def planned(out: Path) -> Plan:
     return plan(SUITE, out, out.parent)
 
@@ -70,11 +65,6 @@ def disown(bundle: Path) -> None:
     """Make the writer of a bundle look dead."""
     status = bundle / "run_status.json"
     status.write_bytes(status.read_bytes().replace(b'"pid":%d' % os.getpid(), b'"pid":1'))
-
-
-def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]]:
-    found = {id: each.result for id, each in attempts(made, out).items()}
-    return {id: (it.claimed, it.verified, it.infra, it.reason) for id, it in found.items() if it is not None}
 
 
 def bundle_of(made: Plan, out: Path, attempt: Attempt, run_id: str | None = None) -> BundleWriter:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, command, conduct, document, lines, mission, patch_workers, plan, say, write
+from suites import HEAD, attempts, command, conduct, document, lines, mission, patch_workers, plan, results, say, write
 
 from proofbox.core.clock import ManualClock
 from proofbox.errors import RunBusy, RunUnknown, SuiteInvalid
@@ -36,19 +36,6 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 DOES_IT = (write("answer.txt", "42\n"), say("done"))
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]]:
-    found: dict[str, tuple[str, str, str | None, str]] = {}
-    for id, each in attempts(made, out).items():
-        assert each.result is not None, id
-        found[id] = (each.result.claimed, each.result.verified, each.result.infra, each.result.reason)
-    return found
 
 
 def test_the_smallest_run_leaves_everything_and_can_be_promoted(out: Path, tmp_path: Path) -> None:

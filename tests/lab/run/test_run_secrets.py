@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from suites import HEAD, attempts, command, conduct, document, mission, plan, say, write
+from suites import HEAD, attempts, command, conduct, document, mission, plan, results, say, write
 
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import BundleSecretFound, SuiteInvalid
@@ -19,18 +19,10 @@ from proofbox.lab.run.plan import Plan, ledger_path, redactor_of
 TOKEN = "tok-4f9a1c7b2d"
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 DOES_IT = (write("answer.txt", "42\n"), say("done"))
-GOOD = ("passed", None)
+GOOD = ("success", "passed", None, "completed")
+LEAKED = ("success", "none", "BUNDLE_SECRET_FOUND", "infra_failed")
+LOST = ("none", "none", "ATTEMPT_WORKER_LOST", "worker_lost")
 boxed = pytest.mark.needs("bubblewrap")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-def results(made: Plan, out: Path) -> dict[str, tuple[str, str | None]]:
-    found = {id: each.result for id, each in attempts(made, out).items()}
-    return {id: (it.verified, it.infra) for id, it in found.items() if it is not None}
 
 
 def assert_nowhere(secret: str, place: Path) -> None:
@@ -80,7 +72,7 @@ def test_a_secret_in_a_file_s_name_ends_the_attempt_and_nothing_else(
     leaks = mission("leaks", command(f"a={TOKEN[:6]}; touch ${{a}}{TOKEN[6:]}"), *DOES_IT, verify=ANSWER)
     made = plan(HEAD + leaks + mission("good", *DOES_IT, verify=ANSWER), out, tmp_path, retries=3)
     run = conduct(made, out)
-    assert results(made, out) == {"leaks.1": ("none", "BUNDLE_SECRET_FOUND"), "good.1": GOOD}
+    assert results(made, out) == {"leaks.1": LEAKED, "good.1": GOOD}
     attempt = attempts(made, out)["leaks.1"]
     error = document(out, made, attempt, "attempt.json")["error"]
     assert error["paths"] == ["tree_manifest.json"]
@@ -137,7 +129,7 @@ def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
         status.write_bytes(status.read_bytes().replace(b'"pid":%d' % os.getpid(), b'"pid":1'))
     monkeypatch.setenv("DEPLOY_TOKEN", TOKEN)
     run = conduct(made, out)
-    assert results(made, out) == {"answer.1": ("none", "ATTEMPT_WORKER_LOST"), "answer.1.r1": GOOD}
+    assert results(made, out) == {"answer.1": LOST, "answer.1.r1": GOOD}
     assert verify(run).ok
     assert_nowhere(TOKEN, run)
 

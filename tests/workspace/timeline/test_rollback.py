@@ -13,9 +13,9 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox import Workspace
-from proofbox.agents.trials.trial import open_workspace
 from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.errors import RollbackUnfinished
+from proofbox.lab.attempt.adhoc.run import run_attempt
 from proofbox.workspace import registry
 from proofbox.workspace.timeline import restore
 from proofbox.workspace.tools.toolbox import open_toolbox
@@ -132,7 +132,7 @@ def test_workspace_opens_after_a_rollback_on_a_full_disk(
             with pytest.raises(RollbackUnfinished, match="No space left"):
                 again.require_finished()
             with pytest.raises(RollbackUnfinished):
-                open_workspace(root)
+                run_attempt("x", root)
             with pytest.raises(RollbackUnfinished), open_toolbox(root):
                 pass
             second = again.snapshot("works")

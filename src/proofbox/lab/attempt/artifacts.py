@@ -19,12 +19,14 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import outcome, tree
 from proofbox.lab.attempt.claims import Feedback
+from proofbox.lab.attempt.cleaning import encodable
 from proofbox.lab.attempt.documents import (
     AttemptEnvironment,
     AttemptRecord,
     AttemptReport,
     AttemptVerification,
     FinalSnapshot,
+    ForkedFrom,
     Requested,
     RequestedLimits,
     Resources,
@@ -32,9 +34,9 @@ from proofbox.lab.attempt.documents import (
     RunnerRef,
     SuiteNamed,
     TornAttempt,
-    Verified,
 )
 from proofbox.lab.attempt.expectations import UnmetCondition
+from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
 from proofbox.lab.attempt.verifier import VerifierResult
@@ -66,13 +68,15 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt: Attempt
     run_id: str
+    timeout: float | None
+    policy: dict[str, Any]
+    fork: ForkedFrom | None
     suite_id: str
     suite_sha256: str
     mission: Mission
     chain: str
     considered: tuple[CandidateResult, ...]
     isolation: Isolation
-    reason: str
     detail: str
     infra: ProofboxError | None
     states: tuple[StateEntered, ...]
@@ -80,13 +84,18 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     environment: EnvironmentRecord | None
     result: TurnResult | None
     feedback: Feedback
-    verified: Verified
+    outcome: AttemptResult
     checked: VerifierResult
     unmet: tuple[UnmetCondition, ...]
     report: Mapping[str, Any]
     tokens: Mapping[str, Any]
     retry_after: float | None
     written_at: str
+
+
+def bundle_id(run_id: str, attempt_id: str) -> str:
+    """Return the id of an attempt's bundle. An attempt outside a run has no run's id."""
+    return f"{run_id}.{attempt_id}" if run_id else attempt_id
 
 
 def index_sha256(bundle: Path) -> str:
@@ -101,7 +110,7 @@ def write_all(bundle: BundleWriter, facts: FinishedAttempt, redactor: Redactor) 
         METRICS: _metrics(facts),
         FEEDBACK: facts.feedback.document(),
         VERIFICATION: AttemptVerification(
-            **msgspec.structs.asdict(facts.checked), result=facts.verified, unmet=facts.unmet
+            **msgspec.structs.asdict(facts.checked), result=facts.outcome.verified, unmet=facts.unmet
         ),
         outcome.PATH: _outcome(facts, redactor).as_json(),
         REPORT: _report(facts),
@@ -120,23 +129,6 @@ def _environment(record: EnvironmentRecord, received: Iterable[str]) -> AttemptE
     """`received` lists all variables of the agent's process, as reported by the runtime that started it."""
     boxed = sorted(set(received) - {*record.allowed, *record.asked, *record.granted})
     return AttemptEnvironment(**msgspec.structs.asdict(record), boxed=tuple(boxed))
-
-
-def encodable(value: Any) -> Any:
-    """Return the JSON value with lone surrogates replaced: JSON can't hold those of file names and agents' texts."""
-    try:
-        msgspec.json.encode(value)  # the fastest check
-    except (UnicodeEncodeError, OverflowError):  # an integer that is too large is reported when it is written
-        return _without_surrogates(value)
-    return value
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
-    return [_without_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
@@ -176,17 +168,19 @@ def _attempt(facts: FinishedAttempt) -> AttemptRecord:
         origin=mission.origin,
         chain=facts.chain,
         considered=facts.considered,
-        reason=facts.reason,
+        reason=facts.outcome.reason,
         detail=facts.detail,
         error=None if facts.infra is None else facts.infra.as_dict(),
         states=facts.states,
-        timeout=mission.timeout,
+        timeout=facts.timeout,
         requested=Requested(
             **msgspec.structs.asdict(RequestedLimits.of(mission.limits)),
             provider=mission.provider,
             network=mission.network,
             image=mission.image,
         ),
+        policy=facts.policy,
+        fork=facts.fork,
         written_at=facts.written_at,
     )
 
@@ -202,9 +196,9 @@ def _metrics(facts: FinishedAttempt) -> RunnerMetrics:
 
 
 def _outcome(facts: FinishedAttempt, redactor: Redactor) -> outcome.Outcome:
-    claimed = {"success": "passed", "failure": "failed"}.get(facts.feedback.claimed)
-    verified = facts.verified if facts.verified != "none" else None
-    runtime = str(facts.runner.get("runtime", "") or "none")
+    claimed = {"success": "passed", "failure": "failed"}.get(facts.outcome.claimed)
+    verified = facts.outcome.verified if facts.outcome.verified != "none" else None
+    runtime = facts.outcome.strategy or "none"
     detail = redactor.preview(facts.detail if facts.infra is None else facts.infra.message, DETAIL)[0]
     return outcome.Outcome(
         claimed=outcome.Verdict(claimed, "runtime_reported", "its final message")
@@ -222,11 +216,7 @@ def _report(facts: FinishedAttempt) -> AttemptReport:
     return AttemptReport(
         attempt_id=facts.attempt.id,
         mission_id=facts.mission.id,
-        strategy=facts.runner.get("runtime"),
-        claimed=facts.feedback.claimed,
-        verified=facts.verified,
-        infra=None if facts.infra is None else facts.infra.code,
-        reason=facts.reason,
+        **facts.outcome.members,
         **comparability(facts.mission),
         reward=None if facts.checked.reward is None else facts.checked.reward.value,
         **facts.report,

@@ -10,6 +10,7 @@ import anyio
 import msgspec
 
 from proofbox.agents.contract import AgentRuntime
+from proofbox.agents.events import Listener
 from proofbox.agents.registry import Registry
 from proofbox.agents.strategies import Chain
 from proofbox.config.settings import Settings
@@ -18,9 +19,9 @@ from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.attempt.states import Reason, State
-from proofbox.lab.run.template import Templates
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Isolation
+from proofbox.workspace.workspace import Workspace
 
 ON_REQUEST = "on request"
 
@@ -32,12 +33,16 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: Path
     work: Path
     suite: Suite
-    templates: Templates
+    make_workspace: Callable[[str, Path], Workspace]
+    """Makes the workspace of an attempt at a mission, at a path below `work`."""
     chain: Chain
     registry: Registry
     settings: Callable[[AgentRuntime], dict[str, Any]]
-    box_settings: Settings
-    """Defaults for every box of the run, from the user's settings. Files in a workspace never configure its box."""
+    box_settings: Settings | None
+    """Defaults for every box of the run, from the user's settings. Files in a workspace never configure its box. None,
+    for an attempt on a workspace of the user: read its settings, which the user has trusted."""
+    required: tuple[str, ...] = ()
+    """Capabilities that the strategy must have."""
     redactor: Redactor
     provider: str | None
     isolation: Isolation
@@ -55,10 +60,13 @@ class AttemptControl:
         on_state: Callable[[State], None],
         on_activity: Callable[[str], None],
         on_tokens: Callable[[int], None],
+        listeners: tuple[Listener, ...] = (),
     ) -> None:
         self.on_state = on_state
         self.on_activity = on_activity
         self.on_tokens = on_tokens
+        self.listeners = listeners
+        """Further listeners to the agent's events. If one fails, the record counts as incomplete."""
         self._stop = anyio.Event()
         self._interrupt = anyio.Event()
         self.reason: Reason | None = None

@@ -15,15 +15,14 @@ from proofbox.agents.events import TokenUsage
 from proofbox.agents.steps import Step
 from proofbox.agents.strategies import CandidateResult
 from proofbox.core.documents import stored
-from proofbox.lab.attempt.claims import Claim
 from proofbox.lab.attempt.expectations import UnmetCondition
+from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.verifier import VerifierResult
 from proofbox.lab.reports.totals import Totals
 from proofbox.lab.suite.spec import BoxLimits, Isolation, Origin
 from proofbox.workspace.model import Method, SkippedPath
 
-Verified = Literal["passed", "failed", "none"]
 SUMMARY_SCHEMA = "proofbox.run_summary/1"
 
 
@@ -56,6 +55,23 @@ class Requested(RequestedLimits, frozen=True, kw_only=True):
     image: str | None
 
 
+class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
+    attempt_id: str
+    bundle: str
+    """The path of its bundle."""
+    step: int
+    """The number of the step in that attempt; 0 is its beginning."""
+    snapshot: str
+    exact: bool
+    """The turn ended at that step and its thread was continued, so files and thread are from the same moment."""
+    why: str
+    """A description of the state that the fork begins with."""
+    base_thread: str = ""
+    """The thread that was forked; empty if the fork started a new thread."""
+    base_turn: str = ""
+    """The last turn that the fork contains; empty if the fork started a new thread."""
+
+
 @stored("proofbox.attempt/1", at="BUNDLE/attempt.json of an attempt")
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt: its place in the run, the strategies considered, its states, and why it ended."""
@@ -63,6 +79,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: str = "proofbox.attempt/1"
     attempt_id: str
     run_id: str
+    """Empty if the attempt is not part of a run: it was made with `runtime try`."""
     suite: SuiteNamed
     mission_id: str
     tags: tuple[str, ...]
@@ -85,9 +102,14 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The infrastructure failure."""
     states: tuple[StateEntered, ...]
     """The states that the attempt entered, with times."""
-    timeout: float
+    timeout: float | None
+    """Seconds for the agent's turn; null if it was not limited."""
     requested: Requested
     """As set by the mission; the report has what was enforced."""
+    policy: dict[str, Any]
+    """The options of the agent's box that were set, by the names of the flags. A fork uses them again."""
+    fork: ForkedFrom | None
+    """The attempt and step that this one continues; null if it is not a fork."""
     written_at: str
 
 
@@ -120,6 +142,8 @@ class RunnerRef(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: str | UnsetType = UNSET
     facts: dict[str, Any] | UnsetType = UNSET
     """What the session reports: provider, isolation, the policy in force, observed resource use."""
+    settings: dict[str, Any] | UnsetType = UNSET
+    """The settings of the runtime, redacted. A fork uses them again."""
     shared: bool | UnsetType = UNSET
     """Whether other attempts used the same session."""
 
@@ -187,18 +211,12 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 @stored("proofbox.attempt_report/1", at="BUNDLE/attempt.report.json of an attempt")
-class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptReport(AttemptResult, frozen=True, kw_only=True):
     """The figures of an attempt. Figures of the trace are absent if no agent started."""
 
     schema_version: str = "proofbox.attempt_report/1"
     attempt_id: str
     mission_id: str
-    strategy: str | None
-    claimed: Claim
-    verified: Verified
-    infra: str | None
-    """The code of the infrastructure failure; null if there was no failure."""
-    reason: str
     comparable: bool
     not_comparable: tuple[str, ...]
     reward: float | None
@@ -306,6 +324,10 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     attempt: str
     step: Step | UnsetType = UNSET
     """Absent on a line that ends a turn."""
+    diff_sha256: str | UnsetType = UNSET
+    """Digest of the step's redacted diff in diffs/. Absent if nothing changed or the diff is omitted."""
+    diff_omitted: str | UnsetType = UNSET
+    """Why the diff is not stored; otherwise absent."""
     turn_end: TurnEnd | UnsetType = UNSET
     """Absent on a line that records a step."""
 

@@ -1,4 +1,4 @@
-"""One attempt at one mission: from a claimed row of the ledger to a committed bundle.
+"""One attempt at one mission: from a claimed row of the ledger, or a prompt, to a committed bundle.
 
     claimed → preparing → running → stopping → verifying → committing → ended
 
@@ -48,11 +48,13 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.claims import Feedback, read_feedback
+from proofbox.lab.attempt.cleaning import cleaned
 from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext
-from proofbox.lab.attempt.documents import Verified
+from proofbox.lab.attempt.documents import ForkedFrom
 from proofbox.lab.attempt.expectations import UnmetCondition, unmet
 from proofbox.lab.attempt.final_tree import finder
-from proofbox.lab.attempt.mission_box import MissionBoxes
+from proofbox.lab.attempt.mission_box import MissionBoxes, asked_of_a_box
+from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.sharing import Started, refuse_to_share
 from proofbox.lab.attempt.states import Reason, State, States
 from proofbox.lab.attempt.trace import Trace
@@ -61,6 +63,8 @@ from proofbox.lab.run import pressure
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.suite.spec import Mission
+from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.workspace.model import Snapshot
 from proofbox.workspace.workspace import Workspace
 
 # Failures of a turn that always count against the agent.
@@ -76,32 +80,40 @@ class _Interrupted(Exception):
 
 
 async def run_attempt(attempt: Attempt, context: RunContext, control: AttemptControl) -> Ended:
-    """Run an attempt. Every failure is recorded in its bundle; an exception is raised only if there is no bundle."""
-    supervisor = _Supervisor(attempt, context, control)
-    path = context.run_dir / attempt.path
+    """Run an attempt of a run. Every failure is recorded in its bundle; an exception means that there is no bundle."""
+    return await supervise(Supervisor(attempt, context, control), attempt.path)
+
+
+async def supervise(supervisor: Supervisor, path: str) -> Ended:
+    """Run an attempt and commit its bundle, at `path` below the directory of its run.
+
+    If cancelled, the bundle is committed with what the agent did until then.
+    """
+    place = supervisor.context.run_dir / path
     try:
-        await _record(supervisor, attempt, context)
+        await _record(supervisor, path)
     except LeaseLost:
         raise
     except Exception as error:
-        if not await run_sync(os.path.lexists, path / INDEX):
+        if not await run_sync(os.path.lexists, place / INDEX):
             raise
         supervisor.fail(error)  # the bundle was committed as failed and says why
-    index = await run_sync(artifacts.index_sha256, path)
+    index = await run_sync(artifacts.index_sha256, place)
     supervisor.enter("ended")
     return supervisor.ended(index)
 
 
 @contextlib.asynccontextmanager
-async def _bundle(attempt: Attempt, context: RunContext) -> AsyncIterator[BundleWriter]:
+async def _bundle(supervisor: Supervisor, path: str) -> AsyncIterator[BundleWriter]:
     """Open and commit the bundle in a thread, so that nothing else in this process waits for the disk."""
+    context = supervisor.context
     bundle = await run_sync(
         partial(
             BundleWriter.create_nested,
             context.run_dir,
-            attempt.path,
+            path,
             expected=artifacts.EXPECTED,
-            run_id=f"{context.run_id}.{attempt.id}",
+            run_id=artifacts.bundle_id(context.run_id, supervisor.attempt.id),
             redactor=context.redactor,
             clock=context.clock,
             ids=context.ids,
@@ -109,6 +121,10 @@ async def _bundle(attempt: Attempt, context: RunContext) -> AsyncIterator[Bundle
     )
     try:
         yield bundle
+    except anyio.get_cancelled_exc_class():  # its documents are complete and say so
+        with anyio.CancelScope(shield=True):
+            await run_sync(bundle.commit)
+        raise
     except BaseException as error:
         with anyio.CancelScope(shield=True):
             await run_sync(bundle.fail, error)
@@ -116,8 +132,8 @@ async def _bundle(attempt: Attempt, context: RunContext) -> AsyncIterator[Bundle
     await run_sync(bundle.commit)
 
 
-async def _record(supervisor: _Supervisor, attempt: Attempt, context: RunContext) -> None:
-    async with _bundle(attempt, context) as bundle:
+async def _record(supervisor: Supervisor, path: str) -> None:
+    async with _bundle(supervisor, path) as bundle:
         try:
             await supervisor.run(bundle)
         finally:
@@ -125,12 +141,16 @@ async def _record(supervisor: _Supervisor, attempt: Attempt, context: RunContext
                 await run_sync(remove_tree, supervisor.place)
 
 
-class _Supervisor:
+class Supervisor:
+    """Carries out one attempt of a run. A subclass makes an attempt on a workspace of the user (`adhoc/`)."""
+
     def __init__(self, attempt: Attempt, context: RunContext, control: AttemptControl) -> None:
-        self._attempt = attempt
-        self._context = context
+        self.attempt = attempt
+        self.context = context
         self._control = control
         self._mission: Mission = context.suite.mission(attempt.mission)
+        self._timeout: float | None = self._mission.timeout
+        self._fork: ForkedFrom | None = None
         self._states = States(context.clock)
         self._environment: EnvironmentRecord | None = None
         self._considered: tuple[CandidateResult, ...] = ()
@@ -145,8 +165,12 @@ class _Supervisor:
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[UnmetCondition] = []
         self._doubt = ""
+        self._session: AgentSession | None = None
+        self._given = ""
+        self._final: Snapshot | None = None
         self.place = context.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
-        self._boxes = MissionBoxes(self._mission, context, self.place / "workspace")
+        self._files = self.place / "workspace"
+        self._boxes = MissionBoxes(self._mission, context, self._files)
         self._common = context.work / "shared"
 
     def enter(self, state: State) -> None:
@@ -169,12 +193,21 @@ class _Supervisor:
             self._reason, self._detail = "interrupted", f"{ON_REQUEST}, {interrupted}"
         except Exception as error:
             self.fail(error)
+        except anyio.get_cancelled_exc_class():
+            self._cut_short = True
+            self._reason, self._detail = "interrupted", "cancelled"
+            with anyio.CancelScope(shield=True):
+                await self._conclude(bundle)
+            raise
+        await self._conclude(bundle)
+
+    async def _conclude(self, bundle: BundleWriter) -> None:
         self.enter("committing")
         await run_sync(self._write, bundle)
 
     async def _carry_out(self, bundle: BundleWriter) -> None:
-        prompt = await run_sync(self._context.suite.prompt_of, self._mission)
-        bundle.write_bytes(artifacts.PROMPT, prompt.encode())
+        prompt = await run_sync(self.context.suite.prompt_of, self._mission)
+        bundle.write_bytes(artifacts.PROMPT, self.context.redactor.redact(prompt).encode())
         if self._control.is_interrupted:
             raise _Interrupted("before it started")
         self.enter("preparing")
@@ -182,16 +215,23 @@ class _Supervisor:
         try:
             if self._control.is_interrupted:
                 raise _Interrupted("before the agent started")
-            given = await run_sync(_latest, workspace)
-            await self._work(bundle, workspace, given, prompt)
+            self._given = await run_sync(_latest, workspace)
+            try:
+                await self._work(bundle, workspace, prompt)
+            except BaseException:
+                if self._session is not None and self._session.broken is not None:  # closed: its process tree is dead
+                    with anyio.CancelScope(shield=True), contextlib.suppress(ProofboxError, OSError):
+                        await run_sync(self._seal, bundle, workspace)
+                raise
             self.enter("verifying")
-            verify = partial(self._verify, bundle, workspace, given)
+            verify = partial(self._verify, bundle, workspace)
             if self._reason == "interrupted":  # the turn has ended already, and what it left is verified
                 await run_sync(verify)
             else:
                 await self._unless_interrupted(verify, "during verification")
         finally:
-            await run_sync(workspace.forget)
+            with anyio.CancelScope(shield=True):
+                await run_sync(self._release, workspace)
 
     async def _unless_interrupted(self, work: Callable[[], Done], when: str) -> Done:
         """Run `work` in a thread. On an interrupt, kill its box and raise `_Interrupted` in place of the failure."""
@@ -217,11 +257,11 @@ class _Supervisor:
     # Before the agent runs
 
     def _prepare(self) -> Workspace:
-        mission, context = self._mission, self._context
+        mission = self._mission
         self.place.mkdir(parents=True)
         (self.place / "scratch").mkdir()
         self._common.mkdir(exist_ok=True)
-        workspace = context.templates.fork(mission.id, self.place / "workspace")
+        workspace = self.context.make_workspace(mission.id, self._files)
         try:
             if mission.setup:
                 self._boxes.set_up()
@@ -231,36 +271,42 @@ class _Supervisor:
             raise
         return workspace
 
+    def _release(self, workspace: Workspace) -> None:
+        workspace.forget()
+
     # While the agent runs
 
-    async def _work(self, bundle: BundleWriter, workspace: Workspace, given: str, prompt: str) -> None:
+    async def _work(self, bundle: BundleWriter, workspace: Workspace, prompt: str) -> None:
         trace = self._trace = Trace(
             bundle,
-            self._context.redactor,
-            self._attempt.id,
+            self.context.redactor,
+            self.attempt.id,
             workspace,
-            given,
+            self._given,
             self._mission.budget,
             on_budget=lambda what: self._control.stop("budget_exceeded", what),
             on_activity=self._control.on_activity,
             on_tokens=self._control.on_tokens,
-            shared=self._context.shared is not None,
+            shared=self.context.shared is not None,
+            reach=self._reach,
         )
         self.enter("running")
-        shared = self._context.shared
+        shared = self.context.shared
         if shared is None:
-            started = await self._start(self.place / "workspace", self.place / "scratch")
+            started = await self._start(self._files, self.place / "scratch")
             folder = ""
         else:
             started = await shared.get(partial(self._start, self.place.parent, self._common))
             folder = f"{self.place.name}/workspace"
-        session, self._considered, self._environment = started.session, started.considered, started.environment
+        session = self._session = started.session
+        self._considered, self._environment = started.considered, started.environment
         self._runner = {"runtime": session.runtime, "version": session.version, "session_id": session.id}
-        recording, thread = Recording(session, trace), ""
+        self._runner["settings"] = cleaned(started.settings, self.context.redactor)
+        recording, thread = Recording(session, trace, *self._control.listeners), ""
         try:
             if shared is None:
                 recording.start()
-            thread = await session.start_thread(folder)
+            thread = await self._open_thread(session, folder)
             if shared is not None:
                 recording.start(thread)
             turn = await session.start_turn(thread, prompt)
@@ -269,7 +315,8 @@ class _Supervisor:
         finally:
             self.enter("stopping")
             with anyio.CancelScope(shield=True):
-                self._runner |= {"facts": dict(session.facts()), "shared": shared is not None}
+                facts = cleaned(session.facts(), self.context.redactor)
+                self._runner |= {"facts": facts, "shared": shared is not None}
                 await recording.finish(thread, close=shared is None)
                 self._doubt = recording.doubt
         self._judge_turn(self._result)
@@ -277,34 +324,51 @@ class _Supervisor:
             self.fail(ListenerFailed(f"the record is incomplete: {typed(recording.failure).message}", op="listen"))
 
     async def _start(self, workspace: Path, scratch: Path) -> Started:
-        context, mission = self._context, self._mission
+        context = self.context
 
-        async def start(runtime: AgentRuntime) -> AgentSession:
+        async def start(runtime: AgentRuntime) -> tuple[AgentSession, Mapping[str, Any]]:
             if context.shared is not None:
                 refuse_to_share(runtime)
-            settings = context.settings(runtime)
-            if runtime.id == "scripted":
-                settings = {**settings, "script": {"step": list(mission.script.step)}}
-            elif runtime.id == "oracle":
-                solution = "" if mission.solution is None else str(context.suite.at(mission.solution))
-                settings = {**settings, "solution": solution, "env": mission.solution_env}
-            environment = decide_environment(mission.env, model_keys=_model_keys(settings))
-            self._environment = environment.record
-            options = SessionOptions(
-                workspace=workspace,
-                scratch=scratch,
-                provider=self._boxes.provider,
-                policy=self._boxes.agent_policy(workspace),
-                box_settings=context.box_settings,
-                grants=self._boxes.grants(),
-                settings=settings,
-                env=environment.values,
-                approvals=_approvals(mission),
-            )
-            return await runtime.start_session(options, clock=context.clock, ids=context.ids)
+            options = self._session_options(runtime, workspace, scratch)
+            return await runtime.start_session(options, clock=context.clock, ids=context.ids), options.settings
 
-        session, considered = await first_usable(context.chain, context.registry, start, settings=context.settings)
-        return Started(session, considered, self._environment)
+        (session, settings), considered = await first_usable(
+            context.chain, context.registry, start, settings=context.settings, required=context.required
+        )
+        return Started(session, considered, self._environment, settings)
+
+    def _session_options(self, runtime: AgentRuntime, workspace: Path, scratch: Path) -> SessionOptions:
+        context, mission = self.context, self._mission
+        settings = context.settings(runtime)
+        if runtime.id == "scripted":
+            settings = {**settings, "script": {"step": list(mission.script.step)}}
+        elif runtime.id == "oracle":
+            solution = "" if mission.solution is None else str(context.suite.at(mission.solution))
+            settings = {**settings, "solution": solution, "env": mission.solution_env}
+        environment = decide_environment(mission.env, model_keys=_model_keys(settings))
+        self._environment = environment.record
+        return SessionOptions(
+            workspace=workspace,
+            scratch=scratch,
+            provider=self._boxes.provider,
+            policy=self._boxes.agent_policy(workspace),
+            box_settings=context.box_settings,
+            grants=self._boxes.grants(),
+            settings=settings,
+            env=environment.values,
+            approvals=_approvals(mission),
+        )
+
+    async def _open_thread(self, session: AgentSession, folder: str) -> str:
+        return await session.start_thread(folder)
+
+    def _reach(self) -> tuple[str, ...]:
+        """Return what a command could affect besides the workspace, for the workspace's effect log."""
+        return ()
+
+    def _policy(self) -> PolicyOptions:
+        """Return the requested options of the agent's box, for the record."""
+        return asked_of_a_box(self._mission)
 
     async def _wait(self, session: AgentSession, thread: str, turn: str) -> TurnResult:
         """Wait until the turn ends, times out or is stopped. Time spent in the queue does not count."""
@@ -313,20 +377,21 @@ class _Supervisor:
             await self._control.stopped()
             await session.interrupt_turn(thread, turn)
 
-        async def interrupt_on_timeout() -> None:
-            await anyio.sleep(self._mission.timeout)
-            self._control.stop("timed_out", f"after {self._mission.timeout:g} s")
+        async def interrupt_on_timeout(seconds: float) -> None:
+            await anyio.sleep(seconds)
+            self._control.stop("timed_out", f"after {seconds:g} s")
 
         async def interrupt_when_disk_full(allowed: int) -> None:
             while True:
-                used = await run_sync(pressure.size_of, self.place / "workspace", allowed << 20)
+                used = await run_sync(pressure.size_of, self._files, allowed << 20)
                 if used > allowed << 20:
                     return self._control.stop("budget_exceeded", f"disk: more than {allowed} MB")
                 await anyio.sleep(pressure.WATCH_SECONDS)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(interrupt_when_stopped)
-            tasks.start_soon(interrupt_on_timeout)
+            if self._timeout is not None:
+                tasks.start_soon(interrupt_on_timeout, self._timeout)
             if self._mission.limits.disk_mb is not None:
                 tasks.start_soon(interrupt_when_disk_full, self._mission.limits.disk_mb)
             result = await session.wait_turn(turn)
@@ -362,33 +427,37 @@ class _Supervisor:
             return None
         if seen is not None:
             return seen
-        if isinstance(error, RuntimeCrashed) and self._context.shared is not None:
+        if isinstance(error, RuntimeCrashed) and self.context.shared is not None:
             return error  # the process was shared: another attempt may have ended it
         # A bare AgentError is a program that exited with an error code.
         return None if isinstance(error, SELF_REPORTED) or type(error) is AgentError else error
 
     # After the agent has ended
 
-    def _verify(self, bundle: BundleWriter, workspace: Workspace, given: str) -> None:
-        final = workspace.snapshot("final", sealed=True)
-        artifacts.write_final(bundle, workspace, given, final, self._context.redactor)
+    def _seal(self, bundle: BundleWriter, workspace: Workspace) -> Snapshot:
+        self._final = workspace.snapshot(f"after {self.attempt.id}", sealed=True)
+        artifacts.write_final(bundle, workspace, self._given, self._final, self.context.redactor)
+        return self._final
+
+    def _verify(self, bundle: BundleWriter, workspace: Workspace) -> None:
+        final = self._seal(bundle, workspace)
         if self._infra is not None:
             return
         verify = self._mission.verify
         if verify.commands:
-            files = None if verify.files is None else self._context.suite.at(verify.files)
+            files = None if verify.files is None else self.context.suite.at(verify.files)
             verified = self.place / "verified"
-            put_back, left_out = lay_out(workspace, given, final.id, verify, files, verified)
-            beside = lay_beside(verify, self._context.suite.at, self.place / "beside")
+            put_back, left_out = lay_out(workspace, self._given, final.id, verify, files, verified)
+            beside = lay_beside(verify, self.context.suite.at, self.place / "beside")
             with self._boxes.over(verified) as boxes:
                 found = check(
                     boxes,
                     verify,
-                    self._context.redactor,
+                    self.context.redactor,
                     provider=self._boxes.provider,
                     policy=self._boxes.policy(verified),
                     beside=beside,
-                    clock=self._context.clock,
+                    clock=self.context.clock,
                 )
             self._checked = msgspec.structs.replace(found, put_back=put_back, left_out=left_out)
             unscored = found.passed is None and found.reward is not None and found.reward.problem
@@ -417,15 +486,17 @@ class _Supervisor:
         artifacts.write_all(
             bundle,
             artifacts.FinishedAttempt(
-                attempt=self._attempt,
-                run_id=self._context.run_id,
-                suite_id=self._context.suite.id,
-                suite_sha256=self._context.suite.sha256,
+                attempt=self.attempt,
+                run_id=self.context.run_id,
+                timeout=self._timeout,
+                policy=cleaned({name: value for name, value in self._policy().items() if value}, self.context.redactor),
+                fork=self._fork,
+                suite_id=self.context.suite.id,
+                suite_sha256=self.context.suite.sha256,
                 mission=self._mission,
-                chain=str(self._context.chain),
+                chain=str(self.context.chain),
                 considered=self._considered,
-                isolation=self._context.isolation,
-                reason=self._reason,
+                isolation=self.context.isolation,
                 detail=self._detail,
                 infra=self._infra,
                 states=tuple(self._states.log),
@@ -433,27 +504,32 @@ class _Supervisor:
                 environment=self._environment,
                 result=self._result,
                 feedback=self._feedback,
-                verified=self._verified(),
+                outcome=self._outcome(),
                 checked=self._checked,
                 unmet=tuple(self._unmet),
                 report=self._trace.report() if self._trace else {},
-                tokens=self._trace.tokens() if self._trace else {},
-                retry_after=retry_after(self._infra, self._context.clock),
-                written_at=isoformat(self._context.clock.now()),
+                tokens=self._trace.tokens.by_source() if self._trace else {},
+                retry_after=retry_after(self._infra, self.context.clock),
+                written_at=isoformat(self.context.clock.now()),
             ),
-            self._context.redactor,
+            self.context.redactor,
+        )
+
+    def _outcome(self) -> AttemptResult:
+        return AttemptResult(
+            claimed=self._feedback.claimed,
+            verified=self._verified(),
+            infra=None if self._infra is None else self._infra.code,
+            reason=self._reason,
+            strategy=str(self._runner.get("runtime", "")),
         )
 
     def ended(self, index_sha256: str) -> Ended:
         infra = self._infra
         return Ended(
-            claimed=self._feedback.claimed,
-            verified=self._verified(),
-            infra=None if infra is None else infra.code,
-            reason=self._reason,
-            strategy=str(self._runner.get("runtime", "")),
+            **self._outcome().members,
             index_sha256=index_sha256,
-            retry_after=retry_after(infra, self._context.clock),
+            retry_after=retry_after(infra, self.context.clock),
             reset_named=infra is not None and "resets_at" in infra.details,
         )
 

@@ -9,7 +9,7 @@ There is only one box and one session, so missions that need different ones cann
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -28,6 +28,7 @@ class Started(msgspec.Struct, frozen=True):
     session: AgentSession
     considered: tuple[CandidateResult, ...]
     environment: EnvironmentRecord | None
+    settings: Mapping[str, Any] = {}
 
 
 def refuse_to_share(runtime: AgentRuntime) -> None:

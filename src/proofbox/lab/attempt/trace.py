@@ -1,11 +1,13 @@
 """The trace of an attempt: its tool calls, its steps, and the figures of its report, recorded from its events.
 
 If the trace cannot record an event, the turn fails. It writes the runtime's events, bounded and redacted, and for each
-step the snapshots of the workspace before and after it (`agents/steps.py`).
+step the snapshots of the workspace before and after it (`agents/steps.py`) and a diff of the two, so that a step can be
+read from the evidence alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,23 +21,23 @@ from proofbox.agents.events import (
     Integrity,
     ItemStarted,
     Message,
-    RateWindows,
     Retrying,
-    TokenUsage,
     ToolCall,
     TurnStarted,
     Usage,
 )
-from proofbox.agents.steps import StepRecorder
+from proofbox.agents.steps import Step, StepRecorder
 from proofbox.agents.usage import TokenCount
 from proofbox.core.digest import sha256_hex
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import preview, printable
+from proofbox.errors import IoFailed
 from proofbox.evidence.bundle.log import BundleLog
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt.documents import Durations, IntegrityFinding, NoProgress, StepEntry, ToolCallEntry
 from proofbox.lab.attempt.expectations import ObservedCall
 from proofbox.lab.suite.spec import Budget
+from proofbox.workspace.timeline.unified_diff import unified
 from proofbox.workspace.workspace import Workspace
 
 PREVIEW = 2048
@@ -43,6 +45,13 @@ ACTIVITY = 80
 _COMMANDS = ("command", "commandExecution", "command_execution", "Bash")
 """The names that runtimes use for the command tool; activity lines show the command alone."""
 CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
+OUTPUTS, DIFFS = "outputs/{}.txt", "diffs/{}.diff"
+MAX_EVENT_BYTES = 96 << 20
+"""Maximum size of the events. Readers of a bundle refuse logs beyond 128 MiB."""
+CHECK_EVERY = 256
+MAX_DIFF_BYTES = 1 << 20
+MAX_DIFFS_BYTES = 32 << 20
+"""Maximum size of the diff of one step, and of all steps of an attempt."""
 
 
 class Trace:
@@ -61,11 +70,13 @@ class Trace:
         on_tokens: Callable[[int], None],
         *,
         shared: bool = False,
+        reach: Callable[[], tuple[str, ...]] = lambda: (),
     ) -> None:
         self._bundle = bundle
+        self._workspace = workspace
         self._redactor = redactor
         self._attempt = attempt
-        self._recorder = StepRecorder(workspace, first_snapshot, self._keep_step)
+        self._recorder = StepRecorder(workspace, first_snapshot, self._keep_step, reach)
         self._budget = budget
         self._on_budget: Callable[[str], None] | None = on_budget
         self._on_activity = on_activity
@@ -83,13 +94,13 @@ class Trace:
         self.retries: Counter[str] = Counter()
         self.integrity: list[Integrity] = []
         self._tokens = TokenCount(shared=shared)
-        self.windows: RateWindows | None = None
         self.output_bytes = 0
         self.longest_repeat = 0
+        self._diff_bytes = 0
 
     async def __call__(self, event: Event) -> None:
         if not isinstance(event, Delta):
-            self._events.append(self._bounded(event))
+            self._log_event(event)
         match event:
             case TurnStarted():
                 self.turns += 1
@@ -103,8 +114,6 @@ class Trace:
                 self.messages += 1
             case Usage():
                 self._usage(event)
-            case RateWindows():
-                self.windows = event
             case Retrying():
                 self.retries[event.code] += 1
             case Integrity():
@@ -114,8 +123,8 @@ class Trace:
         await self._recorder(event)
 
     @property
-    def steps(self) -> int:
-        return len(self._recorder.steps)
+    def steps(self) -> list[Step]:
+        return self._recorder.steps
 
     def observed_calls(self) -> list[ObservedCall]:
         """Return the tool calls in the form that a mission's conditions are checked against."""
@@ -142,7 +151,7 @@ class Trace:
             "tool_calls_observed": sum(map(_observed, self.calls)),
             "tool_failures": dict(sorted(failures.items())),
             "retries": dict(sorted(self.retries.items())),
-            "steps": self.steps,
+            "steps": len(self.steps),
             "duration_ms": Durations(_percentile(durations, 0.5), _percentile(durations, 0.95)),
             "output_bytes": self.output_bytes,
             "no_progress": NoProgress(self.longest_repeat),
@@ -151,9 +160,9 @@ class Trace:
             "integrity": tuple(IntegrityFinding(each.code, each.message) for each in self.integrity),
         }
 
-    def tokens(self) -> dict[str, TokenUsage]:
-        """Return the totals over all threads, by source."""
-        return self._tokens.by_source()
+    @property
+    def tokens(self) -> TokenCount:
+        return self._tokens
 
     def _usage(self, event: Usage) -> None:
         self._tokens.add(event)
@@ -204,15 +213,37 @@ class Trace:
         what = command if command and kind in _COMMANDS else f"{kind} {command}"
         return printable(" ".join(self._redactor.preview(what, ACTIVITY)[0].split()))
 
-    def _keep_step(self, entry: Mapping[str, Any]) -> None:
-        self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **entry)))
+    def _log_event(self, event: Event) -> None:
+        due = self._events.count % CHECK_EVERY == CHECK_EVERY - 1
+        if due and os.path.getsize(self._bundle.path / EVENTS) > MAX_EVENT_BYTES:
+            raise IoFailed(f"{EVENTS} exceeds {MAX_EVENT_BYTES} bytes", op="record")
+        self._events.append(self._bounded(event))
 
-    def _keep(self, output: bytes) -> str:
-        """Store a whole output once, under its digest, and return the digest."""
-        digest = sha256_hex(output)
-        if digest not in self._kept:
-            self._kept.add(digest)
-            self._bundle.write_bytes(f"outputs/{digest}.txt", output)
+    def _keep_step(self, entry: Mapping[str, Any]) -> None:
+        diff: dict[str, Any] = self._diff(entry["step"]) if "step" in entry else {}
+        self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **entry, **diff)))
+
+    def _diff(self, step: Step) -> dict[str, str]:
+        """Store what a step changed, and return the members of its entry that say where, or why it is not stored."""
+        if step.snapshot_before == step.snapshot_after:
+            return {}
+        lines = self._workspace.compare(step.snapshot_before, step.snapshot_after, unified)
+        text = "".join(f"{line.text}\n" for line in lines)
+        data = self._redactor.redact(text).encode("utf-8", "replace")
+        if len(data) > MAX_DIFF_BYTES:
+            return {"diff_omitted": f"it has {len(data)} bytes; the limit is {MAX_DIFF_BYTES}"}
+        if self._diff_bytes + len(data) > MAX_DIFFS_BYTES:
+            return {"diff_omitted": f"the diffs of earlier steps reached the limit of {MAX_DIFFS_BYTES} bytes"}
+        self._diff_bytes += len(data)
+        return {"diff_sha256": self._keep(data, DIFFS)}
+
+    def _keep(self, data: bytes, name: str = OUTPUTS) -> str:
+        """Store an output or a diff once, under its digest, and return the digest."""
+        digest = sha256_hex(data)
+        path = name.format(digest)
+        if path not in self._kept:
+            self._kept.add(path)
+            self._bundle.write_bytes(path, data)
         return digest
 
     def _bounded(self, event: Event) -> Mapping[str, Any]:

@@ -25,12 +25,10 @@ from proofbox.evidence.bundle.directory import BundleDirectory
 from proofbox.evidence.bundle.paths import MAX_LOG_BYTES, read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.trace import CALLS, EVENTS
+from proofbox.lab.attempt.trace import CALLS, EVENTS, OUTPUTS
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
 from proofbox.lab.run.closing import UNREADABLE, stated
-from proofbox.lab.run.conductor import find_run
-from proofbox.lab.run.ledger import Attempt, Ended, Ledger
-from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.run.ledger import Attempt, Ended
 
 MAX_BYTES = 16 << 20
 MAX_CALLS = 20
@@ -60,17 +58,14 @@ def explain_attempt(id: str, *, run: str | os.PathLike[str] = "out") -> Explanat
 
         print("\\n".join(proofbox.explain_attempt("answer.1", run="out").lines))
 
-    `id` is the attempt's id, or a unique prefix of it. `run` is the run's directory, or an output directory, for its
+    `id` is the attempt's id, a unique prefix of it, or the directory of its evidence. `run` is the run's directory, or an output directory, for its
     last run. The lines quote the agent: escape them before printing them to a terminal.
     """
-    out, run_id = find_run(Path(run))
-    place = out / run_id
-    with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
-        attempt = ledger.attempt(id)
-        replacement = next((each.id for each in ledger.attempts() if each.parent == attempt.id), None)
-    why_not = doubt(attempt, place / attempt.path)
-    lines = explain(attempt, place / attempt.path, doubt=why_not, replacement=replacement)
-    return Explanation(attempt=AttemptFacts.of(attempt, place), doubt=why_not, lines=tuple(lines))
+    from proofbox.lab.reports.stored_attempts import find_attempt  # which itself asks for doubts
+
+    found = find_attempt(id, Path(run))
+    lines = explain(found.attempt, found.bundle, doubt=found.doubt, replacement=found.replacement)
+    return Explanation(attempt=AttemptFacts.of(found.attempt, found.bundle), doubt=found.doubt, lines=tuple(lines))
 
 
 def read_documents(bundle: Path) -> dict[str, Any]:
@@ -110,8 +105,7 @@ def doubt(attempt: Attempt, bundle: Path) -> str | None:
     recorded = attempt.result
     if says is None:
         return None if recorded.infra is not None else "it states no result"
-    names = ("claimed", "verified", "infra", "reason")
-    if any(getattr(says, name) != getattr(recorded, name) for name in names):
+    if says.members != recorded.members:
         return "its result differs from the one in the run's ledger"
     return None
 
@@ -270,7 +264,7 @@ def _output(call: dict[str, Any], bundle: Path) -> str:
     if call["output_sha256"] is None:
         return preview
     try:
-        return read_bounded(bundle / "outputs" / f"{call['output_sha256']}.txt", MAX_BYTES).decode("utf-8", "replace")
+        return read_bounded(bundle / OUTPUTS.format(call["output_sha256"]), MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 

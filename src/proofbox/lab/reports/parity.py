@@ -14,20 +14,21 @@ import msgspec
 from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.documents import tree
 from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.result import RESULT_MEMBERS, AttemptResult
 from proofbox.lab.attempt.trace import CALLS
 from proofbox.lab.reports.validation import attempts_in
 
 
-class Scored(msgspec.Struct, frozen=True):
+class Scored(AttemptResult, frozen=True, kw_only=True):
     """The parts of an attempt that are scored."""
 
-    claimed: str
-    verified: str
-    infra: str | None
-    reason: str
     calls: tuple[tuple[str, str, int | None], ...]
     """Command, status and exit code of each tool call."""
     tree_sha256: str | None
+
+
+SCORED = [name for name in Scored.__struct_fields__ if name != "strategy"]
+"""The members that must agree; the runs may use different strategies."""
 
 
 class ParityDifference(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ def compare(one: Bundle, other: Bundle) -> list[ParityDifference]:
         for id in sorted(ones.keys() ^ others.keys())
     ]
     for id in sorted(ones.keys() & others.keys()):
-        for name in Scored.__struct_fields__:
+        for name in SCORED:
             a, b = getattr(ones[id], name), getattr(others[id], name)
             if a != b:
                 found.append(ParityDifference(id, name, str(a), str(b)))
@@ -66,12 +67,9 @@ def _scored(attempt: Bundle, report: dict[str, Any]) -> Scored:
     calls = attempt.read_log(CALLS) if CALLS in attempt.artifacts else ()
     left = attempt.read_json(tree.PATH)["tree_sha256"] if tree.PATH in attempt.artifacts else None
     return Scored(
-        report["claimed"],
-        report["verified"],
-        report["infra"],
-        report["reason"],
-        tuple((_bare(call["command"]), call["status"], call["exit_code"]) for call in calls),
-        left,
+        **{name: report[name] for name in RESULT_MEMBERS},
+        calls=tuple((_bare(call["command"]), call["status"], call["exit_code"]) for call in calls),
+        tree_sha256=left,
     )
 
 

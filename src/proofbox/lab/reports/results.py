@@ -88,6 +88,13 @@ def attempts_by_evidence(run: Bundle) -> tuple[list[Attempt], bool]:
     return [attempt for attempt, _ in found], all(complete for _, complete in found)
 
 
+def attempt_by_evidence(bundle: Bundle) -> Attempt:
+    """Return the attempt of a verified bundle with the result that the bundle states."""
+    named = _named(bundle)
+    planned = ScheduledAttempt(str(named["attempt_id"]), "", named.get("parent"), index_sha256=bundle.index_sha256)
+    return _attempt(1, planned, bundle, None, str(named["run_id"]))[0]
+
+
 def _planned(checked: BundleCheck) -> Mapping[str, ScheduledAttempt] | None:
     try:
         return read_schedule(as_bundle(checked).read_log(SCHEDULE))
@@ -122,14 +129,7 @@ def _attempt(
         parent=planned.parent,
         state="ended",
         epoch=int(epoch[1]) if epoch else 0,
-        worker=None,
         phase="ended",
-        interrupt=False,
-        not_before=0.0,
-        lane="",
-        planned_at=0.0,
-        claimed_at=None,
-        ended_at=None,
         result=result,
     )
     return found, complete

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.results import Document, ErrorBody
+from proofbox.lab.attempt.result import RESULT_MEMBERS
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.totals import Totals
 from proofbox.lab.run.ledger import Attempt
@@ -30,7 +31,7 @@ class AttemptFacts(msgspec.Struct, frozen=True):
     bundle: str
 
     @classmethod
-    def of(cls, attempt: Attempt, run: Path) -> AttemptFacts:
+    def of(cls, attempt: Attempt, bundle: Path) -> AttemptFacts:
         result = attempt.result
         return cls(
             attempt.id,
@@ -38,12 +39,8 @@ class AttemptFacts(msgspec.Struct, frozen=True):
             attempt.replicate,
             attempt.parent,
             attempt.phase if attempt.state == "claimed" else attempt.state,
-            None if result is None else result.strategy,
-            None if result is None else result.claimed,
-            None if result is None else result.verified,
-            None if result is None else result.infra,
-            None if result is None else result.reason,
-            str(run / attempt.path),
+            **(dict.fromkeys(RESULT_MEMBERS) if result is None else result.members),
+            bundle=str(bundle),
         )
 
 

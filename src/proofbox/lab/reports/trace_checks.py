@@ -16,7 +16,7 @@ from proofbox.agents.events import Usage
 from proofbox.agents.usage import MOST_THREADS, TokenCount
 from proofbox.evidence.bundle.reader import Bundle
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+from proofbox.lab.attempt.trace import CALLS, DIFFS, EVENTS, OUTPUTS, STEPS
 
 Found = tuple[str, str, str]
 MAX_TRACKED = 250_000
@@ -40,13 +40,16 @@ def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool)
         observed += call["source"] == "observed" and call["started"] is True
         foreign = foreign or call["attempt"] != id
         digest = call["output_sha256"]
-        if digest is not None and f"outputs/{digest}.txt" not in bundle.artifacts:
+        if digest is not None and OUTPUTS.format(digest) not in bundle.artifacts:
             yield "output_missing", CALLS, f"the whole output of {str(call['call'])[:_SHOWN]} is missing"
     yield from same(CALLS, "tool_calls", recorded.count, report["tool_calls"])
     yield from same(CALLS, "tool_calls_observed", observed, report["tool_calls_observed"])
     if foreign:
         yield "trace_foreign", CALLS, "a call names another attempt"
     yield from _events(bundle.read_log(EVENTS), recorded, whole=whole)
+    for entry in bundle.read_log(STEPS):
+        if "diff_sha256" in entry and DIFFS.format(entry["diff_sha256"]) not in bundle.artifacts:
+            yield "diff_missing", STEPS, f"the diff of step {entry['step']['n']} is missing"
     yield from _steps((entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry), recorded.count)
 
 

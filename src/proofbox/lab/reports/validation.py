@@ -200,7 +200,7 @@ def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[Found]:
         yield "feedback_ambiguous", artifacts.FEEDBACK, "requires exactly one of result and result_json"
     yield from same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])
     yield from same(artifacts.REPORT, "mission_id", report["mission_id"], attempt["mission_id"])
-    named = f"{attempt['run_id']}.{attempt['attempt_id']}"
+    named = artifacts.bundle_id(attempt["run_id"], attempt["attempt_id"])
     yield from same(artifacts.ATTEMPT, "the bundle's id", bundle.run_id, named)
     recorded_outcome = outcome.parse_outcome(bundle.read_json(outcome.PATH))
     claimed = {"success": "passed", "failure": "failed"}.get(report["claimed"], "unknown")

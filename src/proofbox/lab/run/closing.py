@@ -28,8 +28,7 @@ from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import outcome
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.claims import Claim
-from proofbox.lab.attempt.documents import Verified
+from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.run.ledger import Attempt, Ended
 
 EXIT_TIMEOUT = 10.0
@@ -38,15 +37,10 @@ UNREADABLE = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
 """Errors that a damaged bundle raises when it is read."""
 
 
-class _ReportFields(msgspec.Struct, frozen=True, kw_only=True):
+class _ReportFields(AttemptResult, frozen=True, kw_only=True):
     """The parts of an attempt's report that the ledger stores."""
 
     attempt_id: str
-    claimed: Claim
-    verified: Verified
-    infra: str | None
-    reason: str
-    strategy: str | None
     retry_after: float | None
 
 
@@ -75,7 +69,7 @@ def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
 def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
     """Return the result stated by an attempt's committed bundle; None if it is missing or inconsistent."""
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
-    if not complete or bundle.run_id != f"{run_id}.{attempt_id}" or artifacts.TORN in bundle.artifacts:
+    if not complete or bundle.run_id != artifacts.bundle_id(run_id, attempt_id) or artifacts.TORN in bundle.artifacts:
         return None
     report = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1"), _ReportFields)
     found = outcome.parse_outcome(bundle.read_json(outcome.PATH))
@@ -83,15 +77,7 @@ def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
     same = found.verified.result == {"none": "unknown"}.get(report.verified, report.verified)
     if not held or not same or report.attempt_id != attempt_id:
         return None
-    return Ended(
-        claimed=report.claimed,
-        verified=report.verified,
-        infra=report.infra,
-        reason=report.reason,
-        strategy=report.strategy or "",
-        index_sha256=bundle.index_sha256,
-        retry_after=report.retry_after,
-    )
+    return Ended(**report.members, index_sha256=bundle.index_sha256, retry_after=report.retry_after)
 
 
 def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> None:
@@ -103,7 +89,7 @@ def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, cl
     with BundleWriter.take_over_nested(
         run_dir,
         attempt.path,
-        run_id=f"{run_id}.{attempt.id}",
+        run_id=artifacts.bundle_id(run_id, attempt.id),
         aside=set_aside,
         released=attempt.given_up or _is_unreachable(path),
         redactor=redactor,

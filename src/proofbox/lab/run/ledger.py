@@ -27,6 +27,7 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.documents import declare, require_version
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
+from proofbox.lab.attempt.result import AttemptResult
 
 SCHEMA = "proofbox.ledger/1"
 Standing = Literal["planned", "claimed", "ended"]
@@ -90,15 +91,9 @@ class PlannedAttempt(msgspec.Struct, frozen=True):
     """End it without starting it, because an interrupt was requested for the attempt that it retries."""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class Ended(AttemptResult, frozen=True, kw_only=True):
     """What the ledger records about an ended attempt. The evidence is in its bundle."""
 
-    claimed: Literal["success", "failure", "none"]
-    verified: Literal["passed", "failed", "none"]
-    infra: str | None
-    """The code of the infrastructure failure; None if nothing failed."""
-    reason: str
-    strategy: str
     index_sha256: str
     """Digest of the bundle's index, which ties this record to the evidence."""
     retry_after: float | None = None
@@ -116,19 +111,19 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     mission: str
     replicate: int
-    parent: str | None
+    parent: str | None = None
     state: Standing
-    epoch: int
-    worker: str | None
-    phase: str
-    interrupt: bool
-    not_before: float
-    lane: str
-    planned_at: float
+    epoch: int = 0
+    worker: str | None = None
+    phase: str = "planned"
+    interrupt: bool = False
+    not_before: float = 0.0
+    lane: str = ""
+    planned_at: float = 0.0
     """Seconds since the epoch, like the two below."""
-    claimed_at: float | None
-    ended_at: float | None
-    result: Ended | None
+    claimed_at: float | None = None
+    ended_at: float | None = None
+    result: Ended | None = None
 
     @property
     def given_up(self) -> bool:

@@ -162,7 +162,7 @@ def surroundings(
         run_dir=out / plan.run_id,
         work=out / WORK / plan.run_id,
         suite=plan.suite(),
-        templates=Templates(out / WORK / plan.run_id / TEMPLATES, owner, clock),
+        make_workspace=Templates(out / WORK / plan.run_id / TEMPLATES, owner, clock).fork,
         chain=plan.parsed_chain(),
         registry=installed(),
         settings=plan.runtime_settings(),
@@ -189,8 +189,11 @@ def credential_of(plan: Plan) -> str | None:
 
 
 def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
-    """Return a redactor for the secrets this process could leak: keys named in settings, and secret-like variables."""
-    keys = _key_names(plan)
+    return redactor_for(_key_names(plan), env)
+
+
+def redactor_for(keys: Sequence[str], env: Mapping[str, str]) -> Redactor:
+    """Return a redactor for the secrets this process could leak: the variables `keys`, and secret-like variables."""
     # A shorter value is likely a word, as in `SIGNING_KEY=release`, and would redact ordinary text.
     long = {name: value for name, value in env.items() if name in keys or len(value) >= SHORTEST_SECRET}
     return Redactor.from_environment(long, keys)

@@ -28,6 +28,7 @@ from proofbox.errors import CorruptError, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.listing import ListedRun, describe
 from proofbox.evidence.bundle.paths import INDEX, MAX_STATUS_BYTES, list_runs, read_bounded
 from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.adhoc.home import HOME_SUFFIX, attempts_dir
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.run.pressure import size_of
@@ -41,7 +42,7 @@ from proofbox.workspace.model import exact
 PIN_SUFFIX = ".pin"
 STARTING = 3600.0
 """Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
-Kind = Literal["run", "work", "session", "schema_cache"]
+Kind = Literal["run", "work", "attempt", "home", "session", "schema_cache"]
 _RESUMABLE = "its run can be resumed"
 
 
@@ -49,7 +50,8 @@ class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
     """A removable item on disk, and why it is removed or kept."""
 
     kind: Kind
-    """`run`: evidence. `work`: working files of a run. `session`: what is left of a sandbox session.
+    """`run`: evidence. `work`: working files of a run. `attempt`: evidence of an attempt of `runtime try`, in the state
+    directory. `home`: the files that its agent kept for itself. `session`: what is left of a sandbox session.
     `schema_cache`: cached schemas of an agent's protocol."""
     path: str
     path_b64: str | None = None
@@ -88,7 +90,7 @@ def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionIte
     if out.is_dir():
         found = list(_runs(out, rules, now))
         found += _work(out, {item.place.name for item in found if item.free})
-    return [*found, *_sessions(now), *_caches()]
+    return [*found, *_made_by_hand(rules, now), *_sessions(now), *_caches()]
 
 
 def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, ...]]:
@@ -112,7 +114,7 @@ def _collect(item: RetentionItem) -> RetentionItem:
     path = item.place
     if item.kind == "session":
         return _collect_session(item)
-    if item.kind == "schema_cache":
+    if item.kind in ("attempt", "home", "schema_cache"):
         return msgspec.structs.replace(item, left=_remove(path))
     out = path.parent if item.kind == "run" else path.parent.parent
     lock = conductor_lock(out, path.name)
@@ -211,6 +213,21 @@ def _runs(out: Path, rules: RetentionRules, now: datetime) -> Iterator[Retention
         stays = _protected(run, rules)
         free = bool(why) and not stays
         yield _item("run", run.path, run.size, free, stays or why or "within the limits")
+
+
+def _made_by_hand(rules: RetentionRules, now: datetime) -> Iterator[RetentionItem]:
+    """Yield attempts of `runtime try` in the state directory, and agents' homes, oldest first. Only age counts."""
+    for path in sorted(attempts_dir().iterdir()):
+        kind: Kind = "home" if path.name.endswith(HOME_SUFFIX) else "attempt"
+        if not is_id(path.name.removesuffix(HOME_SUFFIX), "attempt"):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            age = now.timestamp() - path.stat().st_mtime
+            state = describe(os.fspath(path)).state if kind == "attempt" else ""
+            running = state == "in_progress" or (state == "unreadable" and age < STARTING)
+            old = rules.older_than is not None and age > rules.older_than and not running
+            why = f"older than {rules.older_than:g} s" if old else "in progress" if running else "within the limits"
+            yield _item(kind, path, size_of(path, 1 << 62), old, why)
 
 
 def _protected(run: _Run, rules: RetentionRules) -> str:

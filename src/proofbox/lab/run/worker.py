@@ -132,7 +132,7 @@ class Worker:
             await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
             with contextlib.suppress(OSError):  # the limiter learns it from the next attempt
                 await run_sync(self._learn, ended, began, limiter=self._asking)
-            self._emit(attempt, "ended", **_result_fields(ended))
+            self._emit(attempt, "ended", **ended.members)
         except LeaseLost as error:
             self._emit(attempt, "lost", message=error.message)
         except Exception as error:  # no bundle, or the ledger failed: the other attempts continue
@@ -188,11 +188,6 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):  # events are optional
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
-
-
-def _result_fields(ended: Ended) -> dict[str, Any]:
-    names = ("claimed", "verified", "infra", "reason", "strategy")
-    return {name: getattr(ended, name) for name in names}
 
 
 def main(argv: list[str]) -> None:

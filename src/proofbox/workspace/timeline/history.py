@@ -15,9 +15,12 @@ _SHORTEST = 4
 
 
 class History:
-    """The history, oldest first. Reads from the store each time, because another process may have added events."""
+    """The history, oldest first. Reads from the store each time, because another process may have added events.
 
-    def __init__(self, store: ObjectStore, workspace_id: str) -> None:
+    Without a workspace's id, it is the history of all workspaces that use or used the store.
+    """
+
+    def __init__(self, store: ObjectStore, workspace_id: str | None) -> None:
         self._store = store
         self._workspace = workspace_id
         self._decode = msgspec.json.Decoder(Snapshot).decode
@@ -63,7 +66,7 @@ class History:
                 snapshot = self._decode(event)
             except msgspec.MsgspecError as error:
                 raise WorkspaceCorrupt(f"malformed event: {error}", op="store") from error
-            if snapshot.workspace == self._workspace:
+            if self._workspace is None or snapshot.workspace == self._workspace:
                 yield snapshot
 
 

@@ -1,4 +1,4 @@
-"""`attempt`: show single attempts, from their evidence, and interrupt them."""
+"""`attempt`: show single attempts, from their evidence, show what their steps changed, and interrupt them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -17,8 +17,11 @@ from proofbox.core.text import printable
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
 from proofbox.lab.run.ledger import Ledger
 
+if TYPE_CHECKING:
+    from proofbox.lab.reports.stored_attempts import StoredAttempt
+
 Run = Annotated[Path, Parameter(name="--run", help="A run's directory, or an --out directory, for its last run.")]
-Id = Annotated[str, Parameter(help="An attempt's id, or a unique prefix of it.")]
+Id = Annotated[str, Parameter(help="An attempt's id or a unique prefix of it, or the directory of its evidence.")]
 
 
 class AttemptsDocument(Document, frozen=True, kw_only=True):
@@ -34,6 +37,15 @@ class AttemptDocument(Document, frozen=True, kw_only=True):
     """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
     documents: dict[str, Any]
     """The JSON artifacts of its bundle, by name."""
+
+
+class AttemptDiffDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.attempt_diff/1"
+    attempt_id: str
+    step: int | None
+    """The number of the step; null: the whole attempt."""
+    diff: str
+    """What changed, as a redacted unified diff; empty if nothing changed."""
 
 
 class InterruptDocument(Document, frozen=True, kw_only=True):
@@ -64,7 +76,7 @@ def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
 
     with _ledger(run) as (ledger, place):
         results = read_run(place, ledger)
-    found = tuple(AttemptFacts.of(each, place) for each in results.attempts)
+    found = tuple(AttemptFacts.of(each, place / each.path) for each in results.attempts)
     rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "CLAIMED", "VERIFIED", "REASON", "INFRA")]
     for each in found:
         cells = (each.claimed, each.verified, each.reason, each.infra)
@@ -78,14 +90,13 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
 
     For example:
       proofbox attempt show answer.1 --run out
+      proofbox attempt show t1
     """
-    from proofbox.lab.reports.explain import doubt, read_documents
+    from proofbox.lab.reports.explain import read_documents
 
-    with _ledger(run) as (ledger, place):
-        attempt = ledger.attempt(id)
-    facts = AttemptFacts.of(attempt, place)
-    documents = read_documents(place / attempt.path)
-    why_not = doubt(attempt, place / attempt.path)
+    found = find(run, id)
+    facts, why_not = AttemptFacts.of(found.attempt, found.bundle), found.doubt
+    documents = read_documents(found.bundle)
     text = [] if why_not is None else [f"its evidence is invalid: {why_not}"]
     text += [f"{name}: {getattr(facts, name)}" for name in AttemptFacts.__struct_fields__]
     text += ["documents: " + ", ".join(sorted(documents))]
@@ -99,6 +110,7 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
 
     For example:
       proofbox attempt explain answer.1 --run out
+      proofbox attempt explain t1
     """
     from proofbox.lab.reports.explain import explain_attempt
 
@@ -107,6 +119,28 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
 
 def _show_explanation(found: Explanation, *, json: bool) -> int:
     show(found, lambda: printable("\n".join(found.lines)), as_json=json)
+    return 0
+
+
+def diff(
+    id: Id,
+    *,
+    step: Annotated[int | None, Parameter(name="--step", help="Only what this step changed.")] = None,
+    run: Run = Path("out"),
+    json: flags.Json = False,
+) -> int:
+    """Show what an attempt changed in its workspace, or what one of its steps changed, from its evidence.
+
+    For example:
+      proofbox attempt diff answer.1 --run out
+      proofbox attempt diff t1 --step 2
+    """
+    from proofbox.lab.reports.steps import diff_attempt
+
+    found = find(run, id)
+    text = diff_attempt(found.bundle, step)
+    document = AttemptDiffDocument(attempt_id=found.attempt.id, step=step, diff=text)
+    show(document, lambda: printable(text.removesuffix("\n")) or "no difference", as_json=json)
     return 0
 
 
@@ -122,7 +156,7 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 
     with _ledger(run, read_only=False) as (ledger, place):
         attempt = ledger.interrupt(id)
-    facts = AttemptFacts.of(attempt, place)
+    facts = AttemptFacts.of(attempt, place / attempt.path)
     conducted = is_conducted(place.parent, place.name)
     if attempt.state == "ended":
         words = "it has already ended" + (" and is not retried" if attempt.interrupt else "")
@@ -145,3 +179,10 @@ def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path
     out, run_id = find_run(run)
     with Ledger(ledger_path(out, run_id), read_only=read_only) as ledger:
         yield ledger, out / run_id
+
+
+def find(run: Path, id: str) -> StoredAttempt:
+    """Find the attempt that the arguments of a command name."""
+    from proofbox.lab.reports.stored_attempts import find_attempt
+
+    return find_attempt(id, run)

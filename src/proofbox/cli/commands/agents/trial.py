@@ -1,4 +1,4 @@
-"""`runtime try` and `runtime fork`: give an agent in a box one prompt, and continue from one of its steps."""
+"""`runtime try`: give an agent in a box one prompt. Its flags are also those of `attempt fork`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import io
 import shlex
 import sys
 import tomllib
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
+import msgspec
 from cyclopts import Parameter
 
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.environment import EnvironmentRecord
-from proofbox.agents.events import ApprovalDecision, Event, FileChange, Message, Notice, Retrying, TokenUsage, ToolCall
+from proofbox.agents.events import (
+    ApprovalDecision,
+    Event,
+    FileChange,
+    Message,
+    Notice,
+    Retrying,
+    TokenUsage,
+    ToolCall,
+)
 from proofbox.agents.steps import Step
 from proofbox.agents.strategies import CandidateResult
-from proofbox.agents.trials.fork import fork_trial
-from proofbox.agents.trials.result import CallMade, ForkedFrom, Status, Trial, TrialFailure, TrialRequest
-from proofbox.agents.trials.trial import run_trial
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.progress import watched
@@ -31,14 +34,18 @@ from proofbox.core.text import preview, printable
 from proofbox.core.toml import parse_toml
 from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
+from proofbox.lab.attempt.adhoc.request import AttemptFailure, AttemptOptions, AttemptRun, CallMade, Status
+from proofbox.lab.attempt.claims import Claim
+from proofbox.lab.attempt.documents import ForkedFrom, IntegrityFinding
+from proofbox.lab.attempt.result import Verified
 
 LINE = 160
 PROMPT_LIMIT = 4 << 20
 
 
 @dataclass(frozen=True)
-class TrialFlags:
-    """Flags of a trial, whether new or forked from another trial."""
+class AttemptFlags:
+    """Flags of an attempt made by hand, whether new or forked from another attempt."""
 
     prompt: Annotated[
         str | None,
@@ -65,7 +72,8 @@ class TrialFlags:
         float | None, Parameter(name="--stall-timeout", help="End the turn after this many seconds without activity.")
     ] = None
     out: Annotated[
-        Path | None, Parameter(name="--out", help="A new directory for the record, which a fork can start from.")
+        Path | None,
+        Parameter(name="--out", help="A new directory for the evidence. Default: one in your state directory."),
     ] = None
     env: Annotated[
         tuple[str, ...],
@@ -92,23 +100,29 @@ class TrialFlags:
         bool, Parameter(name="--no-sandbox", negative="", help="Run the agent outside any box; the record says so.")
     ] = False
 
-    def request(self, workspace: Path, box: flags.BoxFlags, required: tuple[str, ...] = ()) -> TrialRequest:
-        return TrialRequest(
-            prompt=_prompt(self.prompt, self.prompt_file),
-            workspace=workspace,
-            strategies=self.strategies,
-            required=required,
-            flags=self._settings(),
-            provider=self.provider,
-            policy=box.options(),
-            env=self.env,
-            grants=self.grant,
-            approvals=_approvals(self.approval),
-            sandboxed=not self.no_sandbox,
-            timeout=_seconds(self.timeout),
-            stall_timeout=_seconds(self.stall_timeout),
-            out=self.out,
-        )
+    @property
+    def has_prompt(self) -> bool:
+        return self.prompt is not None or self.prompt_file is not None
+
+    def read_prompt(self) -> str:
+        return _prompt(self.prompt, self.prompt_file)
+
+    def options(self, box: flags.BoxFlags, required: tuple[str, ...] = (), *, json: bool) -> AttemptOptions:
+        return {
+            "strategies": self.strategies,
+            "required": required,
+            "settings": self._settings(),
+            "provider": self.provider,
+            "policy": box.options(),
+            "env": self.env,
+            "grants": self.grant,
+            "approvals": _approvals(self.approval),
+            "sandboxed": not self.no_sandbox,
+            "timeout": _seconds(self.timeout),
+            "stall_timeout": _seconds(self.stall_timeout),
+            "out": self.out,
+            "on_event": _progress if watched(as_json=json) else None,
+        }
 
     def _settings(self) -> dict[str, Any]:
         """Collect the runtime settings from flags and from --set."""
@@ -132,19 +146,27 @@ class TrialFlags:
         return {name: value for name, value in settings.items() if value is not None}
 
 
-NO_FLAGS = TrialFlags()
-TrialArgs = Annotated[TrialFlags, Parameter(name="*")]
+NO_FLAGS = AttemptFlags()
+AttemptArgs = Annotated[AttemptFlags, Parameter(name="*")]
 
 
-class TrialDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.trial/1"
-    trial: str
+class TryDocument(Document, frozen=True, kw_only=True):
+    """The members of an `AttemptRun`."""
+
+    schema: str = "proofbox.runtime_try/1"
+    attempt_id: str
+    mission_id: str
     strategy: str
+    claimed: Claim
+    verified: Verified
+    infra: str | None
+    reason: str
+    bundle: str
+    status: Status
+    """`completed`: the agent finished its turn, and its files are sealed. `interrupted`: it was stopped."""
+    error: AttemptFailure | None
     version: str
     chain: tuple[CandidateResult, ...]
-    status: Status
-    """`completed`: the agent finished its turn, and its files are sealed. `interrupted`: the trial was stopped."""
-    error: TrialFailure | None
     final_message: str
     tool_calls: tuple[CallMade, ...]
     steps: tuple[Step, ...]
@@ -155,24 +177,17 @@ class TrialDocument(Document, frozen=True, kw_only=True):
     snapshot_before: str
     snapshot_after: str
     session: dict[str, Any]
-    environment: EnvironmentRecord
-    integrity: tuple[dict[str, Any], ...]
-    rate_windows: tuple[dict[str, Any], ...]
+    integrity: tuple[IntegrityFinding, ...]
+    calls_complete: bool
+    """False: calls may be missing from `tool_calls`; `integrity` states the reason."""
     duration_ms: float
-    record: str | None
     fork: ForkedFrom | None
-    """The trial and step that it was forked from; null: not a fork."""
-    runtime_reported: tuple[str, ...]
-
-    @classmethod
-    def of(cls, trial: Trial) -> TrialDocument:
-        names = set(cls.__struct_fields__) & set(Trial.__struct_fields__)
-        return cls(ok=trial.status == "completed", **{name: getattr(trial, name) for name in names})
+    """The attempt and step that it was forked from; null: not a fork."""
 
 
 def try_(
     *,
-    trial: TrialArgs = NO_FLAGS,
+    attempt: AttemptArgs = NO_FLAGS,
     workspace: Annotated[
         Path, Parameter(name="--workspace", help="The directory the agent works on; its history is recorded.")
     ] = Path(),
@@ -183,47 +198,22 @@ def try_(
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Give one prompt to an agent in a box over a workspace, and record every step. Exit code 1 if the turn fails.
+    """Give one prompt to an agent in a box over a workspace, and record the attempt. Exit code 1 if the turn fails.
 
-    Without --strategies, the workspace's config.toml, then PROOFBOX_STRATEGIES decide; the default is scripted.
+    Without --strategies, the workspace's config.toml, then PROOFBOX_STRATEGIES decide; the default is scripted. The
+    evidence has the format of a suite's attempt: see `attempt explain`, `attempt diff` and `attempt fork`.
 
     For example:
       proofbox runtime try --strategies codex_app_server --prompt "fix the failing test" --workspace project --out t1
       proofbox runtime try --strategies scripted --script play.toml --prompt go --json
       proofbox runtime try --strategies process --command 'my-agent --quiet' --prompt-file task.md
     """
-    return _run_and_show(partial(run_trial, trial.request(workspace, box, require)), json)
+    from proofbox.lab.attempt.adhoc.run import run_attempt
 
-
-def fork(
-    record: Annotated[Path, Parameter(help="The --out directory of a trial.")],
-    /,
-    *,
-    step: Annotated[int, Parameter(name="--step", help="The step to continue from; 0 is the start of the trial.")],
-    trial: TrialArgs = NO_FLAGS,
-    workspace: Annotated[
-        Path | None, Parameter(name="--workspace", help="The new workspace. Default: next to the record.")
-    ] = None,
-    box: flags.Box = flags.NO_BOX_FLAGS,
-    json: flags.Json = False,
-) -> int:
-    """Continue from a step of a recorded trial, with its files in a new workspace and the agent's thread.
-
-    The fork is exact if the turn ended at that step. Within a turn, it uses the thread from before the turn, and the
-    record says so. Strategy, settings and box are those of the trial unless a flag overrides them.
-
-    For example:
-      proofbox runtime fork t1 --step 3 --prompt "now try it without the cache" --out t2
-    """
-    request = trial.request(workspace or _beside(record, step), box)
-    return _run_and_show(partial(fork_trial, record, step, request), json)
-
-
-def _run_and_show(run: Callable[..., Coroutine[Any, Any, Trial]], json: bool) -> int:
-    progress = _progress if watched(as_json=json) else None
-    trial = anyio.run(partial(run, on_event=progress))
-    show(TrialDocument.of(trial), lambda: _summary(trial), as_json=json)
-    return 0 if trial.status == "completed" else 1
+    run = run_attempt(attempt.read_prompt(), workspace, **attempt.options(box, require, json=json))
+    ok = run.status == "completed"
+    show(TryDocument(ok=ok, **msgspec.structs.asdict(run)), lambda: summary(run), as_json=json)
+    return 0 if ok else 1
 
 
 async def _progress(event: Event) -> None:
@@ -249,21 +239,21 @@ def _line(text: str) -> str:
     return preview(printable(" ".join(text.split())), LINE)[0]
 
 
-def _summary(trial: Trial) -> str:
-    lines = [trial.final_message.strip(), ""] if trial.final_message.strip() else []
-    amount = f"{counted(len(trial.tool_calls), 'tool call')}, {counted(len(trial.steps), 'step')}"
-    lines.append(f"{trial.strategy} {trial.status}: {amount}")
-    if trial.error is not None:
-        lines += [f"error: {trial.error.code}: {trial.error.message}", *(f"  fix: {h}" for h in trial.error.fix_hints)]
-    lines += [f"skipped {each.strategy}: {each.reason}" for each in trial.chain if each.code]
-    lines += [f"integrity: {found['code']}: {found['message']}" for found in trial.integrity]
-    if trial.fork is not None and not trial.fork.exact:
-        lines.append(f"fork: {trial.fork.why}")
-    if not trial.session.get("sandboxed", True):
+def summary(run: AttemptRun) -> str:
+    """Describe an attempt made by hand in a few lines."""
+    lines = [run.final_message.strip(), ""] if run.final_message.strip() else []
+    amount = f"{counted(len(run.tool_calls), 'tool call')}, {counted(len(run.steps), 'step')}"
+    lines.append(f"{run.strategy} {run.status}: {amount}")
+    if run.error is not None:
+        lines += [f"error: {run.error.code}: {run.error.message}", *(f"  fix: {h}" for h in run.error.fix_hints)]
+    lines += [f"skipped {each.strategy}: {each.reason}" for each in run.chain if each.code]
+    lines += [f"integrity: {found.code}: {found.message}" for found in run.integrity]
+    if run.fork is not None and not run.fork.exact:
+        lines.append(f"fork: {run.fork.why}")
+    if not run.session.get("sandboxed", True):
         lines.append("the agent ran outside any box")
-    lines.append(f"files: {trial.snapshot_before[:12]} → {trial.snapshot_after[:12]} in {trial.workspace}")
-    if trial.record is not None:
-        lines.append(f"record: {trial.record}")
+    lines.append(f"files: {run.snapshot_before[:12]} → {run.snapshot_after[:12]} in {run.workspace}")
+    lines.append(f"evidence: {run.bundle}")
     return printable("\n".join(lines))
 
 
@@ -316,12 +306,3 @@ def _seconds(value: float | None) -> float | None:
     if value is not None and not 0 < value < 10_000_000:
         raise UsageError("a timeout must be a positive number of seconds", op="runtime", fix_hints=["--timeout 600"])
     return value
-
-
-def _beside(record: Path, step: int) -> Path:
-    base = record.resolve()
-    for number in range(1, 10_000):
-        path = base.parent / f"{base.name}-step{step}{'' if number == 1 else f'-{number}'}"
-        if not path.exists():
-            return path
-    raise UsageError("found no free name for the new workspace", op="runtime fork", fix_hints=["--workspace DIR"])

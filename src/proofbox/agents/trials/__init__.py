@@ -1,1 +1,0 @@
-"""Trials: one prompt to one agent on a workspace, with a record of every step."""

@@ -1,0 +1,80 @@
+"""The steps of an attempt, and what each changed, from the attempt's evidence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from shlex import quote
+
+import msgspec
+from msgspec import UNSET
+
+from proofbox.agents.steps import Step
+from proofbox.errors import AttemptUnknown, BundleArtifactAbsent, NotFoundError, StepDiffOmitted
+from proofbox.evidence.bundle.reader import Bundle, load_bundle
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.documents import StepEntry
+from proofbox.lab.attempt.trace import DIFFS, STEPS
+
+
+def diff_attempt(attempt: str | os.PathLike[str], step: int | None = None) -> str:
+    """Return what an attempt changed in its workspace, or what one of its steps changed, as a unified diff.
+
+        print(proofbox.diff_attempt("t1", step=2))
+
+    `attempt` is the directory of an attempt's bundle, of a suite or made by hand. The diff comes from the verified
+    bundle alone and is redacted; it is empty if nothing changed. Raises `StepDiffOmitted` if the step changed more than
+    the evidence keeps.
+    """
+    bundle = load_attempt(Path(attempt))
+    if step is None:
+        return bundle.read_bytes(artifacts.FINAL_DIFF).decode("utf-8", "replace")
+    _, entry = _find(bundle, step)
+    if entry.diff_omitted is not UNSET:
+        raise StepDiffOmitted(
+            f"the diff of step {step} is not part of the evidence: {entry.diff_omitted}",
+            op="attempt diff",
+            fix_hints=[
+                f"restore the files of the step: proofbox attempt fork {quote(bundle.path)} --step {step} DIR",
+            ],
+        )
+    if entry.diff_sha256 is UNSET:
+        return ""
+    return bundle.read_bytes(DIFFS.format(entry.diff_sha256)).decode("utf-8", "replace")
+
+
+def load_attempt(path: Path) -> Bundle:
+    """Load and verify the bundle of one attempt. Raises `AttemptUnknown` if the bundle is not that of an attempt."""
+    bundle = load_bundle(path)
+    if artifacts.ATTEMPT not in bundle.artifacts and artifacts.TORN not in bundle.artifacts:
+        raise AttemptUnknown(
+            f"{path} is not the bundle of an attempt",
+            op="attempt",
+            fix_hints=["name an attempt of the run: proofbox attempt list RUN"],
+        )
+    return bundle
+
+
+def step_of(bundle: Bundle, number: int) -> Step:
+    """Return a step by its number. Raises `NotFoundError` if the attempt has no such step."""
+    step, _ = _find(bundle, number)
+    ends = {each.turn_end.last_step for each in _entries(bundle) if each.turn_end is not UNSET}
+    return msgspec.structs.replace(step, ends_turn=number in ends)
+
+
+def _find(bundle: Bundle, number: int) -> tuple[Step, StepEntry]:
+    last = 0
+    for entry in _entries(bundle):
+        if entry.step is not UNSET:
+            last = entry.step.n
+            if last == number:
+                return entry.step, entry
+    hints = [f"choose a step from 1 to {last}"] if last else ["it has no steps: see proofbox attempt explain"]
+    raise NotFoundError(f"the attempt has no step {number}", op="attempt", fix_hints=hints)
+
+
+def _entries(bundle: Bundle) -> list[StepEntry]:
+    try:
+        return [msgspec.convert(entry, StepEntry) for entry in bundle.read_log(STEPS)]
+    except BundleArtifactAbsent:
+        return []
