@@ -136,48 +136,16 @@ GROUPS = {
 }
 
 
-def root_help() -> str:
-    lines = [
-        "Usage: proofbox COMMAND [OPTIONS]",
-        "",
-        "Run coding agents in a box, and keep the proof.",
-        "",
-        "Commands:",
-    ]
-    seen: dict[str, str] = {}
-    for command in COMMANDS:
-        group, _, rest = command.path.partition(" ")
-        seen.setdefault(group, GROUPS[group] if rest else command.summary)
-    lines += [f"  {name:<12} {summary}" for name, summary in seen.items()]
-    lines += [
-        "",
-        "Every command accepts --json (one document on stdout) and --help.",
-        "",
-        "Examples:",
-        "  proofbox exec -- ls -l                 run a command in the best available sandbox",
-        "  proofbox exec --json --timeout 60 -- pytest -q",
-        "  proofbox session start                 start a lasting box; then: session exec ID -- COMMAND",
-        "  proofbox runtime try --prompt TEXT --workspace DIR --out RECORD",
-        "  proofbox verify out                    check the evidence of the last run",
-    ]
-    return "\n".join(lines)
-
-
-def group_help(group: str) -> str:
-    lines = [f"Usage: proofbox {group} COMMAND [OPTIONS]", "", GROUPS[group], "", "Commands:"]
-    for command in COMMANDS:
-        name, _, rest = command.path.partition(" ")
-        if name == group:
-            lines.append(f"  {rest:<12} {command.summary}")
-    return "\n".join([*lines, "", f"For flags and examples: proofbox {group} COMMAND --help"])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words in (["--help"], ["-h"], ["help"]):
+        from proofbox.cli.help import root_help
+
         print(root_help())
         return 0
     if words[0] in GROUPS and words[1:] in ([], ["--help"], ["-h"]):
+        from proofbox.cli.help import group_help
+
         print(group_help(words[0]))
         return 0
     if words == ["--version"]:

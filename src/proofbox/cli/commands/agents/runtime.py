@@ -7,7 +7,6 @@ from typing import Annotated
 
 import anyio
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
 from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe
@@ -16,6 +15,7 @@ from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import decide_chain
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.config.settings import load
 from proofbox.core.text import printable
@@ -76,9 +76,7 @@ def check(
     /,
     *,
     provider: flags.Provider = None,
-    only: Annotated[
-        tuple[str, ...], Parameter(name="--only", negative="", help="A check, or a group of checks. Repeatable.")
-    ] = (),
+    only: Annotated[tuple[str, ...], Parameter(name="--only", help="A check, or a group of checks. Repeatable.")] = (),
     json: flags.Json = False,
 ) -> int:
     """Run the conformance suite on a runtime. Exit code 1 when a check fails.

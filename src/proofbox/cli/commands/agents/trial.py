@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
-from cyclopts import Parameter
 
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.environment import EnvironmentRecord
@@ -25,6 +24,7 @@ from proofbox.agents.trials.result import CallMade, ForkedFrom, Status, Trial, T
 from proofbox.agents.trials.trial import run_trial
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
 from proofbox.core.files.plain import open_plain
 from proofbox.core.text import preview, printable
@@ -56,7 +56,7 @@ class TrialFlags:
     command: Annotated[str | None, Parameter(name="--command", help="The command line for the process agent.")] = None
     set_: Annotated[
         tuple[str, ...],
-        Parameter(name="--set", negative="", help="NAME=VALUE: a setting of the runtime; VALUE is TOML. Repeatable."),
+        Parameter(name="--set", help="NAME=VALUE: a setting of the runtime; VALUE is TOML. Repeatable."),
     ] = ()
     timeout: Annotated[
         float | None, Parameter(name="--timeout", help="Kill the agent and its children after this many seconds.")
@@ -69,13 +69,12 @@ class TrialFlags:
     ] = None
     env: Annotated[
         tuple[str, ...],
-        Parameter(name="--env", negative="", help="NAME or NAME=VALUE for the agent and its commands. Repeatable."),
+        Parameter(name="--env", help="NAME or NAME=VALUE for the agent and its commands. Repeatable."),
     ] = ()
     grant: Annotated[
         tuple[str, ...],
         Parameter(
             name="--grant",
-            negative="",
             help="A variable to pass by name that is withheld from boxes by default. Repeatable.",
         ),
     ] = ()
@@ -83,13 +82,12 @@ class TrialFlags:
         tuple[str, ...],
         Parameter(
             name="--approval",
-            negative="",
             allow_leading_hyphen=True,
             help="accept:PATTERN or decline:PATTERN for approval requests; the first match decides.",
         ),
     ] = ()
     no_sandbox: Annotated[
-        bool, Parameter(name="--no-sandbox", negative="", help="Run the agent outside any box; the record says so.")
+        bool, Parameter(name="--no-sandbox", help="Run the agent outside any box; the record says so.")
     ] = False
 
     def request(self, workspace: Path, box: flags.BoxFlags, required: tuple[str, ...] = ()) -> TrialRequest:
@@ -178,7 +176,7 @@ def try_(
     ] = Path(),
     require: Annotated[
         tuple[str, ...],
-        Parameter(name="--require", negative="", help="A capability that the strategy must have. Repeatable."),
+        Parameter(name="--require", help="A capability that the strategy must have. Repeatable."),
     ] = (),
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.files.atomic import create_only
 from proofbox.core.text import printable
 from proofbox.core.words import counted
@@ -46,7 +46,7 @@ class BackendFlags:
         ),
     ] = None
     allow_http: Annotated[
-        bool, Parameter(name="--allow-http", negative="", help="Allow sending the key unencrypted to another machine.")
+        bool, Parameter(name="--allow-http", help="Allow sending the key unencrypted to another machine.")
     ] = False
     timeout: Annotated[float, Parameter(name="--timeout", help="Seconds for an operation, including its retries.")] = (
         300.0
@@ -90,7 +90,7 @@ class ProofFlags:
     key: flags.PublicKey = None
     allow_unpromoted: Annotated[
         bool,
-        Parameter(name="--allow-unpromoted", negative="", help="Deliver without supporting evidence."),
+        Parameter(name="--allow-unpromoted", help="Deliver without supporting evidence."),
     ] = False
     out: Annotated[
         Path | None,

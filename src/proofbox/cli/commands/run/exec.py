@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from cyclopts import Parameter
-
 from proofbox.cli import flags
 from proofbox.cli.output import Document, write_json
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import NotFoundError, UsageError
 from proofbox.sandbox.client.requests import parse_env
@@ -123,14 +122,14 @@ CommandArgs = Annotated[CommandFlags, Parameter(name="*")]
 
 
 def exec_(
-    *argv: Annotated[str, Parameter(show=False)],
+    *argv: str,
     provider: flags.Provider = None,
     project: flags.Project = Path(),
     command: CommandArgs = NO_FLAGS,
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Run one command in a new box: proofbox exec [OPTIONS] -- COMMAND [ARG...]
+    """Run one command in a new box: proofbox exec [OPTIONS] -- COMMAND [ARG]...
 
     The exit code is the command's; 124 if it timed out, 126 if it cannot be executed, 127 if it was not found, and 125
     if proofbox failed. Without --json the output is streamed. Signals (Ctrl-C, TERM, HUP, QUIT, USR1, USR2, WINCH) are

@@ -10,12 +10,12 @@ from statistics import median
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox import __version__
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.runtime import RuntimeFacts, runtimes
 from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.config.settings import Settings, load
 from proofbox.core.clock import SystemClock, isoformat
@@ -74,7 +74,7 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
 def doctor(
     *,
     provider: flags.Provider = None,
-    quick: Annotated[bool, Parameter(name="--quick", negative="", help="Run only a few checks.")] = False,
+    quick: Annotated[bool, Parameter(name="--quick", help="Run only a few checks.")] = False,
     image: flags.Image = None,
     runtime: flags.Runtime = None,
     json: flags.Json = False,
