@@ -11,7 +11,8 @@ from typing import Any
 from proofbox.cli import COMMANDS, GROUPS, Command, to_nowhere
 from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
 from proofbox.cli.parameters import CommandSignature
-from proofbox.cli.parser import bind, quoted, suggestion
+from proofbox.cli.parser import bind, quoted
+from proofbox.core.nearest import nearest
 from proofbox.errors import InternalError, IoFailed, NotFoundError, ProofboxError, UsageError
 
 # Error numbers that mean a wrong path, as opposed to a failing machine.
@@ -92,8 +93,7 @@ def _unknown_command(words: Sequence[str]) -> UsageError:
     wrong = words[1] if group else words[0]
     paths = [command.path.partition(" ") for command in COMMANDS]
     known = dict.fromkeys(rest if group else name for name, _, rest in paths if not group or name == group)
-    hint = suggestion(wrong, known) or f"; the commands are {', '.join(known)}"
-    return UsageError(f"unknown command {quoted(wrong)}{hint}", op="usage")
+    return UsageError(f"unknown command {quoted(wrong)} ({nearest(wrong[:80], known)})", op="usage")
 
 
 def _help_for(command: Command | None, words: Sequence[str]) -> str:

@@ -6,11 +6,12 @@ words after the first `--` are arguments. A word that starts with a hyphen is an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from proofbox.cli.parameters import CommandInput, CommandSignature
+from proofbox.core.nearest import nearest
 from proofbox.errors import UsageError
 
 CONVERTERS: dict[str, Callable[[str], object]] = {"text": str, "integer": int, "number": float, "path": Path}
@@ -85,7 +86,7 @@ def _name_and_value(word: str, known: dict[str, CommandInput]) -> tuple[str, str
         return name, value
     if word[:2] in known and known[word[:2]].type != "switch":
         return word[:2], word[2:]
-    raise UsageError(f"unknown option {quoted(name)}{suggestion(name, known)}", op="usage")
+    raise UsageError(f"unknown option {quoted(name)} ({nearest(name[:80], known)})", op="usage")
 
 
 def _convert(declared: CommandInput, text: str) -> object:
@@ -101,10 +102,3 @@ def _convert(declared: CommandInput, text: str) -> object:
 
 def quoted(word: str) -> str:
     return repr(word[:80])
-
-
-def suggestion(wrong: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(wrong[:80], known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""

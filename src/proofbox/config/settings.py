@@ -10,8 +10,6 @@ them silently would be as wrong as applying them.
 
 from __future__ import annotations
 
-import hashlib
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +24,6 @@ from proofbox.core.files.atomic import write_document
 from proofbox.core.files.plain import read_plain
 from proofbox.core.nearest import nearest
 from proofbox.core.size import Size, megabytes
-from proofbox.core.toml import parse_toml
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 
 PROJECT_FILE = Path(".proofbox/config.toml")
@@ -226,6 +223,8 @@ def _read_script(project: Path, name: str) -> bytes:
 
 
 def _fingerprint(data: bytes, script: bytes | None) -> str:
+    import hashlib
+
     parts = [hashlib.sha256(data), *([hashlib.sha256(script)] if script is not None else [])]
     return "+".join(part.hexdigest() for part in parts)
 
@@ -245,6 +244,10 @@ def _read(path: Path) -> bytes | None:
 
 
 def _parse(data: bytes, path: Path) -> Settings:
+    import tomllib
+
+    from proofbox.core.toml import parse_toml
+
     try:
         values: dict[str, Any] = parse_toml(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

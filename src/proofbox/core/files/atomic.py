@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,7 +123,7 @@ def _temporary(directory: int, data: bytes, mode: int, sync: bool = True) -> Ite
 def _locked_temporary(directory: int, mode: int) -> tuple[int, str]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
-        name = TEMPORARY_PREFIX + secrets.token_hex(8)
+        name = TEMPORARY_PREFIX + os.urandom(8).hex()
         fd = os.open(name, flags, mode, dir_fd=directory)
         # A sweep may lock the file before this process does, and then unlinks it: start over.
         try:

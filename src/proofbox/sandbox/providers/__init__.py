@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from proofbox.core.nearest import nearest
 from proofbox.errors import ProviderUnknown
 from proofbox.sandbox.contract import Provider
-from proofbox.sandbox.providers.apple_vm import AppleVm
-from proofbox.sandbox.providers.bubblewrap import Bubblewrap
-from proofbox.sandbox.providers.docker import Docker
-from proofbox.sandbox.providers.off import Off
 
 AUTO = "auto"
 ALIASES = {"macos": "apple-vm", "bwrap": "bubblewrap"}
-PROVIDERS: dict[str, type[Provider]] = {"off": Off, "bubblewrap": Bubblewrap, "docker": Docker, "apple-vm": AppleVm}
+# The module and class of each. A provider is loaded when it is used: most commands need only one.
+PROVIDERS = {
+    "off": "off:Off",
+    "bubblewrap": "bubblewrap:Bubblewrap",
+    "docker": "docker:Docker",
+    "apple-vm": "apple_vm:AppleVm",
+}
 # Strongest first. `off` is never among them: no isolation is a choice, not a fallback.
 AUTO_ORDER = ("apple-vm", "bubblewrap")
 WITH_AN_IMAGE = ("docker",)
 
 
 def provider_named(name: str) -> Provider:
-    kind = PROVIDERS.get(ALIASES.get(name, name))
-    if kind is None:
+    target = PROVIDERS.get(ALIASES.get(name, name))
+    if target is None:
         raise ProviderUnknown(
             f"unknown provider {name!r}",
             op="select",
@@ -29,4 +33,6 @@ def provider_named(name: str) -> Provider:
             ),
             details={"provider": name},
         )
-    return kind()
+    module, _, kind = target.partition(":")
+    provider: Provider = getattr(import_module(f"{__name__}.{module}"), kind)()
+    return provider
