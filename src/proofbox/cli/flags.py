@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
 
 from proofbox.cli.parameters import Parameter
 
@@ -79,8 +80,7 @@ Disk = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class BoxFlags:
+class BoxFlags(msgspec.Struct, frozen=True):
     """The policy flags shared by all commands that start a box."""
 
     network: Network = None

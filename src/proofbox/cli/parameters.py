@@ -1,9 +1,9 @@
 """The options and arguments of a command, read from the signature of its function.
 
 A command declares a parameter as `Annotated[TYPE, Parameter(name="--flag", help="…")]`. Keyword-only parameters are
-options, other parameters are arguments, and `*argv` is a command line after `--`. A dataclass of options that several
-commands share is declared with `Parameter(name="*")`. TYPE is bool (an option without a value), str, int, float, Path,
-a Literal of strings, one of these `| None`, or `tuple[str, ...]` for an option that may be repeated.
+options, other parameters are arguments, and `*argv` is a command line after `--`. A frozen `msgspec.Struct` of options
+that several commands share is declared with `Parameter(name="*")`. TYPE is bool (an option without a value), str, int,
+float, Path, a Literal of strings, one of these `| None`, or `tuple[str, ...]` for an option that may be repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
 
 HAS_ARGV = 0x04  # in a code object's flags: the function accepts `*argv`
 NO_DEFAULT: Any = object()
@@ -33,7 +35,7 @@ class Parameter:
     ) -> None:
         names = name.split() if isinstance(name, str) else name
         self.names = tuple(sorted(names, key=lambda each: not each.startswith("--")))
-        """The option's names, long names first; `*` for a dataclass of options."""
+        """The option's names, long names first; `*` for a struct of options."""
         self.help = help
         self.converter = converter
         """Converts the text of a value, or raises ValueError with the reason. Default: the converter of the type."""
@@ -48,11 +50,11 @@ class CommandInput:
 
     def __init__(self, key: str, kind: InputKind, hint: Any, default: Any, *, group: str = "") -> None:
         self.key = key
-        """The parameter's name in the function or in the dataclass."""
+        """The parameter's name in the function or in the struct."""
         self.kind = kind
         """`command` is the command line after `--`."""
         self.group = group
-        """The function's parameter that takes the dataclass, if the option is a member of one."""
+        """The function's parameter that takes the struct, if the option is a member of one."""
         self.default = default
         self.declared = declared(hint)
         self.type, self.repeated, self.choices = _type(plain(hint))
@@ -74,7 +76,7 @@ class CommandSignature:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.groups: dict[str, Callable[..., Any]] = {}
-        """The dataclasses of options that the function takes, by parameter."""
+        """The structs of options that the function takes, by parameter."""
         self.inputs = tuple(self._read(function))
         """The options and arguments, in the order of the signature."""
 
@@ -90,11 +92,16 @@ class CommandSignature:
             yield CommandInput(code.co_varnames[last], "command", str, NO_DEFAULT)
         for key in options:
             if declared(hints[key]).names == ("*",):
-                kind = self.groups[key] = plain(hints[key])
-                for member, hint in get_type_hints(kind, include_extras=True).items():
-                    yield CommandInput(member, "flag", hint, getattr(kind, member, NO_DEFAULT), group=key)
+                self.groups[key] = plain(hints[key])
+                yield from _members(key, plain(hints[key]))
             else:
                 yield CommandInput(key, "flag", hints[key], defaults.get(key, NO_DEFAULT))
+
+
+def _members(group: str, kind: type[Struct]) -> Iterator[CommandInput]:
+    defaults = dict(zip(reversed(kind.__struct_fields__), reversed(kind.__struct_defaults__), strict=False))
+    for key, hint in get_type_hints(kind, include_extras=True).items():
+        yield CommandInput(key, "flag", hint, defaults.get(key, NO_DEFAULT), group=group)
 
 
 def declared(hint: Any) -> Parameter:

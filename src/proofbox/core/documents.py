@@ -7,14 +7,12 @@ because the auditor's modules declare documents too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T", bound=type)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredDocument:
+class StoredDocument(NamedTuple):
     schema: str
     """The document's `schema_version`, or the file name if it has no such member."""
     at: str

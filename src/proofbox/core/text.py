@@ -6,7 +6,6 @@ overrides, zero-width characters) and that JSON can't represent (invalid UTF-8).
 
 from __future__ import annotations
 
-import base64
 import codecs
 import os
 import re
@@ -95,7 +94,9 @@ def path_fields(path: bytes | str) -> dict[str, str]:
     try:
         return {"path": raw.decode("utf-8")}
     except UnicodeDecodeError:
-        return {"path": raw.decode("utf-8", "backslashreplace"), "path_b64": base64.b64encode(raw).decode("ascii")}
+        from base64 import b64encode
+
+        return {"path": raw.decode("utf-8", "backslashreplace"), "path_b64": b64encode(raw).decode("ascii")}
 
 
 def require_utf8(path: str | os.PathLike[str], what: str, op: str) -> None:

@@ -14,14 +14,12 @@ differ in what they store:
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
-from proofbox.core.canonical import canonical_bytes
 from proofbox.core.dirs import cache_dir
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
@@ -60,6 +58,8 @@ class PreparedStore(Protocol):
 def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnEvent | None = None) -> BoxSpec:
     """Return the spec of a box that starts from the script's result. Run the script first if needed, in one process."""
     import hashlib
+
+    from proofbox.core.canonical import canonical_bytes
 
     prepared = _store_for(provider)
     digest = hashlib.sha256(script).hexdigest()
@@ -104,10 +104,12 @@ def _store_for(provider: Provider) -> PreparedStore:
 def _run(
     provider: Provider, prepared: PreparedStore, key: str, spec: BoxSpec, script: bytes, on_event: OnEvent | None
 ) -> None:
+    from tempfile import mkdtemp
+
     with contextlib.ExitStack() as stack:
         scratch = Scratch()
         stack.callback(scratch.remove)
-        place, project = scratch.path / "script", Path(tempfile.mkdtemp(prefix="proofbox-provision-"))
+        place, project = scratch.path / "script", Path(mkdtemp(prefix="proofbox-provision-"))
         stack.callback(remove_tree, project)
         place.write_bytes(script)
         place.chmod(0o555)

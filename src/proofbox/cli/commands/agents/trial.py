@@ -7,12 +7,12 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
+import msgspec
 
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.environment import EnvironmentRecord
@@ -36,8 +36,7 @@ LINE = 160
 PROMPT_LIMIT = 4 << 20
 
 
-@dataclass(frozen=True)
-class TrialFlags:
+class TrialFlags(msgspec.Struct, frozen=True):
     """Flags of a trial, whether new or forked from another trial."""
 
     prompt: Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,8 +34,7 @@ EnterpriseId = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class BackendFlags:
+class BackendFlags(msgspec.Struct, frozen=True):
     """The backend's URL, and how long to wait for it."""
 
     backend_url: Annotated[
@@ -59,8 +57,7 @@ class BackendFlags:
         return msgspec.structs.replace(found, timeouts=Timeouts(total=self.timeout))
 
 
-@dataclass(frozen=True)
-class SourceFlags:
+class SourceFlags(msgspec.Struct, frozen=True):
     """What to deliver, and into which repository."""
 
     source: Annotated[
@@ -79,8 +76,7 @@ class SourceFlags:
     ] = None
 
 
-@dataclass(frozen=True)
-class ProofFlags:
+class ProofFlags(msgspec.Struct, frozen=True):
     """The evidence that justifies the delivery."""
 
     packet: Annotated[Path | None, Parameter(name="--packet", help="The promotion packet.")] = None

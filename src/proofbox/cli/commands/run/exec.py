@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import codecs
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, write_json
@@ -77,8 +77,7 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
         )
 
 
-@dataclass(frozen=True)
-class CommandFlags:
+class CommandFlags(msgspec.Struct, frozen=True):
     """Flags of one command, in a new box or in a session."""
 
     cwd: flags.Cwd = None
@@ -206,4 +205,6 @@ def _text(data: bytes) -> tuple[str, str | None]:
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError:
-        return data.decode("utf-8", "replace"), base64.b64encode(data).decode("ascii")
+        from base64 import b64encode
+
+        return data.decode("utf-8", "replace"), b64encode(data).decode("ascii")
