@@ -11,6 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+GARBAGE_THRESHOLD = 50_000
+"""New objects until the garbage collector runs: loading modules creates many, and none of them is garbage."""
+
 
 class Command:
     """One command. A plain class, because creating a NamedTuple class would double the startup time."""
@@ -174,6 +177,9 @@ def import_msgspec() -> None:
 
 def entry() -> None:
     """Run the console script and end the process."""
+    import gc
+
+    gc.set_threshold(GARBAGE_THRESHOLD)
     leave(run_to_end())
 
 

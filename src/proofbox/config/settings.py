@@ -16,7 +16,6 @@ from typing import Any, Literal
 import msgspec
 
 from proofbox.config.mounts import mount_source
-from proofbox.config.project_files import write_project_file
 from proofbox.core.allowlist import parse_network
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.core.documents import stored
@@ -157,6 +156,8 @@ def is_trusted(project: Path, data: bytes, settings: Settings) -> bool:
 
 def write(project: Path, settings: Settings) -> Path:
     """Write the project's file and trust it, since the caller knows its content."""
+    from proofbox.config.project_files import write_project_file
+
     path = project / PROJECT_FILE
     script(project, settings, given=True)  # a missing script is reported before anything is written
     write_project_file(project, PROJECT_FILE, render(settings).encode())

@@ -16,7 +16,8 @@ from proofbox.errors import UsageError
 _SUSPECT = re.compile(r"[^\n\t -~]")
 
 # Invisible, but "printable" in Unicode: fillers, the grapheme joiner, variation selectors other than for emoji.
-_INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\U000e0100-\U000e01ef]")
+# Not compiled here, like other patterns that a short command does not use.
+_INVISIBLE = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\U000e0100-\U000e01ef]"
 
 
 def printable(text: str) -> str:
@@ -31,7 +32,7 @@ def printable(text: str) -> str:
 
 def _visible(match: re.Match[str]) -> str:
     char = match[0]
-    if (char.isprintable() or unicodedata.category(char) == "Zs") and not _INVISIBLE.match(char):
+    if (char.isprintable() or unicodedata.category(char) == "Zs") and not re.match(_INVISIBLE, char):
         return char
     point = ord(char)
     if point < 0x100:
@@ -39,7 +40,7 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
 
-GAP = re.compile(r"\n\[proofbox: \d+ bytes left out\]\n")
+GAP = r"\n\[proofbox: \d+ bytes left out\]\n"
 
 
 def gap(count: int) -> str:
