@@ -40,7 +40,7 @@ class Parameter:
         self.converter = converter
         """Converts the text of a value, or raises ValueError with the reason. Default: the converter of the type."""
         self.allow_leading_hyphen = allow_leading_hyphen
-        """Whether the word after the option is its value even if that word looks like an option."""
+        """Whether the option's value may look like another option."""
 
 
 class CommandInput:

@@ -1,7 +1,7 @@
 """Bind the words of a command line to the parameters of a command's function.
 
-Options may stand before, between and after arguments, as `--name VALUE`, `--name=VALUE`, `-n VALUE` or `-nVALUE`. All
-words after the first `--` are arguments. A word that starts with a hyphen is an option, unless it is a number.
+Options are accepted before, between and after arguments, as `--name VALUE`, `--name=VALUE`, `-n VALUE` or `-nVALUE`.
+All words after the first `--` are arguments. A word that starts with a hyphen is an option, unless it is a number.
 """
 
 from __future__ import annotations

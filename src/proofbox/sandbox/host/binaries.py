@@ -16,7 +16,7 @@ _BIN = Path(__file__).parents[1] / "agent" / "bin"
 
 
 def find_program(name: str, path: str | None = None) -> str | None:
-    """Return the path of a program that can be executed, as `shutil.which` does; None if there is none on PATH.
+    """Return the path of a program that can be executed, as `shutil.which` does; None if PATH has no such program.
 
     `shutil` loads every compression module, which takes longer than all imports of this package.
     """

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
 
 from proofbox.core.nearest import nearest
 from proofbox.errors import ProviderUnknown
 from proofbox.sandbox.contract import Provider
 
+
+# A provider is loaded when it is used: most commands need only one.
+def _off() -> Provider:
+    from proofbox.sandbox.providers.off import Off
+
+    return Off()
+
+
+def _bubblewrap() -> Provider:
+    from proofbox.sandbox.providers.bubblewrap import Bubblewrap
+
+    return Bubblewrap()
+
+
+def _docker() -> Provider:
+    from proofbox.sandbox.providers.docker import Docker
+
+    return Docker()
+
+
+def _apple_vm() -> Provider:
+    from proofbox.sandbox.providers.apple_vm import AppleVm
+
+    return AppleVm()
+
+
 AUTO = "auto"
 ALIASES = {"macos": "apple-vm", "bwrap": "bubblewrap"}
-# The module and class of each. A provider is loaded when it is used: most commands need only one.
-PROVIDERS = {
-    "off": "off:Off",
-    "bubblewrap": "bubblewrap:Bubblewrap",
-    "docker": "docker:Docker",
-    "apple-vm": "apple_vm:AppleVm",
+PROVIDERS: dict[str, Callable[[], Provider]] = {
+    "off": _off,
+    "bubblewrap": _bubblewrap,
+    "docker": _docker,
+    "apple-vm": _apple_vm,
 }
 # Strongest first. `off` is never among them: no isolation is a choice, not a fallback.
 AUTO_ORDER = ("apple-vm", "bubblewrap")
@@ -23,8 +48,8 @@ WITH_AN_IMAGE = ("docker",)
 
 
 def provider_named(name: str) -> Provider:
-    target = PROVIDERS.get(ALIASES.get(name, name))
-    if target is None:
+    create = PROVIDERS.get(ALIASES.get(name, name))
+    if create is None:
         raise ProviderUnknown(
             f"unknown provider {name!r}",
             op="select",
@@ -33,6 +58,4 @@ def provider_named(name: str) -> Provider:
             ),
             details={"provider": name},
         )
-    module, _, kind = target.partition(":")
-    provider: Provider = getattr(import_module(f"{__name__}.{module}"), kind)()
-    return provider
+    return create()
