@@ -6,7 +6,9 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from proofbox.cli.app import build
+from proofbox.cli.app import find_command, function_of
+from proofbox.cli.parameters import CommandSignature
+from proofbox.cli.parser import bind
 
 CONTROL = frozenset("();<>|&")
 BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -40,9 +42,9 @@ def invocations(line: str) -> list[list[str]]:
 
 
 def refuse_unknown(words: list[str]) -> None:
-    """Raise cyclopts' own error unless this parses: the command, its flags, their types, what is required."""
+    """Raise UsageError unless this parses: the command, its flags, their types, what is required."""
     if not words or words[-1] in ("--help", "--version"):
         return
-    app = build()
-    command, _, _ = app.parse_args(words, exit_on_error=False, print_error=False)
-    assert command.__module__.startswith("proofbox."), f"no command: {' '.join(words)}"
+    command = find_command(words)
+    assert command is not None, f"no command: {' '.join(words)}"
+    bind(CommandSignature(function_of(command)), words[len(command.path.split()) :])

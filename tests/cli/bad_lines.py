@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import random
 import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import cyclopts
+from typing import NamedTuple
 
 from proofbox.cli import COMMANDS, GROUPS, Command
-from proofbox.cli.app import build
+from proofbox.cli.app import function_of
+from proofbox.cli.parameters import CommandInput, CommandSignature
 
 USAGE = frozenset({2})
 REFUSED = frozenset({1, 2, 3})
@@ -159,30 +156,8 @@ STRANGE_WORDS = (
 
 
 @cache
-def app() -> cyclopts.App:
-    return build()
-
-
-def arguments(command: Command) -> list[cyclopts.Argument]:
-    found: cyclopts.App = app()
-    for word in command.path.split():
-        found = found[word]
-    return [each for each in found.assemble_argument_collection() if each.show or each.names]
-
-
-def kind(argument: cyclopts.Argument) -> Any:
-    """Return `int`, `float`, `Path`, `str`, `bool` or a tuple of the allowed values."""
-    hint = argument.hint
-    while True:
-        origin, inner = typing.get_origin(hint), typing.get_args(hint)
-        if origin is Literal:
-            return inner
-        if origin in (typing.Union, types.UnionType):
-            hint = next(each for each in inner if each is not type(None))
-        elif origin is tuple:
-            hint = inner[0]
-        else:
-            return hint
+def arguments(command: Command) -> tuple[CommandInput, ...]:
+    return CommandSignature(function_of(command)).inputs
 
 
 def assemble(command: Command, good: Good, *extra: str, as_json: bool = True) -> tuple[str, ...]:
@@ -211,8 +186,8 @@ def _fitted(command: Command, line: Line) -> Line:
 def _meaningless(command: Command, chance: random.Random) -> Iterator[Line]:
     good = GOOD.get(command.path, Good())
     given = arguments(command)
-    flags = [each for each in given if each.name.startswith("-")]
-    names = {name for each in flags for name in each.names}
+    flags = [each for each in given if each.kind == "flag"]
+    names = {name for each in flags for name in each.declared.names}
 
     def line(why: str, words: Sequence[str], codes: frozenset[int] = USAGE) -> Line:
         return Line(why, tuple(words), codes)
@@ -225,24 +200,24 @@ def _meaningless(command: Command, chance: random.Random) -> Iterator[Line]:
             if wrong not in names:
                 yield line("misspelt", assemble(command, good, wrong, "x", as_json=as_json))
         for each in flags:
-            if kind(each) is bool:
+            if each.type == "switch":
                 yield line("a value for a switch", assemble(command, good, f"{each.name}=maybe", as_json=as_json))
                 continue
             bare = good._replace(command=())
             yield line("no value", assemble(command, bare, each.name, as_json=as_json))
-            if kind(each) in (int, float):
+            if each.type in ("integer", "number"):
                 for value in LETTERS:
                     yield line("letters", assemble(command, good, f"{each.name}={value}", as_json=as_json))
-            elif isinstance(kind(each), tuple):
-                for value in ("sometimes", "", "\udcff", f"{kind(each)[0]} "):
+            elif each.choices:
+                for value in ("sometimes", "", "\udcff", f"{each.choices[0]} "):
                     yield line("none of those", assemble(command, good, f"{each.name}={value}", as_json=as_json))
         if not good.command:
             yield line("surplus", assemble(command, good, *["surplus"] * 5, as_json=as_json))
-        for each in given:
-            if each.required and each.index is None and each.names != ("*",):  # "*" stands for a group of flags
-                rest = {name: value for name, value in good.flags.items() if name not in each.names}
+        for each in flags:
+            if each.required:
+                rest = {name: value for name, value in good.flags.items() if name not in each.declared.names}
                 yield line("missing", assemble(command, good._replace(flags=rest), as_json=as_json))
-        if any(each.required and each.index is not None for each in given) and len(good.positional) > 0:
+        if any(each.required and each.kind == "argument" for each in given) and len(good.positional) > 0:
             yield line("missing", assemble(command, good._replace(positional=good.positional[:-1]), as_json=as_json))
 
 
@@ -253,12 +228,12 @@ def _strange(command: Command, chance: random.Random) -> Iterator[Line]:
             given = (*good.positional[:index], value, *good.positional[index + 1 :])
             yield Line("a strange argument", assemble(command, good._replace(positional=given)), ANSWERED)
     for each in arguments(command):
-        if not each.name.startswith("-") or kind(each) is bool:
+        if each.kind != "flag" or each.type == "switch":
             continue
-        values = {int: STRANGE_NUMBERS, float: STRANGE_NUMBERS, Path: PLACES}.get(kind(each), STRANGE_WORDS)
+        values = {"integer": STRANGE_NUMBERS, "number": STRANGE_NUMBERS, "path": PLACES}.get(each.type, STRANGE_WORDS)
         if command.path == "demo":  # with any other directory, the demo would run
             values = CAN_NOT_BE_MADE
-        rest = {name: value for name, value in good.flags.items() if name not in each.names}
+        rest = {name: value for name, value in good.flags.items() if name not in each.declared.names}
         for value in values:
             words = assemble(command, good._replace(flags=rest), f"{each.name}={value}", as_json=chance.random() < 0.8)
             yield Line("a strange value", words, ANSWERED)

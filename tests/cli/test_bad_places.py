@@ -321,9 +321,7 @@ def test_ctrl_c_during_startup_prints_no_stack_trace(monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "main", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        cli.entry()
-    assert ended.value.code == 130
+    assert cli.run_to_end() == 130
 
 
 def test_descriptor_errors_are_io_errors(

@@ -25,7 +25,7 @@ QUIET = [
     if command.path.split()[0] not in ("demo", "doctor", "backend", "up", "runtime", "suite", "deliver", "init", "exec")
     and command.path not in ("mcp serve", "session start", "images pull", "session exec")
 ]
-FLAGS = sorted({name for command in QUIET for each in arguments(command) for name in each.names})
+FLAGS = sorted({name for command in QUIET for each in arguments(command) for name in each.declared.names})
 # As in argv: anything but NUL, with bytes that are not UTF-8 as surrogates.
 ANY_WORD = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
-from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 
 import commandlines
-import cyclopts
 import pytest
 
 from proofbox.cli import COMMANDS, GROUPS, main
-from proofbox.cli.app import build
 from proofbox.cli.describe import CommandFacts, commands
+from proofbox.errors import UsageError
 from proofbox.sandbox.providers import AUTO, PROVIDERS
 
 # Names with two meanings, and why they are allowed.
@@ -41,23 +42,6 @@ def facts() -> dict[str, CommandFacts]:
     return commands()
 
 
-def leaves(app: cyclopts.App, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the commands of the parser's tree."""
-    for name in app:
-        if name.startswith("-"):
-            continue
-        inner = app[name]
-        if inner.default_command is not None and inner.default_command.__module__.startswith("proofbox."):
-            yield " ".join((*path, name))
-        else:
-            yield from leaves(inner, (*path, name))
-
-
-def test_parser_has_exactly_the_described_commands() -> None:
-    assert sorted(leaves(build())) == sorted(PATHS)
-    assert list(facts()) == PATHS
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_command_summary_is_one_line(path: str) -> None:
     summary = facts()[path].summary
@@ -83,7 +67,7 @@ def test_command_examples_are_valid(path: str) -> None:
 
 @pytest.mark.parametrize("words", [["exec", "--no-such-flag", "x"], ["session", "begin"], ["suite", "run"]])
 def test_invalid_examples_are_detected(words: list[str]) -> None:
-    with pytest.raises((cyclopts.CycloptsError, AssertionError)):
+    with pytest.raises((UsageError, AssertionError)):
         commandlines.refuse_unknown(words)
 
 
@@ -113,6 +97,75 @@ def test_provider_help_lists_all_providers() -> None:
     assert set(text.partition(".")[0].split(", ")) == {AUTO, *PROVIDERS}
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("path", ["", *GROUPS, *PATHS])
+def test_help_fits_the_terminal(
+    path: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([*path.split(), "--help"]) == 0
+    text, _, examples = capsys.readouterr().out.partition("Examples:\n")
+    assert [line for line in text.splitlines() if len(line) > width] == []
+    if path in PATHS:
+        assert tuple(line.removeprefix("  ") for line in examples.splitlines()) == facts()[path].examples != ()
+
+
+def test_help_is_wrapped_by_the_terminal_and_not_by_the_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    main(["exec", "--help"])
+    paragraph = capsys.readouterr().out.split("\n\n")[2].splitlines()
+    assert len(paragraph) > 1
+    for line, following in pairwise(paragraph):
+        assert len(line) + 1 + len(following.split()[0]) > 60
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_help_shows_only_meaningful_defaults(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*path.split(), "--help"])
+    assert re.findall(r"\[default: (?:\(\)|False|None|)\]", capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "usage"),
+    [
+        ("exec", "proofbox exec [OPTIONS] -- COMMAND [ARG]..."),
+        ("up", "proofbox up [OPTIONS] [-- COMMAND [ARG]...]"),
+        ("session exec", "proofbox session exec ID [OPTIONS] -- COMMAND [ARG]..."),
+        ("bundle pull", "proofbox bundle pull [OPTIONS] STORE [OUT]"),
+        ("mcp serve", "proofbox mcp serve --workspace VALUE [OPTIONS]"),
+    ],
+)
+def test_usage_shows_the_form_of_the_command_line(path: str, usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*path.split(), "--help"])
+    assert capsys.readouterr().out.splitlines()[0] == f"Usage: {usage}"
+
+
+def test_list_of_commands_has_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    sections: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            sections[line.removesuffix(":")] = []
+        elif re.match(r"  \w", line) and sections:
+            list(sections.values())[-1].append(line.split()[0])
+    assert sections.pop("Examples")
+    assert list(sections) == ["Run", "Agents and suites", "Workspaces", "Evidence", "Delivery", "Setup"]
+    shown = [name for names in sections.values() for name in names]
+    assert sorted(shown) == sorted({path.split()[0] for path in PATHS})
+    assert sections["Run"] == ["exec", "up", "probe", "session", "run"]
+
+
+@pytest.mark.parametrize("columns", ["0", "-1", "9" * 40, "wide", "½"])
+def test_implausible_width_is_ignored(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["exec", "--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.partition("Examples:")[0].splitlines())) <= 120
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_every_command_and_flag(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
@@ -124,17 +177,51 @@ def test_completion_knows_every_command_and_flag(shell: str, capsys: pytest.Capt
     assert not [word for word in (*words, *flags) if word not in script]
 
 
-def test_bash_completes_subcommands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    """Call the script like bash does, to complete `proofbox suite` and `proofbox suite run --`."""
+ASK_BASH = """
+offers() {
+  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+  _proofbox
+  echo "${COMPREPLY[*]}"
+}
+"""
+
+
+def offered_by_bash(lines: list[list[str]], capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """Return what bash offers for the last word of each command line."""
     main(["completion", "bash"])
-    script = capsys.readouterr().out
-    ask = (
-        'complete_for() { COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMPREPLY=();'
-        " $(complete -p proofbox | sed 's/.*-F \\([^ ]*\\).*/\\1/'); echo \"${COMPREPLY[*]}\"; }\n"
-        'complete_for proofbox suite ""\ncomplete_for proofbox suite run --\n'
-    )
-    done = subprocess.run(["bash", "-c", script + "\n" + ask], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    subcommands, flags = (set(line.split()) for line in done.stdout.splitlines()[-2:])
-    assert {"run", "lint", "resume", "report", "schema"} <= subcommands
-    assert {"--out", "--strategies", "--jsonl"} <= flags
+    script = capsys.readouterr().out + ASK_BASH
+    script += "\n".join(shlex.join(["offers", "proofbox", *words]) for words in lines)
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_bash_offers_exactly_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    first, *inner = offered_by_bash([[""], *([group, ""] for group in GROUPS)], capsys)
+    assert sorted(first) == sorted({path.split()[0] for path in PATHS})
+    for group, offered in zip(GROUPS, inner, strict=True):
+        assert [f"{group} {name}" for name in offered] == [path for path in PATHS if path.startswith(f"{group} ")]
+
+
+def test_bash_offers_exactly_the_options_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    offers = offered_by_bash([[*path.split(), "--"] for path in PATHS], capsys)
+    for path, offered in zip(PATHS, offers, strict=True):
+        options = [each for each in facts()[path].parameters if each.kind == "flag"]
+        long = [name for each in options for name in (each.name, *each.aliases) if name.startswith("--")]
+        assert offered == [*long, "--help"], path
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["exec", "--access", ""], ["rw", "ro", "overlay"]),
+        (["exec", "--access", "=", "r"], ["rw", "ro"]),
+        (["exec", "--provider", ""], []),
+        (["exec", "--", "ls", "--js"], []),
+        (["completion", "z"], ["zsh"]),
+        (["suite", "run", "suite.toml", "--isol"], ["--isolation"]),
+        (["no-such-command", "--"], []),
+    ],
+)
+def test_bash_offers_values(words: list[str], offered: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert offered_by_bash([words], capsys) == [offered]

@@ -101,7 +101,7 @@ def test_limits_have_the_same_names_in_flags_settings_and_options() -> None:
     names = {"network", "access", "memory", "cpus", "pids", "disk", "image", "runtime"}
     assert names <= BOX_OPTIONS
     assert names <= set(Settings.__struct_fields__)
-    assert names <= set(BoxFlags.__dataclass_fields__)
+    assert names <= set(BoxFlags.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+GARBAGE_THRESHOLD = 50_000
+"""New objects until the garbage collector runs: loading modules creates many, and none of them is garbage."""
+
 
 class Command:
     """One command. A plain class, because creating a NamedTuple class would double the startup time."""
@@ -141,48 +144,16 @@ GROUPS = {
 }
 
 
-def root_help() -> str:
-    lines = [
-        "Usage: proofbox COMMAND [OPTIONS]",
-        "",
-        "Run coding agents in a box, and keep the proof.",
-        "",
-        "Commands:",
-    ]
-    seen: dict[str, str] = {}
-    for command in COMMANDS:
-        group, _, rest = command.path.partition(" ")
-        seen.setdefault(group, GROUPS[group] if rest else command.summary)
-    lines += [f"  {name:<12} {summary}" for name, summary in seen.items()]
-    lines += [
-        "",
-        "Every command accepts --json (one document on stdout) and --help.",
-        "",
-        "Examples:",
-        "  proofbox exec -- ls -l                 run a command in the best available sandbox",
-        "  proofbox exec --json --timeout 60 -- pytest -q",
-        "  proofbox session start                 start a lasting box; then: session exec ID -- COMMAND",
-        "  proofbox runtime try --prompt TEXT --workspace DIR",
-        "  proofbox verify out                    check the evidence of the last run",
-    ]
-    return "\n".join(lines)
-
-
-def group_help(group: str) -> str:
-    lines = [f"Usage: proofbox {group} COMMAND [OPTIONS]", "", GROUPS[group], "", "Commands:"]
-    for command in COMMANDS:
-        name, _, rest = command.path.partition(" ")
-        if name == group:
-            lines.append(f"  {rest:<12} {command.summary}")
-    return "\n".join([*lines, "", f"For flags and examples: proofbox {group} COMMAND --help"])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words in (["--help"], ["-h"], ["help"]):
+        from proofbox.cli.help import root_help
+
         print(root_help())
         return 0
     if words[0] in GROUPS and words[1:] in ([], ["--help"], ["-h"]):
+        from proofbox.cli.help import group_help
+
         print(group_help(words[0]))
         return 0
     if words == ["--version"]:
@@ -190,13 +161,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"proofbox {__version__}")
         return 0
+    import_msgspec()
     from proofbox.cli.app import run
 
     return run(words)
 
 
+def import_msgspec() -> None:
+    """Import msgspec without `typing_extensions`, which it imports in place of `typing` if it can.
+
+    That module and its own imports take a fifth of the startup time, and `typing` has the same since Python 3.11.
+    """
+    if "msgspec" not in sys.modules and "typing_extensions" not in sys.modules:
+        sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # makes its import fail
+        try:
+            import msgspec  # noqa: F401
+        finally:
+            del sys.modules["typing_extensions"]
+
+
 def entry() -> None:
-    """Run the console script, without a stack trace when stdout is full or its reader has exited."""
+    """Run the console script and end the process."""
+    import gc
+
+    gc.set_threshold(GARBAGE_THRESHOLD)
+    leave(run_to_end())
+
+
+def run_to_end() -> int:
+    """Return the exit code, without a stack trace when stdout is full or its reader has exited."""
     prepare_streams()
     try:
         code = main()
@@ -219,7 +212,24 @@ def entry() -> None:
             sys.stderr.flush()
     except OSError:
         redirect_to_null(2)
-    sys.exit(code)
+    return code
+
+
+def leave(code: int) -> None:
+    """End the process without unloading its modules, which takes longer than a short command. Exit handlers run."""
+    import atexit
+    import os
+
+    threading = sys.modules.get("threading")
+    if threading is not None and threading.active_count() > 1:
+        sys.exit(code)  # waits for the other threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):  # closed by the caller, or reported already
+            pass
+    os._exit(code)
 
 
 def prepare_streams() -> None:

@@ -1,16 +1,18 @@
-"""Parse a command line with cyclopts, call the command, and turn every failure into an error of the contract."""
+"""Find and call a command, and turn every failure into an error of the contract."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
-import cyclopts
-
-from proofbox import __version__
 from proofbox.cli import COMMANDS, GROUPS, Command, redirect_to_null
 from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
+from proofbox.cli.parameters import CommandSignature
+from proofbox.cli.parser import bind, quoted
+from proofbox.core.nearest import nearest
 from proofbox.errors import InternalError, IoFailed, NotFoundError, ProofboxError, UsageError
 
 # Error numbers that mean a wrong path, as opposed to a failing machine.
@@ -18,35 +20,17 @@ MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 UNSUITABLE = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.EINVAL, errno.ENXIO, errno.ENODEV)
 
 
-def build() -> cyclopts.App:
-    app = cyclopts.App(
-        name="proofbox",
-        help="Run coding agents in a box, and keep the proof.",
-        version=__version__,
-        help_format="plaintext",
-        result_action="return_value",
-        suppress_keyboard_interrupt=False,
-    )
-    groups = {name: cyclopts.App(name=name, help=summary, help_format="plaintext") for name, summary in GROUPS.items()}
-    for each in groups.values():
-        app.command(each)
-    for command in COMMANDS:
-        first, _, rest = command.path.partition(" ")
-        target = f"proofbox.cli.commands.{command.target}"
-        (groups[first] if rest else app).command(target, name=rest or first)
-    return app
-
-
 def run(words: Sequence[str]) -> int:
-    _drop_invalid_terminal_size()
-    command = _command_for(words)
+    command = find_command(words)
     passes = command is not None and command.passes_exit_code
     options = words[: words.index("--")] if "--" in words else words
     try:
-        return _call(words)
+        if command is None:
+            raise _unknown_command(words)
+        return _call(command, words, help="--help" in options or "-h" in options)
     except ProofboxError as error:
         if error.fix_hints == UsageError.hints:
-            error.fix_hints = (_help_for(words),)
+            error.fix_hints = (_help_for(command, words),)
         return report(error, as_json="--json" in options, passes_exit_code=passes)
     except OutputLost as error:
         return report(_io_error(error), as_json=False, passes_exit_code=passes)
@@ -57,12 +41,28 @@ def run(words: Sequence[str]) -> int:
         return EXEC_FAILED if passes else 0
 
 
-def _call(words: Sequence[str]) -> int:
-    app = build()
+def find_command(words: Sequence[str]) -> Command | None:
+    named = {tuple(command.path.split()): command for command in COMMANDS}
+    return named.get(tuple(words[:2])) or named.get(tuple(words[:1]))
+
+
+def function_of(command: Command) -> Callable[..., Any]:
+    module, _, name = command.target.partition(":")
+    found: Callable[..., Any] = getattr(import_module(f"proofbox.cli.commands.{module}"), name)
+    return found
+
+
+def _call(command: Command, words: Sequence[str], *, help: bool) -> int:
     try:
-        result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
-    except cyclopts.CycloptsError as error:
-        raise UsageError(_plain(error), op="usage", fix_hints=[_help_for(words)]) from None
+        function = function_of(command)
+        signature = CommandSignature(function)
+        if help:
+            from proofbox.cli.help import command_help
+
+            print(command_help(command, function.__doc__ or "", signature))
+            return 0
+        arguments, options = bind(signature, words[len(command.path.split()) :])
+        result = function(*arguments, **options)
     except (ProofboxError, KeyboardInterrupt, BrokenPipeError, OutputLost):
         raise
     except UnicodeEncodeError as error:
@@ -80,14 +80,6 @@ def _call(words: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _drop_invalid_terminal_size() -> None:
-    """Unset COLUMNS and LINES where their values are implausible: laying out help for them can take forever."""
-    for name in ("COLUMNS", "LINES"):
-        value = os.environ.get(name)
-        if value is not None and not (value.isdecimal() and len(value) < 5 and int(value) >= 10):
-            del os.environ[name]
-
-
 def _io_error(error: OSError) -> ProofboxError:
     reason = error.strerror or type(error).__name__
     if error.filename is None or isinstance(error.filename, int):  # a descriptor, so the user named no path
@@ -96,19 +88,14 @@ def _io_error(error: OSError) -> ProofboxError:
     return kind(f"{reason} ({os.fsdecode(error.filename)[:200]})", op="io")
 
 
-def _command_for(words: Sequence[str]) -> Command | None:
-    named = {command.path: command for command in COMMANDS}
-    return named.get(" ".join(words[:2])) or named.get(words[0])
+def _unknown_command(words: Sequence[str]) -> UsageError:
+    group = words[0] if words[0] in GROUPS else ""
+    wrong = words[1] if group else words[0]
+    paths = [command.path.partition(" ") for command in COMMANDS]
+    known = dict.fromkeys(rest if group else name for name, _, rest in paths if not group or name == group)
+    return UsageError(f"unknown command {quoted(wrong)} ({nearest(wrong[:80], known)})", op="usage")
 
 
-def _plain(error: cyclopts.CycloptsError) -> str:
-    if isinstance(error, cyclopts.UnusedCliTokensError):
-        unused = ", ".join(repr(each[:80]) for each in error.unused_tokens or ())
-        return f"unexpected arguments: {unused[:200]}"
-    return " ".join(str(error).split())
-
-
-def _help_for(words: Sequence[str]) -> str:
-    command = _command_for(words)
-    group = words[0] if words[0] in GROUPS else None
-    return f"see: proofbox {command.path if command else group or ''} --help".replace("  ", " ")
+def _help_for(command: Command | None, words: Sequence[str]) -> str:
+    path = command.path if command else words[0] if words[0] in GROUPS else ""
+    return f"see: proofbox {path} --help".replace("  ", " ")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dis
-import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import CodeType, FunctionType
+from typing import Any, Literal
 
-import cyclopts
 import msgspec
 
 from proofbox.cli import COMMANDS, Command
+from proofbox.cli.app import function_of
+from proofbox.cli.help import split_docstring, usage
 from proofbox.cli.output import Document, Streamed
-
-EXAMPLES = "For example:"
+from proofbox.cli.parameters import NO_DEFAULT, CommandInput, CommandSignature
 
 
 class ParameterFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,31 +60,19 @@ class CommandFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def commands() -> dict[str, CommandFacts]:
-    from proofbox.cli.app import build
-
-    app = build()
-    return {command.path: _facts(command, app) for command in COMMANDS}
+    return {command.path: _facts(command) for command in COMMANDS}
 
 
-def function_of(command: Command) -> Callable[..., Any]:
-    module, _, name = command.target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"proofbox.cli.commands.{module}"), name)
-    return found
-
-
-def _facts(command: Command, app: cyclopts.App) -> CommandFacts:
+def _facts(command: Command) -> CommandFacts:
     function = function_of(command)
-    for word in command.path.split():
-        app = app[word]
-    arguments = [each for each in app.assemble_argument_collection(parse_docstring=False) if not each.children]
-    parameters = tuple(_parameter(each) for each in arguments)
-    words, examples = _docstring(function)
+    signature = CommandSignature(function)
+    description, examples = split_docstring(function.__doc__ or "")
     printed = sorted(_printed(function), key=lambda kind: schema_of(kind))
     return CommandFacts(
         summary=command.summary,
-        usage=_stated_usage(command.path, words) or _usage(command.path, parameters),
-        description=words,
-        parameters=parameters,
+        usage=usage(command, description, signature),
+        description=description,
+        parameters=tuple(_parameter(each) for each in signature.inputs),
         examples=examples,
         prints=tuple(schema_of(kind) for kind in printed if not issubclass(kind, Streamed)),
         streams=tuple(schema_of(kind) for kind in printed if issubclass(kind, Streamed)),
@@ -94,61 +80,25 @@ def _facts(command: Command, app: cyclopts.App) -> CommandFacts:
     )
 
 
-def _parameter(argument: cyclopts.Argument) -> ParameterFacts:
-    field = argument.field_info
-    flag = field.kind is inspect.Parameter.KEYWORD_ONLY
-    kind, repeated = _type(argument.hint)
-    names = sorted(argument.parameter.name or (), key=lambda name: not name.startswith("--"))
-    anything = argument.is_var_positional()
+def _parameter(each: CommandInput) -> ParameterFacts:
+    command = each.kind == "command"
     return ParameterFacts(
-        name=names[0] if flag else "COMMAND" if anything else field.name.upper(),
-        kind="flag" if flag else "argument",
-        type=kind,
-        required=argument.required,
-        repeated=repeated or anything,
-        default=None if argument.required or anything else _plain(field.default),
-        choices=argument.get_choices(force=True) or (),
-        help="The command and its arguments, after --." if anything else argument.parameter.help or "",
-        aliases=tuple(names[1:]) if flag else (),
+        name=each.name,
+        kind="flag" if each.kind == "flag" else "argument",
+        type=each.type,
+        required=each.required,
+        repeated=each.repeated or command,
+        default=_plain(each.default),
+        choices=each.choices,
+        help="The command and its arguments, after --." if command else each.declared.help,
+        aliases=each.declared.names[1:],
     )
-
-
-def _type(hint: Any) -> tuple[str, bool]:
-    """Return the parameter's type by its public name, and whether it may be given several times."""
-    origin, inner = get_origin(hint), [each for each in get_args(hint) if each not in (type(None), Ellipsis)]
-    if origin is tuple:
-        return _type(inner[0])[0], True
-    if origin in (Union, UnionType):
-        return _type(inner[0])
-    names = {bool: "switch", int: "integer", float: "number", Path: "path"}
-    return names.get(hint, "text"), False
 
 
 def _plain(default: Any) -> Any:
     if isinstance(default, Path):
         return str(default)
-    return default if default not in ((), False, "") else None
-
-
-def _stated_usage(path: str, words: str) -> str:
-    """Return the usage from the first line of the help, where a command that runs another command states it."""
-    usage = words.partition("\n")[0].partition(f": proofbox {path} ")[2]
-    return usage and f"proofbox {path} {usage}"
-
-
-def _usage(path: str, parameters: tuple[ParameterFacts, ...]) -> str:
-    words = [f"proofbox {path}"]
-    words += [f"{each.name} VALUE" for each in parameters if each.kind == "flag" and each.required]
-    words.append("[OPTIONS]")
-    arguments = [each for each in parameters if each.kind == "argument"]
-    return " ".join([*words, *(each.name if each.required else f"[{each.name}]" for each in arguments)])
-
-
-def _docstring(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
-    """Split a command's docstring into its help text and its examples."""
-    words, _, examples = inspect.cleandoc(function.__doc__ or "").partition(EXAMPLES)
-    lines = tuple(line.strip() for line in examples.strip().splitlines())
-    return words.strip(), tuple(line for line in lines if line)
+    return default if default not in (NO_DEFAULT, (), False, "") else None
 
 
 def schema_of(kind: type[Document]) -> str:

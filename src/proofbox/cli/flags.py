@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter, Token
+import msgspec
+
+from proofbox.cli.parameters import Parameter
 
 if TYPE_CHECKING:  # not loaded for `--help`
     from proofbox.sandbox.box_handle import PolicyOptions
 
 
-def place(_: object, tokens: Sequence[Token]) -> Path:
+def place(text: str) -> Path:
     """Parse an output directory. An empty string (an unset variable) is an error, not the current directory."""
-    if not tokens[0].value:
+    if not text:
         raise ValueError("the path is empty")
-    return Path(tokens[0].value)
+    return Path(text)
 
 
-def size(_: object, tokens: Sequence[Token]) -> str | int:
+def size(text: str) -> str | int:
     """Parse a number of MB, or keep text with a unit for the box's policy to check."""
-    text = tokens[0].value
     try:
         return int(text)
     except ValueError:
         return text
 
 
-Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document on stdout.")]
+Json = Annotated[bool, Parameter(name="--json", help="Print one JSON document on stdout.")]
 Provider = Annotated[
     str | None,
     Parameter(name="--provider", help="auto, bubblewrap, docker, off, apple-vm. Default: the configured one, or auto."),
@@ -38,7 +37,7 @@ Project = Annotated[Path, Parameter(name="--project", help="The project director
 Cwd = Annotated[str | None, Parameter(name="--cwd", help="The working directory, inside the project.")]
 Env = Annotated[
     tuple[str, ...],
-    Parameter(name="--env", negative="", help="K=V for the command; K alone passes your own value. Repeatable."),
+    Parameter(name="--env", help="K=V for the command; K alone passes your own value. Repeatable."),
 ]
 Timeout = Annotated[
     float | None, Parameter(name="--timeout", help="Kill the command and its children after this many seconds.")
@@ -53,7 +52,7 @@ MaxOutput = Annotated[
     int, Parameter(name="--max-output", help="Maximum bytes kept per stream: half from its start, half from its end.")
 ]
 Shell = Annotated[str | None, Parameter(name="--shell", help="Run this string with sh -c.")]
-Raw = Annotated[bool, Parameter(name="--raw", negative="", help="Do not escape control characters in the output.")]
+Raw = Annotated[bool, Parameter(name="--raw", help="Do not escape control characters in the output.")]
 Network = Annotated[
     str | None, Parameter(name="--network", help="none, full or allow:HOST[:PORT],… Default: none in a box.")
 ]
@@ -63,7 +62,7 @@ Access = Annotated[
 ]
 Mount = Annotated[
     tuple[str, ...],
-    Parameter(name="--mount", negative="", help="HOST:GUEST[:ro|rw], read-only by default. Repeatable."),
+    Parameter(name="--mount", help="HOST:GUEST[:ro|rw], read-only by default. Repeatable."),
 ]
 Image = Annotated[str | None, Parameter(name="--image", help="The container image, for docker.")]
 Runtime = Annotated[
@@ -81,8 +80,7 @@ Disk = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class BoxFlags:
+class BoxFlags(msgspec.Struct, frozen=True):
     """The policy flags shared by all commands that start a box."""
 
     network: Network = None

@@ -10,15 +10,12 @@ them silently would be as wrong as applying them.
 
 from __future__ import annotations
 
-import hashlib
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from proofbox.config.mounts import mount_source
-from proofbox.config.project_files import write_project_file
 from proofbox.core.allowlist import parse_network
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.core.documents import require_version, stored
@@ -26,7 +23,6 @@ from proofbox.core.files.atomic import write_document
 from proofbox.core.files.plain import read_plain
 from proofbox.core.nearest import nearest
 from proofbox.core.size import Size, megabytes
-from proofbox.core.toml import parse_toml
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 
 PROJECT_FILE = Path(".proofbox/config.toml")
@@ -165,6 +161,8 @@ def is_trusted(project: Path, data: bytes, settings: Settings) -> bool:
 
 def write(project: Path, settings: Settings) -> Path:
     """Write the project's file and trust it, since the caller knows its content."""
+    from proofbox.config.project_files import write_project_file
+
     path = project / PROJECT_FILE
     script(project, settings, given=True)  # a missing script is reported before anything is written
     write_project_file(project, PROJECT_FILE, render(settings).encode())
@@ -231,6 +229,8 @@ def _read_script(project: Path, name: str) -> bytes:
 
 
 def _fingerprint(data: bytes, script: bytes | None) -> str:
+    import hashlib
+
     parts = [hashlib.sha256(data), *([hashlib.sha256(script)] if script is not None else [])]
     return "+".join(part.hexdigest() for part in parts)
 
@@ -250,6 +250,10 @@ def _read(path: Path) -> bytes | None:
 
 
 def _parse(data: bytes, path: Path) -> Settings:
+    import tomllib
+
+    from proofbox.core.toml import parse_toml
+
     try:
         values: dict[str, Any] = parse_toml(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

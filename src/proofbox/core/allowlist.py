@@ -18,10 +18,10 @@ from proofbox.errors import RequestInvalid
 
 Network = Literal["none", "full", "allow"]
 WEB_PORTS = (80, 443)
-_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
+_NUMERIC = r"(0x[0-9a-f]*|[0-9]+)"
 
 
 class HostRule(msgspec.Struct, frozen=True):
@@ -78,10 +78,10 @@ def canonical_host(text: str) -> str | None:
         return str(ipaddress.ip_address(host))
     host = host.removesuffix(".")
     labels = host.split(".")
-    if not host.isascii() or len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+    if not host.isascii() or len(host) > 253 or not all(re.fullmatch(_LABEL, label) for label in labels):
         return None
     # inet_aton reads a name whose last label is a number as an address; DNS has no such top-level domain.
-    return None if _NUMERIC.fullmatch(labels[-1]) else host
+    return None if re.fullmatch(_NUMERIC, labels[-1]) else host
 
 
 def is_address(text: str) -> bool:

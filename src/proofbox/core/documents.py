@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from proofbox.errors import VersionUnknown
 
 T = TypeVar("T", bound=type)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredDocument:
+class StoredDocument(NamedTuple):
     schema: str
     """The document's `schema_version`, or the file name if it has no such member."""
     at: str

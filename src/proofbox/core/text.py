@@ -6,7 +6,6 @@ overrides, zero-width characters) and that JSON can't represent (invalid UTF-8).
 
 from __future__ import annotations
 
-import base64
 import codecs
 import os
 import re
@@ -17,7 +16,8 @@ from proofbox.errors import UsageError
 _SUSPECT = re.compile(r"[^\n\t -~]")
 
 # Invisible, but "printable" in Unicode: fillers, the grapheme joiner, variation selectors other than for emoji.
-_INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\U000e0100-\U000e01ef]")
+# Not compiled here, like other patterns that a short command does not use.
+_INVISIBLE = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\U000e0100-\U000e01ef]"
 
 
 def printable(text: str) -> str:
@@ -32,7 +32,7 @@ def printable(text: str) -> str:
 
 def _visible(match: re.Match[str]) -> str:
     char = match[0]
-    if (char.isprintable() or unicodedata.category(char) == "Zs") and not _INVISIBLE.match(char):
+    if (char.isprintable() or unicodedata.category(char) == "Zs") and not re.match(_INVISIBLE, char):
         return char
     point = ord(char)
     if point < 0x100:
@@ -40,7 +40,7 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
 
-GAP = re.compile(r"\n\[proofbox: \d+ bytes left out\]\n")
+GAP = r"\n\[proofbox: \d+ bytes left out\]\n"
 
 
 def gap(count: int) -> str:
@@ -95,7 +95,9 @@ def path_fields(path: bytes | str) -> dict[str, str]:
     try:
         return {"path": raw.decode("utf-8")}
     except UnicodeDecodeError:
-        return {"path": raw.decode("utf-8", "backslashreplace"), "path_b64": base64.b64encode(raw).decode("ascii")}
+        from base64 import b64encode
+
+        return {"path": raw.decode("utf-8", "backslashreplace"), "path_b64": b64encode(raw).decode("ascii")}
 
 
 def require_utf8(path: str | os.PathLike[str], what: str, op: str) -> None:

@@ -4,7 +4,6 @@ started. Also the options of a call, and how they become a policy."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
@@ -34,6 +33,7 @@ from proofbox.sandbox.contract import (
 )
 from proofbox.sandbox.enforcement import check_values
 from proofbox.sandbox.host import cgroups
+from proofbox.sandbox.host.binaries import find_program
 from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mounts
 
 if TYPE_CHECKING:  # `selection` imports every provider
@@ -195,7 +195,7 @@ class BoxHandle(msgspec.Struct, frozen=True):
 
     def _with_host_hint(self, error: CommandNotFound) -> CommandNotFound:
         """Add a hint if the command exists on the host: a missing mount is the most common problem of a first run."""
-        found = shutil.which(str(error.details.get("command", "")))
+        found = find_program(str(error.details.get("command", "")))
         if found is None or self.guest_path(Path(found)) is not None:
             return error
         folder = Path(found).parent.parent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -11,6 +10,7 @@ from proofbox.config.mounts import split_mount
 from proofbox.core.files.path_walk import entries_of, resolved_path
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.host.binaries import find_program
 from proofbox.sandbox.host.mounts import file_systems
 from proofbox.sandbox.own_files import own_directory_above
 
@@ -91,7 +91,7 @@ def resolve_mounts(project: Path, mounts: Iterable[Mount]) -> tuple[Mount, ...]:
 
 def refuse_planted_program(name: str, project: Path, mounts: Iterable[Mount]) -> None:
     """Raise PathRefused if a program on PATH is in a directory that a box could have written to."""
-    found = shutil.which(name)
+    found = find_program(name)
     if found is None:
         return
     reached = (project, *(mount.host for mount in mounts if mount.writable))

@@ -14,26 +14,21 @@ differ in what they store:
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
-from proofbox.core.canonical import canonical_bytes
 from proofbox.core.dirs import cache_dir
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import PolicyRefused, ProofboxError, ProvisionFailed
 from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.client.requests import encode_env, make_request
-from proofbox.sandbox.containers.prepared_image import PreparedImages
 from proofbox.sandbox.contract import Box, BoxSpec, Event, Mount, OnEvent, Provider, stream_of
 from proofbox.sandbox.egress.outlet import Outlet
 from proofbox.sandbox.host.scratch import Scratch
-from proofbox.sandbox.providers.prepared_home import PreparedHomes
 
 PROVISION_TIMEOUT = 1800.0
 OUTPUT_SHOWN = 4000  # bytes of each stream, for the error
@@ -60,20 +55,13 @@ class PreparedStore(Protocol):
         """Remove a result that was begun and not stored. Can be repeated."""
 
 
-_STORES: dict[str, type[PreparedStore]] = {"docker": PreparedImages, "bubblewrap": PreparedHomes}
-
-
 def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnEvent | None = None) -> BoxSpec:
     """Return the spec of a box that starts from the script's result. Run the script first if needed, in one process."""
-    kind = _STORES.get(provider.name)
-    if kind is None:
-        raise PolicyRefused(
-            f"{provider.name} does not support provision scripts",
-            op="provision",
-            fix_hints=["use bubblewrap or docker, or remove `provision` from the settings"],
-            details={"provider": provider.name},
-        )
-    prepared = kind()
+    import hashlib
+
+    from proofbox.core.canonical import canonical_bytes
+
+    prepared = _store_for(provider)
     digest = hashlib.sha256(script).hexdigest()
     facts = {"provider": provider.name, "script": digest, "basis": prepared.basis(spec)}
     key = hashlib.sha256(canonical_bytes(facts)).hexdigest()
@@ -96,13 +84,32 @@ def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnE
     return found
 
 
+def _store_for(provider: Provider) -> PreparedStore:
+    if provider.name == "docker":
+        from proofbox.sandbox.containers.prepared_image import PreparedImages
+
+        return PreparedImages()
+    if provider.name == "bubblewrap":
+        from proofbox.sandbox.providers.prepared_home import PreparedHomes
+
+        return PreparedHomes()
+    raise PolicyRefused(
+        f"{provider.name} does not support provision scripts",
+        op="provision",
+        fix_hints=["use bubblewrap or docker, or remove `provision` from the settings"],
+        details={"provider": provider.name},
+    )
+
+
 def _run(
     provider: Provider, prepared: PreparedStore, key: str, spec: BoxSpec, script: bytes, on_event: OnEvent | None
 ) -> None:
+    from tempfile import mkdtemp
+
     with contextlib.ExitStack() as stack:
         scratch = Scratch()
         stack.callback(scratch.remove)
-        place, project = scratch.path / "script", Path(tempfile.mkdtemp(prefix="proofbox-provision-"))
+        place, project = scratch.path / "script", Path(mkdtemp(prefix="proofbox-provision-"))
         stack.callback(remove_tree, project)
         place.write_bytes(script)
         place.chmod(0o555)

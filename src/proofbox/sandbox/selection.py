@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -134,7 +133,9 @@ def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUn
 @contextlib.contextmanager
 def trial_project(provider: Provider) -> Iterator[Path]:
     """Create an empty project that commands can write to: a trial tests the machine, not the permissions of /tmp."""
-    with tempfile.TemporaryDirectory(prefix="proofbox-trial-") as directory:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="proofbox-trial-") as directory:
         if provider.isolation is Isolation.NAMESPACE and os.geteuid() == 0:
             with contextlib.suppress(OSError):  # root of a user namespace can't change the owner, and need not
                 os.chown(directory, COMMAND_ID, COMMAND_ID)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -127,7 +126,7 @@ def _temporary(directory: int, data: bytes | Iterable[bytes], mode: int, sync: b
 def _locked_temporary(directory: int, mode: int) -> tuple[int, str]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
-        name = TEMPORARY_PREFIX + secrets.token_hex(8)
+        name = TEMPORARY_PREFIX + os.urandom(8).hex()
         fd = os.open(name, flags, mode, dir_fd=directory)
         # A sweep may lock the file before this process does, and then unlinks it: start over.
         try:

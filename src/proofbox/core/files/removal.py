@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -97,7 +96,7 @@ class _Removal:
     def _move_up(self, folder: int | None, name: str) -> None:
         os.close(_opened(folder, name))  # moving a directory requires write permission on it
         top = self._levels[0]
-        moved = TEMPORARY_PREFIX + secrets.token_hex(8)
+        moved = TEMPORARY_PREFIX + os.urandom(8).hex()
         os.rename(name, moved, src_dir_fd=folder, dst_dir_fd=top.fd)
         top.waiting.append(moved)
 

@@ -106,7 +106,7 @@ class _Layers:
     def _parts_at_ends(self, text: str) -> list[tuple[int, int]]:
         """Return the spans of partial secrets at cuts: ends of secrets after a cut, beginnings before one."""
         found = []
-        gaps = [match.span() for match in islice(GAP.finditer(text), _MAX_GAPS)]
+        gaps = [match.span() for match in islice(re.finditer(GAP, text), _MAX_GAPS)]
         for form in self.forms:
             for first in (0, *(end for _, end in gaps)):
                 at = text.rfind(form[-MIN_SECRET:], first, first + len(form) - 1)

@@ -5,18 +5,20 @@ Podman's socket has the same API. The size of responses is limited. Errors conta
 
 from __future__ import annotations
 
-import http.client
 import io
-import json
 import os
 import socket
-import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import msgspec
 
 from proofbox.errors import EngineRefused, ProviderUnavailable
+
+if TYPE_CHECKING:  # loaded for the first call: most sessions never talk to an engine
+    import http.client
 
 API = "v1.40"  # Docker 19.03, Podman 3: the oldest with everything that boxes need
 ANSWER_LIMIT = 16 << 20
@@ -64,25 +66,29 @@ class ContainerEngine:
 
         A body of bytes, or an open file, is an archive; anything else is sent as JSON.
         """
+        from http.client import HTTPException
+
         connection = self._connect(timeout)
         try:
             data, headers = _body(body)
             connection.request(method, _target(path, query), body=data, headers=headers)
             answer = connection.getresponse()
             text = answer.read(ANSWER_LIMIT)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, HTTPException) as error:
             raise self._unreachable(error) from None
         finally:
             connection.close()
         if answer.status >= 400:
             raise _refusal(answer.status, _message(text), op)
         try:
-            return json.loads(text) if text.strip() else None
+            return msgspec.json.decode(text) if text.strip() else None
         except ValueError:
             return None  # a stream of documents, as from a pull; only the status matters
 
     def download(self, path: str, file: BinaryIO, *, op: str, query: Mapping[str, str], limit: int) -> None:
         """Write the body of a response to a file. Raises `EngineRefused` if refused or larger than `limit`."""
+        from http.client import HTTPException
+
         connection = self._connect(timeout=60)
         try:
             connection.request("GET", _target(path, query))
@@ -95,13 +101,15 @@ class ContainerEngine:
                 if size > limit:
                     raise EngineRefused(f"{op}: more than {limit} bytes", op=op, details={"status": 0})
                 file.write(part)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, HTTPException) as error:
             raise self._unreachable(error) from None
         finally:
             connection.close()
 
     def attach(self, container: str) -> socket.socket:
         """Return the container's stdin, stdout and stderr as one connection, upgraded from HTTP."""
+        from http.client import HTTPException
+
         connection = self._connect(timeout=30)
         query = {"stream": "1", "stdin": "1", "stdout": "1", "stderr": "1"}
         try:
@@ -117,7 +125,7 @@ class ContainerEngine:
                 head += byte
                 if not byte or len(head) > 65536:
                     raise self._unreachable(ConnectionError("no response to attach"))
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, HTTPException) as error:
             connection.close()
             raise self._unreachable(error) from None
         status = int(head.split(b" ", 2)[1])
@@ -129,8 +137,10 @@ class ContainerEngine:
         return stream
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        from http.client import HTTPConnection
+
         try:
-            connection = http.client.HTTPConnection("engine", timeout=timeout)
+            connection = HTTPConnection("engine", timeout=timeout)
             connection.sock = self._socket(timeout)
         except OSError as error:
             raise self._unreachable(error) from None
@@ -171,7 +181,9 @@ def _usual_sockets(env: Mapping[str, str]) -> Iterator[Path]:
 
 def _secured(stream: socket.socket, host: str) -> socket.socket:
     folder = Path(os.environ.get("DOCKER_CERT_PATH", "~/.docker")).expanduser()
-    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    from ssl import create_default_context
+
+    context = create_default_context(cafile=str(folder / "ca.pem"))
     context.load_cert_chain(str(folder / "cert.pem"), str(folder / "key.pem"))
     return context.wrap_socket(stream, server_hostname=host)
 
@@ -184,7 +196,7 @@ def _body(body: Any) -> tuple[bytes | BinaryIO | None, dict[str, str]]:
     if isinstance(body, bytes | io.IOBase):
         length = len(body) if isinstance(body, bytes) else os.fstat(body.fileno()).st_size
         return cast(bytes | BinaryIO, body), {"Content-Type": "application/x-tar", "Content-Length": str(length)}
-    return None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
+    return None if body is None else msgspec.json.encode(body), {"Content-Type": "application/json"}
 
 
 def _refusal(status: int, message: str, op: str) -> EngineRefused:
@@ -193,6 +205,6 @@ def _refusal(status: int, message: str, op: str) -> EngineRefused:
 
 def _message(text: bytes) -> str:
     try:
-        return str(json.loads(text)["message"])[:2000]
+        return str(msgspec.json.decode(text)["message"])[:2000]
     except (ValueError, KeyError, TypeError):
         return text[:500].decode("utf-8", "replace").strip()

@@ -7,8 +7,6 @@ owner.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -100,11 +98,13 @@ def remove_container(engine: ContainerEngine, container: str) -> None:
 
 
 def _containers(engine: ContainerEngine, label: str) -> Iterator[Container]:
-    query = {"all": "1", "filters": json.dumps({"label": [label]})}
+    query = {"all": "1", "filters": msgspec.json.encode({"label": [label]}).decode()}
     found = engine.call("GET", "/containers/json", op="list containers", query=query, timeout=ENGINE_TIMEOUT) or []
     for each in found:
         yield Container(each["Id"], each["Labels"].get(LABEL, ""), each["Labels"].get(OWNER, ""))
 
 
 def _home() -> str:
-    return hashlib.sha256(os.fsencode(state_dir().resolve())).hexdigest()[:16] + f"-{os.geteuid()}"
+    from hashlib import sha256
+
+    return sha256(os.fsencode(state_dir().resolve())).hexdigest()[:16] + f"-{os.geteuid()}"

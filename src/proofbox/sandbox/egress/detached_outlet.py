@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.core.interpreter import module_child
 from proofbox.errors import ProofboxError, StartFailed
 from proofbox.sandbox.contract import Event, Forward
 from proofbox.sandbox.egress.outlet import Outlet, usable_rules
@@ -47,6 +46,8 @@ class DetachedOutlet:
     """An `Outlet` in another process. `close` ends the process; `release` leaves it running."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, session: Path, log: Path) -> None:
+        from proofbox.core.interpreter import module_child
+
         usable_rules(rules)  # report invalid rules here, since the process can't
         child = module_child("proofbox.sandbox.egress.detached_outlet")
         self._process = subprocess.Popen(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from proofbox.core.allowlist import HostRule, parse_rules
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox.contract import Forward, OnEvent
-from proofbox.sandbox.egress.proxy import PROXY_SOCKET, AllowlistProxy
 from proofbox.sandbox.host.scratch import Scratch
 
 PROXY_PORT = 3128
@@ -29,6 +28,8 @@ class Outlet:
     """Open as long as its box lives; `close` ends every connection and leaves nothing behind."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, on_event: OnEvent | None) -> None:
+        from proofbox.sandbox.egress.proxy import PROXY_SOCKET, AllowlistProxy  # few boxes need it
+
         parsed = usable_rules(rules)
         self._scratch = Scratch()
         self.directory = self._scratch.path

@@ -1,4 +1,7 @@
-"""The paths of the C programs, which are built at installation; a wheel contains them for both architectures."""
+"""The paths of programs: those on PATH, and the C programs.
+
+The C programs are built at installation; a wheel contains them for both architectures.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,20 @@ from pathlib import Path
 from proofbox.errors import ProviderUnavailable
 
 _BIN = Path(__file__).parents[1] / "agent" / "bin"
+
+
+def find_program(name: str, path: str | None = None) -> str | None:
+    """Return the path of a program that can be executed, as `shutil.which` does; None if PATH has no such program.
+
+    `shutil` loads every compression module, which takes longer than all imports of this package.
+    """
+    if os.path.dirname(name):
+        directories = [""]
+    else:
+        path = os.environ.get("PATH", os.defpath) if path is None else path
+        directories = path.split(os.pathsep) if path else []
+    found = (os.path.join(directory, name) for directory in directories)
+    return next((each for each in found if os.path.isfile(each) and os.access(each, os.X_OK)), None)
 
 
 @functools.cache

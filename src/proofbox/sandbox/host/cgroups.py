@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import functools
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,7 +251,7 @@ def _make_in_home(directory: Path) -> None:
 @contextlib.contextmanager
 def _pinned_home(mount: Path) -> Iterator[Path]:
     """Hold the common directory with a group in it, so that no other process removes it meanwhile."""
-    pin = mount / "proofbox" / f"pin-{secrets.token_hex(4)}.{os.getpid()}"
+    pin = mount / "proofbox" / f"pin-{os.urandom(4).hex()}.{os.getpid()}"
     _make_in_home(pin)
     try:
         yield pin.parent

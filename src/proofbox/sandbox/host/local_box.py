@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -198,4 +197,6 @@ def _account(spec: BoxSpec) -> IO[bytes]:
         return spec.log.open("w+b")
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("proofbox-account"), "w+b", 0)
-    return tempfile.TemporaryFile()
+    from tempfile import TemporaryFile
+
+    return TemporaryFile()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +21,10 @@ class Scratch:
     """A new, empty directory of mode 0700. `remove` can be repeated."""
 
     def __init__(self) -> None:
+        from tempfile import mkdtemp
+
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=state_dir()))
+            self.path = Path(mkdtemp(prefix=_PREFIX, dir=state_dir()))
             with contextlib.suppress(OSError):
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from proofbox.core.nearest import nearest
 from proofbox.errors import ProviderUnknown
 from proofbox.sandbox.contract import Provider
-from proofbox.sandbox.providers.apple_vm import AppleVm
-from proofbox.sandbox.providers.bubblewrap import Bubblewrap
-from proofbox.sandbox.providers.docker import Docker
-from proofbox.sandbox.providers.off import Off
+
+
+# A provider is loaded when it is used: most commands need only one.
+def _off() -> Provider:
+    from proofbox.sandbox.providers.off import Off
+
+    return Off()
+
+
+def _bubblewrap() -> Provider:
+    from proofbox.sandbox.providers.bubblewrap import Bubblewrap
+
+    return Bubblewrap()
+
+
+def _docker() -> Provider:
+    from proofbox.sandbox.providers.docker import Docker
+
+    return Docker()
+
+
+def _apple_vm() -> Provider:
+    from proofbox.sandbox.providers.apple_vm import AppleVm
+
+    return AppleVm()
+
 
 AUTO = "auto"
 ALIASES = {"macos": "apple-vm", "bwrap": "bubblewrap"}
-PROVIDERS: dict[str, type[Provider]] = {"off": Off, "bubblewrap": Bubblewrap, "docker": Docker, "apple-vm": AppleVm}
+PROVIDERS: dict[str, Callable[[], Provider]] = {
+    "off": _off,
+    "bubblewrap": _bubblewrap,
+    "docker": _docker,
+    "apple-vm": _apple_vm,
+}
 # Strongest first. `off` is never among them: no isolation is a choice, not a fallback.
 AUTO_ORDER = ("apple-vm", "bubblewrap")
 WITH_AN_IMAGE = ("docker",)
 
 
 def provider_named(name: str) -> Provider:
-    kind = PROVIDERS.get(ALIASES.get(name, name))
-    if kind is None:
+    create = PROVIDERS.get(ALIASES.get(name, name))
+    if create is None:
         raise ProviderUnknown(
             f"unknown provider {name!r}",
             op="select",
@@ -29,4 +58,4 @@ def provider_named(name: str) -> Provider:
             ),
             details={"provider": name},
         )
-    return kind()
+    return create()

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shlex
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +23,7 @@ from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Poli
 from proofbox.sandbox.enforcement import refuse_unenforceable
 from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.host import cgroups
-from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.host.binaries import find_program, program
 from proofbox.sandbox.host.local_box import Plumbing, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
 from proofbox.sandbox.providers.covering import Placed, placed, refuse_missing_place
@@ -207,10 +205,12 @@ class _Ids(msgspec.Struct, frozen=True):
         return ["--userns", str(userns_fd), "--user", str(INSIDE_ID), str(INSIDE_ID)]
 
     def _unsupported(self, shift: _Shift) -> IdmapUnsupported:
+        from shlex import quote
+
         found = file_systems(str(shift.path))
         kinds = " with ".join(kind if place == "." else f"{kind} at {place}" for place, kind in found)
         owner = ":".join(str(INSIDE_ID if id == COMMAND_ID else id) for id in self.command)
-        chown = f"chown -R {owner} {shlex.quote(str(shift.path))}"
+        chown = f"chown -R {owner} {quote(str(shift.path))}"
         return IdmapUnsupported(
             f"{shift.path} belongs to {shift.uid}:{shift.gid}, and its file system ({kinds}) does not support idmapped"
             " mounts: a box never runs with root's ids, so its commands could not use it",
@@ -329,7 +329,7 @@ def _bwrap() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _find_bwrap(path: str | None) -> str | None:
-    found = shutil.which("bwrap", path=path)
+    found = find_program("bwrap", path)
     return None if found is None else os.path.realpath(found)
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.suite import RunPath
 from proofbox.cli.output import Document, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
 from proofbox.lab.run.ledger import Ledger

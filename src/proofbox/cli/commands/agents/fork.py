@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
+from proofbox.cli.parameters import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.attempt import Id, Run, find

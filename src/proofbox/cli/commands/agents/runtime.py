@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 
 from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
 from proofbox.agents.contract import RuntimeCapabilities
@@ -13,6 +12,7 @@ from proofbox.agents.runtimes.listing import RuntimeFacts, list_runtimes
 from proofbox.agents.strategies import decide_chain
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.config.settings import load
 from proofbox.core.text import printable
@@ -60,9 +60,7 @@ def check(
     /,
     *,
     provider: flags.Provider = None,
-    only: Annotated[
-        tuple[str, ...], Parameter(name="--only", negative="", help="A check, or a group of checks. Repeatable.")
-    ] = (),
+    only: Annotated[tuple[str, ...], Parameter(name="--only", help="A check, or a group of checks. Repeatable.")] = (),
     json: flags.Json = False,
 ) -> int:
     """Run the conformance suite on a runtime. Exit code 1 when a check fails.

@@ -10,11 +10,11 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags, redirect_to_null
 from proofbox.cli.live import Progress
 from proofbox.cli.output import READER_LEFT, Document, ErrorBody, columns, show, write_json
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
 from proofbox.cli.schemas import json_schema
 from proofbox.config.consent import Widening, agree, describe
@@ -36,7 +36,6 @@ HostRoot = Annotated[
     bool,
     Parameter(
         name="--host-root",
-        negative="",
         help="Run Harbor tasks in bubblewrap with this host's programs, not in their images. Not comparable.",
     ),
 ]
@@ -45,15 +44,12 @@ Trust = Annotated[
     bool,
     Parameter(
         name="--trust",
-        negative="",
         help="Consent to everything the suite asks for beyond your settings; `suite lint` lists it.",
     ),
 ]
 SHOWN_IDS = 3
 """Maximum number of mission ids listed in one line."""
-Jsonl = Annotated[
-    bool, Parameter(name="--jsonl", negative="", help="Print events as they happen, one JSON object per line.")
-]
+Jsonl = Annotated[bool, Parameter(name="--jsonl", help="Print events as they happen, one JSON object per line.")]
 
 
 class LintDocument(Document, frozen=True, kw_only=True):
@@ -209,9 +205,7 @@ def resume(
     *,
     trust: Annotated[
         bool,
-        Parameter(
-            name="--trust", negative="", help="Run a plan that you did not make here, or that was changed since."
-        ),
+        Parameter(name="--trust", help="Run a plan that you did not make here, or that was changed since."),
     ] = False,
     jsonl: Jsonl = False,
     json: flags.Json = False,

@@ -6,12 +6,10 @@ import io
 import shlex
 import sys
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import (
@@ -28,6 +26,7 @@ from proofbox.agents.steps import Step
 from proofbox.agents.strategies import CandidateResult
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
 from proofbox.core.files.plain import open_plain
 from proofbox.core.text import preview, printable
@@ -43,8 +42,7 @@ LINE = 160
 PROMPT_LIMIT = 4 << 20
 
 
-@dataclass(frozen=True)
-class AttemptFlags:
+class AttemptFlags(msgspec.Struct, frozen=True):
     """Flags of an attempt made by hand, whether new or forked from another attempt."""
 
     prompt: Annotated[
@@ -63,7 +61,7 @@ class AttemptFlags:
     command: Annotated[str | None, Parameter(name="--command", help="The command line for the process agent.")] = None
     set_: Annotated[
         tuple[str, ...],
-        Parameter(name="--set", negative="", help="NAME=VALUE: a setting of the runtime; VALUE is TOML. Repeatable."),
+        Parameter(name="--set", help="NAME=VALUE: a setting of the runtime; VALUE is TOML. Repeatable."),
     ] = ()
     timeout: Annotated[
         float | None, Parameter(name="--timeout", help="Kill the agent and its children after this many seconds.")
@@ -77,13 +75,12 @@ class AttemptFlags:
     ] = None
     env: Annotated[
         tuple[str, ...],
-        Parameter(name="--env", negative="", help="NAME or NAME=VALUE for the agent and its commands. Repeatable."),
+        Parameter(name="--env", help="NAME or NAME=VALUE for the agent and its commands. Repeatable."),
     ] = ()
     grant: Annotated[
         tuple[str, ...],
         Parameter(
             name="--grant",
-            negative="",
             help="A variable to pass by name that is withheld from boxes by default. Repeatable.",
         ),
     ] = ()
@@ -91,13 +88,12 @@ class AttemptFlags:
         tuple[str, ...],
         Parameter(
             name="--approval",
-            negative="",
             allow_leading_hyphen=True,
             help="accept:PATTERN or decline:PATTERN for approval requests; the first match decides.",
         ),
     ] = ()
     no_sandbox: Annotated[
-        bool, Parameter(name="--no-sandbox", negative="", help="Run the agent outside any box; the record says so.")
+        bool, Parameter(name="--no-sandbox", help="Run the agent outside any box; the record says so.")
     ] = False
 
     @property
@@ -193,7 +189,7 @@ def try_(
     ] = Path(),
     require: Annotated[
         tuple[str, ...],
-        Parameter(name="--require", negative="", help="A capability that the strategy must have. Repeatable."),
+        Parameter(name="--require", help="A capability that the strategy must have. Repeatable."),
     ] = (),
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,

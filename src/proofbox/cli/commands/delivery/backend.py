@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.dirs import state_dir
 from proofbox.core.files.plain import read_plain
 from proofbox.core.text import printable

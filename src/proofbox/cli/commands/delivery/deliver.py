@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.files.atomic import create_only
 from proofbox.core.text import printable
 from proofbox.core.words import counted
@@ -28,8 +27,7 @@ EnterpriseId = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class BackendFlags:
+class BackendFlags(msgspec.Struct, frozen=True):
     """The backend's URL, and how long to wait for it."""
 
     backend_url: Annotated[
@@ -39,7 +37,7 @@ class BackendFlags:
         ),
     ] = None
     allow_http: Annotated[
-        bool, Parameter(name="--allow-http", negative="", help="Allow sending the key unencrypted to another machine.")
+        bool, Parameter(name="--allow-http", help="Allow sending the key unencrypted to another machine.")
     ] = False
     timeout: Annotated[float, Parameter(name="--timeout", help="Seconds for an operation, including its retries.")] = (
         300.0
@@ -52,8 +50,7 @@ class BackendFlags:
         return msgspec.structs.replace(found, timeouts=Timeouts(total=self.timeout))
 
 
-@dataclass(frozen=True)
-class SourceFlags:
+class SourceFlags(msgspec.Struct, frozen=True):
     """What to deliver, and into which repository."""
 
     source: Annotated[
@@ -76,8 +73,7 @@ class SourceFlags:
         return {name: getattr(self, name) for name in ("snapshot", "root", "repo_url", "user_id")}
 
 
-@dataclass(frozen=True)
-class ProofFlags:
+class ProofFlags(msgspec.Struct, frozen=True):
     """The evidence that justifies the delivery."""
 
     packet: Annotated[Path | None, Parameter(name="--packet", help="The promotion packet.")] = None
@@ -87,7 +83,7 @@ class ProofFlags:
     key: flags.PublicKey = None
     allow_unpromoted: Annotated[
         bool,
-        Parameter(name="--allow-unpromoted", negative="", help="Deliver without supporting evidence."),
+        Parameter(name="--allow-unpromoted", help="Deliver without supporting evidence."),
     ] = False
     out: Annotated[
         Path | None,

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.commands.evidence.verify import FindingFacts, show_verification
 from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import UsageError
 from proofbox.evidence.bundle import listing, repair
@@ -131,11 +131,11 @@ def reindex(
     path: BundlePath,
     *,
     strict: Annotated[
-        bool, Parameter(name="--strict", negative="", help="Check against the index without changing anything.")
+        bool, Parameter(name="--strict", help="Check against the index without changing anything.")
     ] = False,
     repair_: Annotated[
         bool,
-        Parameter(name="--repair", negative="", help="Recompute the index; permanently marks the bundle as repaired."),
+        Parameter(name="--repair", help="Recompute the index; permanently marks the bundle as repaired."),
     ] = False,
     json: flags.Json = False,
 ) -> int:

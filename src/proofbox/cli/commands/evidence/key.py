@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import KeyInvalid
 

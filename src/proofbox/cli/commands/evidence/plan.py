@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from cyclopts import Parameter
+from proofbox.cli.parameters import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
@@ -141,15 +141,15 @@ def run(
         Parameter(name="--channel", help="Measure from a freshly made process, or directly from this one."),
     ] = "clean",
     only_profile: Annotated[
-        tuple[str, ...], Parameter(name="--only-profile", negative="", help="Run only this profile. Repeatable.")
+        tuple[str, ...], Parameter(name="--only-profile", help="Run only this profile. Repeatable.")
     ] = (),
     only_probe: Annotated[
         tuple[str, ...],
-        Parameter(name="--only-probe", negative="", help="Run only this probe, and the controls. Repeatable."),
+        Parameter(name="--only-probe", help="Run only this probe, and the controls. Repeatable."),
     ] = (),
-    dry: Annotated[bool, Parameter(name="--dry", negative="", help="Check everything, and run nothing.")] = False,
+    dry: Annotated[bool, Parameter(name="--dry", help="Check everything, and run nothing.")] = False,
     trust: Annotated[
-        bool, Parameter(name="--trust", negative="", help="Consent to what the plan asks for, now and later.")
+        bool, Parameter(name="--trust", help="Consent to what the plan asks for, now and later.")
     ] = False,
     lock_mode: Annotated[
         Literal["fail", "wait"], Parameter(name="--lock-mode", help="If another run writes to the output directory.")

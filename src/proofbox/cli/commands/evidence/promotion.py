@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-
 from proofbox.cli import flags
 from proofbox.cli.commands.evidence.bundle import BundlePath
 from proofbox.cli.commands.evidence.verify import show_verification
 from proofbox.cli.output import Document, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.evidence.verify.verifier import verify_packet
 
@@ -37,11 +36,11 @@ def emit(
         ),
     ] = None,
     require_promotable: Annotated[
-        bool, Parameter(name="--require-promotable", negative="", help="Fail and write nothing unless promotable.")
+        bool, Parameter(name="--require-promotable", help="Fail and write nothing unless promotable.")
     ] = False,
     accept: Annotated[
         tuple[str, ...],
-        Parameter(name="--accept", negative="", help="A reason to accept, by name. Repeatable."),
+        Parameter(name="--accept", help="A reason to accept, by name. Repeatable."),
     ] = (),
     sign: Annotated[Path | None, Parameter(name="--sign", help="The private key file to sign with.")] = None,
     out: Annotated[

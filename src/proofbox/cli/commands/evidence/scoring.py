@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from proofbox.cli import flags
 from proofbox.cli.output import columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.lab.garbage import CollectedGarbage, collect_garbage
@@ -22,7 +21,6 @@ Strict = Annotated[
     bool,
     Parameter(
         name="--strict",
-        negative="",
         help="Attempts with infrastructure failures must be complete as well, unless another attempt replaced them.",
     ),
 ]
@@ -61,13 +59,11 @@ def gc(
     ] = None,
     pin: Annotated[str | None, Parameter(name="--pin", help="Never delete this run.")] = None,
     unpin: Annotated[str | None, Parameter(name="--unpin", help="Allow deleting this run again.")] = None,
-    include_promoted: Annotated[
-        bool, Parameter(name="--include-promoted", negative="", help="Also delete promoted runs.")
-    ] = False,
+    include_promoted: Annotated[bool, Parameter(name="--include-promoted", help="Also delete promoted runs.")] = False,
     include_uncommitted: Annotated[
-        bool, Parameter(name="--include-uncommitted", negative="", help="Also delete runs that were never committed.")
+        bool, Parameter(name="--include-uncommitted", help="Also delete runs that were never committed.")
     ] = False,
-    dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Only show what would be deleted.")] = False,
+    dry_run: Annotated[bool, Parameter(name="--dry-run", help="Only show what would be deleted.")] = False,
     json: flags.Json = False,
 ) -> int:
     """Delete old runs. Without a rule, only delete leftovers of killed processes and ended sessions.

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.evidence.verify.check import BundleFinding
 from proofbox.evidence.verify.verification import Verification

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import codecs
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, write_json
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
@@ -126,8 +124,7 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
         )
 
 
-@dataclass(frozen=True)
-class CommandFlags:
+class CommandFlags(msgspec.Struct, frozen=True):
     """Flags of one command, in a new box or in a session."""
 
     cwd: flags.Cwd = None
@@ -171,14 +168,14 @@ CommandArgs = Annotated[CommandFlags, Parameter(name="*")]
 
 
 def exec_(
-    *argv: Annotated[str, Parameter(show=False)],
+    *argv: str,
     provider: flags.Provider = None,
     project: flags.Project = Path(),
     command: CommandArgs = NO_FLAGS,
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Run one command in a new box: proofbox exec [OPTIONS] -- COMMAND [ARG...]
+    """Run one command in a new box: proofbox exec [OPTIONS] -- COMMAND [ARG]...
 
     The exit code is the command's; 124 if it timed out, 126 if it cannot be executed, 127 if it was not found, and 125
     if proofbox failed. Without --json the output is streamed. Signals (Ctrl-C, TERM, HUP, QUIT, USR1, USR2, WINCH) are
@@ -257,4 +254,6 @@ def _text(data: bytes) -> tuple[str, str | None]:
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError:
-        return data.decode("utf-8", "replace"), base64.b64encode(data).decode("ascii")
+        from base64 import b64encode
+
+        return data.decode("utf-8", "replace"), b64encode(data).decode("ascii")

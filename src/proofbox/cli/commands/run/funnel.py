@@ -9,21 +9,20 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from proofbox.agents.funnel import HELPER
 from proofbox.cli import flags
+from proofbox.cli.parameters import Parameter
 from proofbox.errors import FunnelUnavailable, UsageError
 
-NoStdin = Annotated[bool, Parameter(name="-n", negative="", help="The command's stdin is empty.")]
+NoStdin = Annotated[bool, Parameter(name="-n", help="The command's stdin is empty.")]
 
 
 def run(
-    *argv: Annotated[str, Parameter(show=False)],
+    *argv: str,
     no_stdin: NoStdin = False,
     json: flags.Json = False,  # noqa: ARG001 (decides the format of errors)
 ) -> int:
-    """In an attempt's box, have the supervisor run and record a command: proofbox run [-n] -- COMMAND [ARG...]
+    """In an attempt's box, have the supervisor run and record a command: proofbox run [-n] -- COMMAND [ARG]...
 
     The command runs in the same box, in a directory of the workspace, with the caller's environment, stdin, stdout and
     stderr; signals are passed on. The record states what the supervisor did and observed. The exit code is the
@@ -37,8 +36,8 @@ def run(
     return _ask(["run", *(["-n"] if no_stdin else [])], argv)
 
 
-def proxy(*argv: Annotated[str, Parameter(show=False)], json: flags.Json = False) -> int:  # noqa: ARG001 (the same)
-    """In an attempt's box, start an MCP server through the supervisor: proofbox mcp proxy -- COMMAND [ARG...]
+def proxy(*argv: str, json: flags.Json = False) -> int:  # noqa: ARG001 (the same)
+    """In an attempt's box, start an MCP server through the supervisor: proofbox mcp proxy -- COMMAND [ARG]...
 
     Put this in an agent's list of MCP servers in place of COMMAND, a server that uses stdin and stdout. Each tool call
     is recorded outside the box, with its arguments and result. See docs/funnel.md.

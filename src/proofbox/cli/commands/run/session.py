@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.commands.run.exec import NO_FLAGS, CommandArgs, finish
 from proofbox.cli.output import Document, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.errors import UsageError
 from proofbox.sandbox.contract import DEFAULT_TTL
 from proofbox.sandbox.sessions import SessionInfo
@@ -72,11 +72,11 @@ def start(
 def exec_(
     session_id: SessionId,
     /,
-    *argv: Annotated[str, Parameter(show=False)],
+    *argv: str,
     command: CommandArgs = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Run a command in a session: proofbox session exec ID [OPTIONS] -- COMMAND [ARG...]
+    """Run a command in a session: proofbox session exec ID [OPTIONS] -- COMMAND [ARG]...
 
     Exit codes, output and signals are those of `proofbox exec`.
 
@@ -137,7 +137,7 @@ def stop(session_id: SessionId, /, *, json: flags.Json = False) -> int:
 
 def prune(
     *,
-    all: Annotated[bool, Parameter(name="--all", negative="", help="Stop running sessions first.")] = False,
+    all: Annotated[bool, Parameter(name="--all", help="Stop running sessions first.")] = False,
     json: flags.Json = False,
 ) -> int:
     """Remove ended sessions and everything they left behind.

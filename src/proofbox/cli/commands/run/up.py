@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.commands.run.exec import DeniedHosts, ExecDocument
@@ -13,13 +10,13 @@ from proofbox.cli.output import show
 
 
 def up(
-    *argv: Annotated[str, Parameter(show=False)],
+    *argv: str,
     provider: flags.Provider = None,
     project: flags.Project = Path(),
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Open an interactive shell in a box, on your own terminal: proofbox up [OPTIONS] [-- COMMAND [ARG...]]
+    """Open an interactive shell in a box, on your own terminal: proofbox up [OPTIONS] [-- COMMAND [ARG]...]
 
     The box ends with the shell. Ctrl-C, job control and resizing work inside; the exit code is the command's. With
     --json the result is printed at the end, as the document of `exec`.

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
-
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
-
-# As a file `_proofbox` on the fpath, the script is the body of a function of that name and must complete itself. When
-# sourced, it registers the completion function.
-_ZSH_ENTRY = """
-if [[ $funcstack[1] = _proofbox ]]; then
-  _cyclopts_proofbox "$@"
-else
-  compdef _cyclopts_proofbox proofbox
-fi
-"""
+from proofbox.cli.parameters import Parameter
 
 
 class CompletionDocument(Document, frozen=True, kw_only=True):
@@ -38,10 +27,8 @@ def completion(
       source <(proofbox completion bash)
       proofbox completion zsh > ~/.zfunc/_proofbox
     """
-    from proofbox.cli.app import build
+    from proofbox.cli.completions import completion_script
 
-    script = build().generate_completion(shell=shell)
-    if shell == "zsh":
-        script += _ZSH_ENTRY
+    script = completion_script(shell)
     show(CompletionDocument(shell=shell, script=script), lambda: script, as_json=json)
     return 0

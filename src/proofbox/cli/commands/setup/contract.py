@@ -16,7 +16,7 @@ from proofbox.cli.output import EXIT_CODES, PASSING_EXIT_CODES, Document, column
 from proofbox.cli.schemas import StoredFacts
 from proofbox.errors import ProofboxError, error_classes
 from proofbox.sandbox.contract import Isolation
-from proofbox.sandbox.providers import ALIASES, AUTO, AUTO_ORDER, PROVIDERS
+from proofbox.sandbox.providers import ALIASES, AUTO, AUTO_ORDER, PROVIDERS, provider_named
 
 
 class CodeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,15 +92,17 @@ def make_contract() -> ContractDocument:
         schemas=schemas.printed(),
         stored=schemas.stored(),
         codes={kind.code: _code(kind) for kind in error_classes()},
-        providers={
-            name: ProviderFacts(kind.isolation, tuple(alias for alias, meant in ALIASES.items() if meant == name))
-            for name, kind in PROVIDERS.items()
-        },
+        providers={name: _provider(name) for name in PROVIDERS},
         auto_order=AUTO_ORDER,
         strategies={id: _strategy(id) for id in sorted(BUILT_IN)},
         default_chain=DEFAULT_CHAIN,
         capabilities=RuntimeCapabilities.__struct_fields__,
     )
+
+
+def _provider(name: str) -> ProviderFacts:
+    aliases = tuple(alias for alias, meant in ALIASES.items() if meant == name)
+    return ProviderFacts(provider_named(name).isolation, aliases)
 
 
 def _strategy(id: str) -> StrategyFacts:

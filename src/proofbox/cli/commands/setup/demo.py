@@ -18,10 +18,9 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.core.text import require_utf8
 from proofbox.errors import DemoFailed, ProofboxError
@@ -57,9 +56,7 @@ class DemoDocument(Document, frozen=True, kw_only=True):
 
 def demo(
     *,
-    codex: Annotated[
-        bool, Parameter(name="--codex", negative="", help="Use the real Codex, with a built-in fake model.")
-    ] = False,
+    codex: Annotated[bool, Parameter(name="--codex", help="Use the real Codex, with a built-in fake model.")] = False,
     keep: Annotated[Path | None, Parameter(name="--keep", help="Keep all files in this new directory.")] = None,
     json: flags.Json = False,
 ) -> int:

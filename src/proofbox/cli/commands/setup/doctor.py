@@ -6,11 +6,11 @@ import platform
 import shlex
 from typing import Annotated
 
-from cyclopts import Parameter
 
 from proofbox.agents.runtimes.listing import RuntimeFacts
 from proofbox.cli import flags
 from proofbox.cli.output import columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.lab.doctor import DoctorReport
@@ -22,7 +22,7 @@ from proofbox.sandbox.providers import provider_named
 def doctor(
     *,
     provider: flags.Provider = None,
-    quick: Annotated[bool, Parameter(name="--quick", negative="", help="Run only a few checks.")] = False,
+    quick: Annotated[bool, Parameter(name="--quick", help="Run only a few checks.")] = False,
     image: flags.Image = None,
     runtime: flags.Runtime = None,
     json: flags.Json = False,

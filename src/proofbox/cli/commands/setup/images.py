@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import progress_bar, watched
 from proofbox.sandbox.images import catalogue as catalogues
 from proofbox.sandbox.images.catalogue import Image
@@ -114,9 +114,7 @@ def pull(
     project: flags.Project = Path(),
     arch: Arch = None,
     catalogue: Catalogue = None,
-    update: Annotated[
-        bool, Parameter(name="--update", negative="", help="Replace the image in the project's lock file.")
-    ] = False,
+    update: Annotated[bool, Parameter(name="--update", help="Replace the image in the project's lock file.")] = False,
     json: flags.Json = False,
 ) -> int:
     """Download an image, verify its digest, and lock the project to it (.proofbox/images.lock).

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
+from proofbox.cli.parameters import Parameter
 from proofbox.config.settings import PROJECT_FILE, Settings
 from proofbox.errors import UsageError
 
@@ -32,15 +32,13 @@ def init(
     box: flags.Box = flags.NO_BOX_FLAGS,
     env: Annotated[
         tuple[str, ...],
-        Parameter(name="--env", negative="", help="A variable of your environment that every command gets."),
+        Parameter(name="--env", help="A variable of your environment that every command gets."),
     ] = (),
     provision: Annotated[
         str | None, Parameter(name="--provision", help="A script of the project that prepares its boxes, run once.")
     ] = None,
-    trust: Annotated[
-        bool, Parameter(name="--trust", negative="", help="Trust the existing file; write nothing.")
-    ] = False,
-    force: Annotated[bool, Parameter(name="--force", negative="", help="Replace an existing file.")] = False,
+    trust: Annotated[bool, Parameter(name="--trust", help="Trust the existing file; write nothing.")] = False,
+    force: Annotated[bool, Parameter(name="--force", help="Replace an existing file.")] = False,
     json: flags.Json = False,
 ) -> int:
     """Write .proofbox/config.toml, the default settings for boxes over this project. Without flags, ask at a terminal.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from proofbox import __version__
 from proofbox.cli import flags
 from proofbox.cli.commands.workspaces.tools import CapabilitiesFlag, Check
+from proofbox.cli.parameters import Parameter
 from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES
 
 INSTRUCTIONS = (

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.commands.workspaces.workspace import Directory
 from proofbox.cli.output import Document, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import CapabilitiesRefused, UsageError
 from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES, Grants

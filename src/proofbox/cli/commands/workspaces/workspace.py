@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.core.words import counted
@@ -98,7 +97,7 @@ def init(
     /,
     *,
     ignore: Annotated[
-        tuple[str, ...], Parameter(name="--ignore", negative="", help="A path that is never recorded. Repeatable.")
+        tuple[str, ...], Parameter(name="--ignore", help="A path that is never recorded. Repeatable.")
     ] = (),
     json: flags.Json = False,
 ) -> int:
@@ -120,7 +119,7 @@ def snapshot(
     /,
     *,
     message: Annotated[str, Parameter(name=["--message", "-m"], help="A description of this state.")] = "",
-    sealed: Annotated[bool, Parameter(name="--sealed", negative="", help="Read every file, and sync to disk.")] = False,
+    sealed: Annotated[bool, Parameter(name="--sealed", help="Read every file, and sync to disk.")] = False,
     json: flags.Json = False,
 ) -> int:
     """Record the current state of the files.
