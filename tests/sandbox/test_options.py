@@ -17,8 +17,8 @@ from proofbox.config.settings import PROJECT_FILE, Settings, load
 from proofbox.core.size import megabytes
 from proofbox.errors import PolicyRefused, ProviderUnavailable, RequestInvalid, UsageError
 from proofbox.sandbox import selection
-from proofbox.sandbox.box_handle import BOX_OPTIONS, COMMAND_OPTIONS, make_policy
 from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.options import BOX_OPTIONS, COMMAND_OPTIONS, make_policy
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter, Token
 
 if TYPE_CHECKING:  # not loaded for `--help`
-    from proofbox.sandbox.box_handle import PolicyOptions
+    from proofbox.sandbox.options import PolicyOptions
 
 
 def place(_: object, tokens: Sequence[Token]) -> Path:

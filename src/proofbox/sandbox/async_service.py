@@ -25,11 +25,12 @@ from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox.box_handle import BoxHandle, ExecOptions, PolicyOptions, RunOptions, split_options
+from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.client.async_connection import AsyncConnection
 from proofbox.sandbox.client.requests import check_ttl, encode_env
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
 from proofbox.sandbox.host import freezing
+from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions, split_options
 from proofbox.sandbox.service import START_PATIENCE, Sandboxes
 from proofbox.sandbox.service_core import OpenedBox, ServiceCore, kill_detached
 from proofbox.sandbox.sessions import SessionInfo, SessionRecord

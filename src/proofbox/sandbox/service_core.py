@@ -15,15 +15,17 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
-from proofbox.sandbox.box_handle import BoxHandle, PolicyOptions, make_policy
+from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.ownership import kill_container, our_containers, reap_containers
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider
 from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
 from proofbox.sandbox.egress.outlet import Outlet
+from proofbox.sandbox.enforcement import start_box
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.processes import kill_group_of
 from proofbox.sandbox.host.scratch import sweep_scratch
+from proofbox.sandbox.options import PolicyOptions, make_policy
 from proofbox.sandbox.paths import refuse_planted_program, resolve_project
 from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
 from proofbox.sandbox.provisioning import provision
@@ -147,7 +149,14 @@ class ServiceCore:
                 spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
             box = self._start(choice.provider, spec, choice.diagnostics)
             on_failure.callback(box.destroy)
-            inside = BoxHandle.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
+            inside = BoxHandle.of(
+                box,
+                project,
+                provider=choice.provider.name,
+                diagnostics=choice.diagnostics,
+                forwards=settings.env,
+                more=outlet.environment if outlet is not None else {},
+            )
             if ttl is not None:
                 store.save(SessionRecord(id, created_at, ttl, inside, box.holder))
             if isinstance(outlet, DetachedOutlet):
@@ -206,7 +215,7 @@ class ServiceCore:
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
         try:
-            return provider.start(spec)
+            return start_box(provider, spec)
         except ProofboxError as error:
             found = dict(diagnostics)
             if isinstance(error, ProviderUnavailable):

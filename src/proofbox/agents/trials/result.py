@@ -16,7 +16,7 @@ from proofbox.agents.trials.record import ChainEnd, bounded
 from proofbox.core.documents import stored
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import AgentError
-from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.options import PolicyOptions
 
 SCHEMA = "proofbox.trial_record/1"
 Status = Literal["completed", "failed", "interrupted"]

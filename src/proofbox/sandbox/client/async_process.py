@@ -18,13 +18,13 @@ import anyio
 
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.async_service import AsyncSession
-from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.client import wire
 from proofbox.sandbox.client.async_connection import AsyncConnection
 from proofbox.sandbox.client.calls import ActiveCall
 from proofbox.sandbox.client.requests import STREAM_WINDOW
 from proofbox.sandbox.client.wire import Send
 from proofbox.sandbox.contract import Event, ExecResult, Output
+from proofbox.sandbox.options import ExecOptions
 
 PIECE = 64 << 10
 CREDIT = STREAM_WINDOW // 4  # sent in batches, so that small pieces don't wake the box agent each time

@@ -16,9 +16,9 @@ from proofbox.agents.runtimes.codex.binary import check_version
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken
 from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
-from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.contract import Door, ExecResult, Mount
+from proofbox.sandbox.options import PolicyOptions
 
 STDERR_KEPT = 8 << 10
 LAST_WORDS_SECONDS = 10.0

@@ -31,7 +31,7 @@ from proofbox.sandbox.contract import (
 )
 
 if TYPE_CHECKING:
-    from proofbox.sandbox.box_handle import ExecOptions
+    from proofbox.sandbox.options import ExecOptions
 
 
 class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from proofbox.core.digest import sha256_hex
-from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.contract import ExecResult, Isolation
+from proofbox.sandbox.options import ExecOptions
 from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
 from proofbox.workspace.tools.environments.files import FileTools
 
