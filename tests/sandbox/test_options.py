@@ -160,9 +160,9 @@ def test_invalid_value_is_refused_before_any_provider_is_tried(
     for call in (
         lambda: boxes.exec(["true"], **options),
         lambda: boxes.start_session(**options),
-        lambda: boxes._core.chosen(None, options),
-        lambda: boxes._core.chosen("docker", options),
-        lambda: Sandboxes(boxes._core.project_root, settings=Settings(**options)).probe(),
+        lambda: boxes._opener.chosen(None, options),
+        lambda: boxes._opener.chosen("docker", options),
+        lambda: Sandboxes(boxes._opener.project_root, settings=Settings(**options)).probe(),
     ):
         with pytest.raises(RequestInvalid):
             call()

@@ -13,9 +13,9 @@ from proofbox.errors import PathRefused
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.ownership import labels
 from proofbox.sandbox.contract import CheckedSpec, Policy
-from proofbox.sandbox.environment import BOX_HOME
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
+from proofbox.sandbox.providers.environment import BOX_HOME
 
 AGENT = "/.proofbox/boxagent"
 SOCKETS = "/.proofbox/sockets"

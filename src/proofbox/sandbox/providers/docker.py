@@ -35,11 +35,11 @@ from proofbox.sandbox.containers.images import engine_image, inspect_image
 from proofbox.sandbox.containers.ownership import await_removal, kill_container, remove_container
 from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.covering import check_sources, sources
-from proofbox.sandbox.environment import BOX_HOME, forwarded
 from proofbox.sandbox.host.readiness import readable
 from proofbox.sandbox.host.scratch import Scratch
 from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
+from proofbox.sandbox.providers.environment import BOX_HOME, forwarded
 
 START_PATIENCE = 30.0
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # from the image or the box

@@ -10,10 +10,10 @@ import platform
 from pathlib import Path
 
 from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Policy
-from proofbox.sandbox.environment import forwarded
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.host.local_box import Plumbing, launch
+from proofbox.sandbox.providers.environment import forwarded
 
 _UNSUPPORTED = (
     "network none",

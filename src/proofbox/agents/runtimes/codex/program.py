@@ -59,7 +59,7 @@ class Program:
     @property
     def workspace(self) -> str:
         """The path of the project in the box."""
-        return self.box._inside.guest_project
+        return self.box.inside.guest_project
 
     async def hang_up(self) -> None:
         """Close the program's stdin, so that it exits."""
