@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import inspect
 import io
 import os
 import signal
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from async_parity import assert_same_interface, blocking_calls, coroutines
 from pacing import SOON
 from raw_agent import ENV, PATIENCE, PYTHON, Agent, agent, no_kill, resident_kb, survivors, tree, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
-from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
+from proofbox.core.clock import ManualClock
+from proofbox.core.ids import IdSource
+from proofbox.errors import CommandNotFound, PolicyRefused, RequestInvalid, SandboxLost, SessionUnknown
 from proofbox.sandbox.async_service import AsyncSession
 from proofbox.sandbox.client import async_connection as module
 from proofbox.sandbox.client.async_connection import AsyncConnection
@@ -258,29 +263,93 @@ def test_timeout_and_streamed_output_beyond_the_cap(loop: str) -> None:
 # ---- the service
 
 
-def public(kind: type) -> dict[str, inspect.Signature]:
-    return {
-        name: inspect.signature(value)
-        for name, value in vars(kind).items()
-        if not name.startswith("_") and inspect.isfunction(value)
-    }
-
-
 @pytest.mark.parametrize(("sync", "other"), [(Sandboxes, AsyncSandboxes), (Session, AsyncSession)])
 def test_sync_and_async_have_the_same_interface(sync: type, other: type) -> None:
-    assert set(public(sync)) == set(public(other))
-    for name, signature in public(sync).items():
-        same = public(other)[name]
-        assert list(same.parameters.values()) == list(signature.parameters.values()), name
-        assert str(same.return_annotation).replace("Async", "") == str(signature.return_annotation), name
-        assert inspect.iscoroutinefunction(vars(other)[name]), name
-        assert vars(other)[name].__doc__ is None or vars(sync)[name].__doc__ is not None, name
-    properties = [{n for n, v in vars(k).items() if isinstance(v, property)} for k in (sync, other)]
-    assert properties[0] == properties[1]
-    made = [list(inspect.signature(k).parameters.values()) for k in (sync, other)]
-    assert [(p.name, p.kind, p.default) for p in made[0] if p.name != "connection"] == [
-        (p.name, p.kind, p.default) for p in made[1] if p.name != "connection"
-    ]
+    assert_same_interface(sync, other)
+
+
+def test_blocking_calls_are_detected(tmp_path: Path) -> None:
+    with blocking_calls() as found, Sandboxes(tmp_path) as boxes:
+        boxes.list_sessions()
+    assert found
+
+
+@pytest.fixture
+def empty_stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with open(os.devnull) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield
+
+
+@pytest.mark.usefixtures("empty_stdin")
+@pytest.mark.parametrize("provider", ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))])
+def test_no_call_blocks_the_event_loop(loop: str, provider: str, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    called: set[str] = set()
+    blocked: dict[str, list[str]] = {}
+
+    async def do(name: str, work: Awaitable[Any]) -> Any:
+        called.add(name)
+        with blocking_calls() as found:
+            try:
+                return await work
+            finally:
+                if found:
+                    blocked[name] = found
+
+    async def use(session: AsyncSession) -> None:
+        await do("AsyncSession.exec", session.exec(["pwd"], cwd="sub"))
+        with pytest.raises(CommandNotFound):
+            await do("AsyncSession.exec", session.exec(["no-such-program"]))
+        await do("AsyncSession.commands_alive", session.commands_alive())
+        with contextlib.suppress(PolicyRefused):  # no control groups here
+            freezing = await do("AsyncSession.frozen", session.frozen())
+            await do("AsyncSession.frozen", freezing.__aenter__())
+            await do("AsyncSession.frozen", freezing.__aexit__(None, None, None))
+
+    async def work() -> None:
+        boxes = AsyncSandboxes(project_root=tmp_path)
+        await do("AsyncSandboxes.probe", boxes.probe(provider))
+        await do("AsyncSandboxes.exec", boxes.exec(["true"], provider=provider))
+        if provider == "off" or os.geteuid() == 0:
+            with contextlib.suppress(PolicyRefused):  # no control groups here
+                await do("AsyncSandboxes.exec", boxes.exec(["true"], provider=provider, memory=64))
+        await do("AsyncSandboxes.start", boxes.start(["true"], provider=provider))
+        session = await do("AsyncSandboxes.start_session", boxes.start_session(provider=provider))
+        await use(session)
+        await do("AsyncSandboxes.exec_in_session", boxes.exec_in_session(session.id, ["true"]))
+        await do("AsyncSession.stop", session.stop())
+        left = await do("AsyncSandboxes.start_session", boxes.start_session(provider=provider, detached=True, ttl=60))
+        await do("AsyncSandboxes.exec_in_session", boxes.exec_in_session(left.id, ["true"]))
+        await do("AsyncSandboxes.get_session", boxes.get_session(left.id))
+        await do("AsyncSandboxes.list_sessions", boxes.list_sessions())
+        await do("AsyncSession.detach", left.detach())
+        await do("AsyncSandboxes.stop_session", boxes.stop_session(left.id))
+        await do("AsyncSandboxes.prune_sessions", boxes.prune_sessions())
+        last = await boxes.start_session(provider=provider)
+        await last.exec(["true"])
+        await do("AsyncSession.cut_off", last.cut_off())
+        await do("AsyncSandboxes.cut_off", boxes.cut_off())
+        with pytest.raises(SandboxLost):
+            await do("AsyncSession.exec", last.exec(["true"]))
+        await do("AsyncSandboxes.close", boxes.close())
+
+    go(loop, work)
+    assert blocked == {}
+    assert called == {f"{kind.__name__}.{name}" for kind in (AsyncSandboxes, AsyncSession) for name in coroutines(kind)}
+
+
+@pytest.mark.usefixtures("empty_stdin")
+def test_interactive_start_uses_the_clock_and_ids_of_its_service(loop: str, tmp_path: Path) -> None:
+    clock = ManualClock(datetime(2001, 2, 3, tzinfo=UTC))
+    events: list[Event] = []
+
+    async def work() -> None:
+        boxes = AsyncSandboxes(tmp_path, on_event=events.append, clock=clock, ids=IdSource(clock, bytes))
+        await boxes.start(["true"], provider="off")
+
+    go(loop, work)
+    assert {event.name for event in events} == {IdSource(clock, bytes).new_id("ses")}
 
 
 def test_service_works_as_documented(loop: str, tmp_path: Path) -> None:
@@ -322,6 +391,6 @@ def test_detached_session_outlives_its_async_client(loop: str, tmp_path: Path) -
             with pytest.raises(SandboxLost):
                 await boxes.exec_in_session(made.id, ["true"])
             assert await boxes.prune_sessions() == [made.id]
-        made._connection.close()
+        made._core.connection.close()
 
     go(loop, work)

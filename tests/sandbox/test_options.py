@@ -17,8 +17,8 @@ from proofbox.config.settings import PROJECT_FILE, Settings, load
 from proofbox.core.size import megabytes
 from proofbox.errors import PolicyRefused, ProviderUnavailable, RequestInvalid, UsageError
 from proofbox.sandbox import selection
-from proofbox.sandbox.box_handle import BOX_OPTIONS, COMMAND_OPTIONS, make_policy
 from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.options import BOX_OPTIONS, COMMAND_OPTIONS, make_policy
 
 
 @pytest.fixture
@@ -160,9 +160,9 @@ def test_invalid_value_is_refused_before_any_provider_is_tried(
     for call in (
         lambda: boxes.exec(["true"], **options),
         lambda: boxes.start_session(**options),
-        lambda: boxes._core.chosen(None, options),
-        lambda: boxes._core.chosen("docker", options),
-        lambda: Sandboxes(boxes._core.project_root, settings=Settings(**options)).probe(),
+        lambda: boxes._opener.chosen(None, options),
+        lambda: boxes._opener.chosen("docker", options),
+        lambda: Sandboxes(boxes._opener.project_root, settings=Settings(**options)).probe(),
     ):
         with pytest.raises(RequestInvalid):
             call()

@@ -17,8 +17,8 @@ from proofbox.config.settings import Settings
 from proofbox.core.files.path_walk import walk
 from proofbox.errors import PathRefused
 from proofbox.sandbox import own_files
-from proofbox.sandbox.contract import Layers, Mount, Policy
-from proofbox.sandbox.providers.covering import Placed, placed
+from proofbox.sandbox.contract import Layers, Mount, Placed, Policy
+from proofbox.sandbox.covering import placed
 
 RENAME = """
 cd "$1"
@@ -209,7 +209,7 @@ assert libc.mount({os.fsencode(home)!r}, {os.fsencode(project / "alias")!r}, Non
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Policy
 from proofbox.sandbox.paths import resolve_project
-from proofbox.sandbox.providers.covering import placed
+from proofbox.sandbox.covering import placed
 for root in ({str(project)!r}, {str(project / "alias")!r}):
     print(*(each.place for each in placed(Path(root), Policy(access="rw")) if each.source is None))
 try:

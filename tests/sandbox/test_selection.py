@@ -55,7 +55,7 @@ def test_auto_never_considers_off() -> None:
 @pytest.mark.needs("bubblewrap")
 def test_auto_explains_itself(boxes: Sandboxes, cache: Path) -> None:
     events: list[Event] = []
-    boxes._core.on_event = events.append
+    boxes._opener.on_event = events.append
     found = boxes.probe()
     assert found.provider == "bubblewrap"
     assert found.isolation is Isolation.NAMESPACE

@@ -52,7 +52,7 @@ def boxes(state: Path, project: Path) -> Iterator[Sandboxes]:
     with Watched(project_root=project) as opened:
         yield opened
     for session in opened.made:
-        session._connection.close()
+        session._core.connection.close()
 
 
 class Watched(Sandboxes):
@@ -287,14 +287,14 @@ def test_prune_keeps_running_sessions(boxes: Sandboxes) -> None:
 
 def test_dead_box_is_lost_not_stopped(boxes: Sandboxes) -> None:
     made = boxes.start_session(provider="off", detached=True, ttl=60)
-    agent = made._connection.hello
+    agent = made._core.connection.hello
     assert agent is not None
     os.kill(agent.pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(SandboxLost):
         made.exec(["true"])
     assert time.monotonic() - began < SOON
-    made._connection.close()
+    made._core.connection.close()
     wait_until(lambda: boxes.get_session(made.id).state == "lost", "the state to become lost")
     with pytest.raises(SandboxLost) as caught:
         boxes.exec_in_session(made.id, ["true"])
@@ -306,7 +306,7 @@ def test_dead_box_is_lost_not_stopped(boxes: Sandboxes) -> None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_idle_session_ends_after_its_ttl(boxes: Sandboxes, provider: str) -> None:
     made = boxes.start_session(provider=provider, detached=True, ttl=1)
-    made._connection.close()
+    made._core.connection.close()
     wait_until(
         lambda: boxes.get_session(made.id).state == "lost", "the end of the session, although its state is queried"
     )

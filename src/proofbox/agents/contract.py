@@ -22,7 +22,7 @@ from proofbox.config.settings import Settings as BoxSettings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import AgentError, ProofboxError
-from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
 
 

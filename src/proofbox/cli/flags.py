@@ -10,7 +10,7 @@ import msgspec
 from proofbox.cli.parameters import Parameter
 
 if TYPE_CHECKING:  # not loaded for `--help`
-    from proofbox.sandbox.box_handle import PolicyOptions
+    from proofbox.sandbox.options import PolicyOptions
 
 
 def place(text: str) -> Path:

@@ -5,8 +5,8 @@
         async with await boxes.start_session(network="none") as session:
             (await session.exec(["make"])).exit_code
 
-Starting and ending a box takes a few milliseconds of blocking work in a worker thread; waiting for commands does not
-block.
+No call blocks the event loop: work on files and processes runs in a worker thread, and waiting for commands needs no
+thread.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 import anyio
 from anyio.to_thread import run_sync
@@ -24,68 +25,54 @@ from anyio.to_thread import run_sync
 from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox.box_handle import BoxHandle, ExecOptions, PolicyOptions, RunOptions, split_options
+from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.client.async_connection import AsyncConnection
-from proofbox.sandbox.client.requests import check_ttl, encode_env
-from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
+from proofbox.sandbox.contract import DEFAULT_TTL, ExecResult, OnEvent, ProbeResult
 from proofbox.sandbox.host import freezing
-from proofbox.sandbox.service import START_TIMEOUT, Sandboxes
-from proofbox.sandbox.service_core import OpenedBox, ServiceCore, kill_detached
-from proofbox.sandbox.sessions import SessionInfo, SessionRecord
+from proofbox.sandbox.opening import BoxOpener
+from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions
+from proofbox.sandbox.service import Sandboxes
+from proofbox.sandbox.service_core import ServiceCore, SessionCore
+from proofbox.sandbox.sessions import SessionInfo
+
+T = TypeVar("T")
+
+
+class _OnLoop:
+    """Waits on the event loop."""
+
+    def connect(self, stream: socket.socket, kill: Callable[[], None]) -> AsyncConnection:
+        return AsyncConnection(stream, kill)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        return await run_sync(work)
+
+    def shielded(self) -> contextlib.AbstractContextManager[object]:
+        return anyio.CancelScope(shield=True)
 
 
 class AsyncSession:
     """A box that stays alive between commands. As a context manager, it stops at the end of the block."""
 
-    def __init__(
-        self,
-        core: ServiceCore,
-        inside: BoxHandle,
-        connection: AsyncConnection,
-        origin: OpenedBox | SessionRecord,
-        on_end: Callable[[SessionInfo], None] | None = None,
-    ) -> None:
+    def __init__(self, core: SessionCore[AsyncConnection]) -> None:
         self._core = core
-        self._on_end = on_end
-        self._inside = inside
-        self._environment = encode_env(inside.environment)
-        self._connection = connection
-        self._origin = origin
-        self._stopped = False
 
     @property
     def id(self) -> str:
-        return self._origin.id
+        return self._core.id
 
     @property
     def info(self) -> SessionInfo:
-        return self._origin.info("stopped" if self._stopped else "lost" if self._connection.lost else "running")
+        return self._core.info
 
     @property
     def inside(self) -> BoxHandle:
         """The box's handle: paths and environment as a command sees them."""
-        return self._inside
+        return self._core.inside
 
     async def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command in the box and wait until it ends. Several tasks may call this concurrently."""
-        return await self.run(argv, options)
-
-    async def run(self, argv: Sequence[str | bytes], options: ExecOptions) -> ExecResult:
-        inside = self._inside
-        request = inside.request(argv, options, self._environment)
-        before = inside.oom_kills()
-        self._core.tell(Event("exec", "started", self.id))
-        try:
-            call = await self._connection.run(request, options.get("on_output"), options.get("on_start"))
-            result = inside.result(call, before)
-        except ProofboxError as error:
-            self._core.tell(Event("exec", "failed", self.id, {"code": error.code}))
-            raise self._origin.explain_loss(error, self._connection.hello is not None) from None
-        self._core.tell(
-            Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
-        )
-        return result
+        return await self._core.run(argv, options)
 
     async def frozen(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Freeze all processes in the box within the block, `async with await session.frozen()`; see `freezing.py`."""
@@ -103,34 +90,19 @@ class AsyncSession:
 
     async def commands_alive(self) -> int:
         """Count the commands with processes in the box. Without control groups, only this client's are counted."""
-        known = await run_sync(freezing.commands_alive, self.id)
-        return self._connection.running if known is None else known
+        return await self._core.commands_alive()
 
     async def detach(self) -> None:
         """Disconnect from a detached session: the box keeps running, and its idle time begins."""
-        if isinstance(self._origin, OpenedBox):
-            raise UsageError("a session that is not detached ends with its client", op="session", fix_hints=["stop it"])
-        self._connection.close()
+        self._core.detach()
 
     async def stop(self) -> None:
         """Kill the box and everything in it. Can be repeated."""
-        if self._stopped:
-            return
-        with anyio.CancelScope(shield=True):
-            if isinstance(self._origin, OpenedBox):
-                self._connection.close()  # the box ends with its stream
-                await run_sync(self._origin.end)
-            else:
-                await self._connection.shutdown()
-                self._connection.close()
-                await run_sync(self._core.ended, self._origin)
-        self._stopped = True
-        if self._on_end is not None:
-            self._on_end(self.info)
-        self._core.tell(Event("session", "stopped", self.id))
+        await self._core.stop()
 
     async def cut_off(self) -> None:
-        self._connection.close()
+        """Disconnect: commands fail as lost, and the box ends. The owner still calls `stop`."""
+        self._core.connection.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,7 +113,7 @@ class AsyncSession:
         await self.stop()
 
     def __repr__(self) -> str:
-        return f"<AsyncSession {self.id} {self._inside.provider}>"
+        return f"<AsyncSession {self.id} {self.inside.provider}>"
 
 
 class AsyncSandboxes:
@@ -165,12 +137,12 @@ class AsyncSandboxes:
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._core = ServiceCore(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
-        self._sessions: dict[str, AsyncSession] = {}
+        self._opener = BoxOpener(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
+        self._core = ServiceCore(_OnLoop(), self._opener)
 
     async def probe(self, provider: str | None = None) -> ProbeResult:
         """Return the provider that would be used, after a real trial."""
-        return await run_sync(self._core.probe, provider)
+        return await run_sync(self._opener.probe, provider)
 
     async def exec(
         self,
@@ -180,9 +152,7 @@ class AsyncSandboxes:
         **options: Unpack[RunOptions],
     ) -> ExecResult:
         """Run one command in a new box, which ends with it."""
-        policy, command = split_options(options)
-        async with await self._start(provider, policy) as session:
-            return await session.run(argv, command)
+        return await self._core.exec(argv, provider, options)
 
     async def start_session(
         self,
@@ -194,12 +164,7 @@ class AsyncSandboxes:
     ) -> AsyncSession:
         """Start a box that stays alive between commands. It ends with this process, unless `detached`: then it ends by
         `stop_session`, from any process, or after `ttl` idle seconds."""
-        if detached:
-            check_ttl(ttl)
-        session = await self._start(provider, policy, ttl if detached else None)
-        if not detached:
-            self._sessions[session.id] = session
-        return session
+        return AsyncSession(await self._core.start_session(provider, policy, ttl if detached else None))
 
     async def start(
         self,
@@ -212,58 +177,45 @@ class AsyncSandboxes:
 
         Runs in a worker thread, since a terminal blocks; changes of the terminal's size are not passed on.
         """
-        boxes = Sandboxes(self._core.project_root, on_event=self._core.on_event, settings=self._core.settings)
+        opener = self._opener
+        boxes = Sandboxes(
+            opener.project_root,
+            on_event=opener.on_event,
+            settings=opener.settings,
+            clock=opener.clock,
+            ids=opener.ids,
+        )
         return await run_sync(functools.partial(boxes.start, argv, provider=provider, **policy))
 
     async def exec_in_session(
         self, session_id: str, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]
     ) -> ExecResult:
-        held = self._sessions.get(session_id)
-        if held is not None:
-            return await held.exec(argv, **options)
-        session = self._attach(session_id)
-        try:
-            return await session.exec(argv, **options)
-        finally:
-            session._connection.close()
+        """Run a command in a session of this object, or in a detached session, and wait until it ends."""
+        return await self._core.exec_in_session(session_id, argv, options)
 
     async def stop_session(self, session_id: str) -> SessionInfo:
         """Stop a session. Stopping one that has already ended is not an error."""
-        held = self._sessions.get(session_id)
-        if held is not None:
-            await held.stop()
-        ended = self._core.ended_here(session_id)
-        if ended is not None:
-            return ended
-        record = self._core.store.load(session_id)
-        try:
-            await self._attach(session_id).stop()
-        except SandboxLost:  # its box had already ended
-            await run_sync(self._core.ended, record)
-        return await self.get_session(session_id)
+        return await self._core.stop_session(session_id)
 
     async def get_session(self, session_id: str) -> SessionInfo:
-        held = self._sessions.get(session_id)
-        if held is not None:
-            return held.info
-        return self._core.session_info(session_id)
+        """Return the information about a session of this object, or a detached session."""
+        return await self._core.get_session(session_id)
 
     async def list_sessions(self) -> list[SessionInfo]:
         """List the sessions of this object, and all detached sessions of this user."""
-        return [session.info for session in self._sessions.values()] + self._core.sessions()
+        return await self._core.list_sessions()
 
     async def prune_sessions(self) -> list[str]:
         """Remove the records of sessions that have ended; return their ids."""
-        return await run_sync(self._core.prune)
+        return await self._core.prune_sessions()
 
     async def cut_off(self) -> None:
-        for session in list(self._sessions.values()):
-            await session.cut_off()
+        """Call `cut_off` on every session of this object."""
+        self._core.cut_off()
 
     async def close(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            for session in list(self._sessions.values()):
-                stack.push_async_callback(session.stop)
+        """Stop the sessions of this object, except detached ones."""
+        await self._core.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -272,39 +224,3 @@ class AsyncSandboxes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def _remember(self, ended: SessionInfo) -> None:
-        self._sessions.pop(ended.id, None)
-        self._core.remember_end(ended)
-
-    async def _start(self, provider: str | None, policy: PolicyOptions, ttl: float | None = None) -> AsyncSession:
-        # Not cancellable: a started box must be owned by a session, which stops it.
-        with anyio.CancelScope(shield=True):
-            opened = await run_sync(functools.partial(self._core.open, provider, policy, ttl=ttl))
-            session = await self._detach(opened) if ttl is not None else None
-        return session or AsyncSession(
-            self._core, opened.inside, AsyncConnection(stream_of(opened.box), opened.box.kill), opened, self._remember
-        )
-
-    async def _detach(self, opened: OpenedBox) -> AsyncSession:
-        """Wait for the greeting of a detached session before this process releases its box."""
-        try:
-            session = self._attach(opened.id)
-            try:
-                await session._connection.greet(START_TIMEOUT)
-            except ProofboxError as error:
-                session._connection.close()
-                raise opened.explain_loss(error, greeted=False) from None
-        except BaseException:
-            await run_sync(opened.end)
-            self._core.store.forget(opened.id)
-            raise
-        opened.box.release()
-        self._core.tell(Event("session", "started", opened.id))
-        return session
-
-    def _attach(self, session_id: str) -> AsyncSession:
-        store = self._core.store
-        record = store.load(session_id)
-        connection = AsyncConnection(store.connect(session_id), functools.partial(kill_detached, record))
-        return AsyncSession(self._core, record.inside, connection, record)

@@ -1,9 +1,9 @@
 """The types of the sandbox package and the contract that every provider implements.
 
 A *provider* is a way to isolate. It starts a *box*: one isolated environment with a box agent inside, reached over a
-byte stream. A `Policy` holds everything that a caller can request of a box. A provider refuses a policy that it can't
-enforce on this machine before it starts anything. `conformance/` measures what each provider really enforces, with the
-same checks for all.
+byte stream. A `Policy` holds everything that a caller can request of a box. A policy that the provider can't enforce on
+this machine is refused before the provider is called (`enforcement.py`). `conformance/` measures what each provider
+really enforces, with the same checks for all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -172,6 +172,30 @@ class BoxSpec(msgspec.Struct, frozen=True):
     """The result of this box is kept (`provisioning.py`), so more of its file system is writable."""
 
 
+class Placed(NamedTuple):
+    """One mount of a box."""
+
+    source: Path | None
+    """None for an empty directory."""
+    place: str
+    writable: bool
+    cover: bool = False
+    """Covers a part of another mount, so that the place exists."""
+    loose: bool = False
+    """The source is in a directory that boxes can write to: another box could replace it while this one starts."""
+
+
+class CheckedSpec(BoxSpec, frozen=True, kw_only=True):
+    """A box that its provider can enforce. Only `enforcement.start_box` makes one.
+
+    The network and the access of its policy are set.
+    """
+
+    placed: tuple[Placed, ...]
+    """Every mount of the box, in the order in which they must be made, including the covers of hidden parts and of
+    proofbox's own files. Empty if the provider does not isolate the file system."""
+
+
 class Box(Protocol):
     """A started box. The stream is connected; the agent's greeting may not have arrived yet."""
 
@@ -233,8 +257,11 @@ class Provider(Protocol):
         Cheap: it inspects the machine and starts nothing.
         """
 
-    def start(self, spec: BoxSpec) -> Box:
-        """Start a box, or raise `PolicyRefused`, `ProviderUnavailable` or `StartFailed` and leave nothing behind."""
+    def start(self, spec: CheckedSpec) -> Box:
+        """Start a box, or raise `PolicyRefused`, `ProviderUnavailable` or `StartFailed` and leave nothing behind.
+
+        Called only by `enforcement.start_box`, which has refused what `enforcement` does not claim.
+        """
 
     def explain(self, account: str) -> tuple[str, list[str]]:
         """Derive from the stderr of its programs why a box did not start: a reason and hints."""

@@ -1,16 +1,34 @@
-"""Refuse a policy that can't be enforced before anything starts, with a reason for each part of it."""
+"""Start a box: the one place that every start passes.
+
+A policy that the provider can't enforce here is refused by name, with a reason for each part of it, before the provider
+is called. What must not be forgotten by a provider is done here as well: the default policy, and the mounts that hide
+parts of the project and protect proofbox's own files.
+"""
 
 from __future__ import annotations
 
-from typing import get_args
+import msgspec
 
-from proofbox.errors import PolicyRefused, RequestInvalid
-from proofbox.sandbox.contract import Access, Enforcement, Network, Policy
+from proofbox.errors import PolicyRefused
+from proofbox.sandbox.contract import Box, BoxSpec, CheckedSpec, Enforcement, Policy, Provider
+from proofbox.sandbox.covering import placed
 
-MIN_DOOR = 1024  # a box can't listen on a lower port
+
+def start_box(provider: Provider, spec: BoxSpec) -> Box:
+    """Start a box, or raise what `Provider.start` may raise, and leave nothing behind."""
+    enforced = provider.enforcement(spec.policy)
+    refuse_unenforceable(provider.name, spec.policy, enforced, detached=spec.listen is not None)
+    policy = msgspec.structs.replace(
+        spec.policy,
+        network=spec.policy.network or ("none" if enforced.network_none else "full"),
+        access=spec.policy.access or "rw",
+    )
+    mounts = tuple(placed(spec.project, policy)) if enforced.filesystem else ()
+    return provider.start(CheckedSpec(**{**msgspec.structs.asdict(spec), "policy": policy}, placed=mounts))
 
 
-def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -> None:
+def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement, *, detached: bool = False) -> None:
+    """Raise PolicyRefused if a part of the policy is not enforced; `detached`: the box outlives its client."""
     requested = {
         "network none": (policy.network == "none", enforced.network_none),
         "network allow": (policy.network == "allow", enforced.network_allow),
@@ -19,13 +37,14 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
         "layers": (policy.layers is not None, enforced.layers),
         "disk": (policy.disk_mb is not None, enforced.disk),
         "mounts": (bool(policy.mounts), enforced.mounts),
-        "doors": (bool(policy.doors), enforced.network_none),
+        "doors": (bool(policy.doors), enforced.network_none and "doors" not in enforced.gaps),
         "hidden": (bool(policy.hidden or policy.frozen), enforced.hidden),
         "image": (policy.image is not None, enforced.images),
         "runtime": (policy.runtime is not None, enforced.images),
         "memory": (policy.memory_mb is not None, enforced.memory),
         "cpu": (policy.cpus is not None, enforced.cpus),
         "pids": (policy.pids is not None, enforced.pids),
+        "detached": (detached, enforced.detached),
     }
     refused = {name: enforced.gaps.get(name, "") for name, (wanted, can) in requested.items() if wanted and not can}
     if refused:
@@ -34,59 +53,4 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
             + "; ".join(f"{name} ({reason})" if reason else name for name, reason in refused.items()),
             op="start",
             details={"provider": provider, "refused": refused},
-        )
-
-
-def check_values(policy: Policy) -> None:
-    """Refuse unknown words, meaningless numbers, and options that contradict each other.
-
-    They are wrong on every machine, so they are checked once, before a provider is selected.
-    """
-    for name, word, known in (
-        ("network", policy.network, get_args(Network)),
-        ("access", policy.access, get_args(Access)),
-    ):
-        if word is not None and word not in known:  # an unknown word must not act as the most lenient one
-            raise RequestInvalid(
-                f"unknown {name} {word!r}", op="start", fix_hints=[f"choose one of: {', '.join(known)}"]
-            )
-    for name, value, least in (
-        ("memory", policy.memory_mb, 4),  # below this not even a shell starts
-        ("cpus", policy.cpus, 0.01),
-        ("pids", policy.pids, 2),  # the command and one child
-        ("disk", policy.disk_mb, 1),
-    ):
-        kind = (int, float) if name == "cpus" else int
-        good = isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**40
-        if value is not None and not good:
-            unit = " MB" if name in ("memory", "disk") else ""
-            raise RequestInvalid(
-                f"invalid {name} limit: {value}{unit}",
-                op="start",
-                fix_hints=[f"give {least}{unit} or more" + (", such as 512 or 2g" if unit else "")],
-            )
-    if policy.doors and policy.network == "full":
-        raise RequestInvalid(
-            "a door is a port on the box's own loopback, but with network full the box uses the host's loopback",
-            op="start",
-            fix_hints=["use network none or allow:HOST,…"],
-        )
-    ports = [door.port for door in policy.doors]
-    if len(set(ports)) < len(ports) or not all(MIN_DOOR <= port < 65536 for port in ports):
-        raise RequestInvalid(
-            f"doors at {', '.join(map(str, ports))}: ports must be distinct and from {MIN_DOOR} to 65535",
-            op="start",
-            fix_hints=[f"choose different ports from {MIN_DOOR} on"],
-        )
-    if policy.layers is not None and (policy.access != "overlay" or policy.disk_mb is not None):
-        raise RequestInvalid(
-            "layers need access overlay, and can't have a disk limit",
-            op="start",
-            fix_hints=["use access overlay, without a disk limit"],
-        )
-    if policy.disk_mb is not None and policy.access != "overlay":
-        raise RequestInvalid(
-            "a disk limit needs access overlay: the project's own directory has no quota",
-            op="start",
-            fix_hints=["add --access overlay"],
         )

@@ -10,7 +10,7 @@ import msgspec
 from proofbox.config import settings as config
 from proofbox.config.settings import PROJECT_FILE, Settings
 from proofbox.errors import UsageError
-from proofbox.sandbox.box_handle import make_policy
+from proofbox.sandbox.options import make_policy
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import AUTO, provider_named
 

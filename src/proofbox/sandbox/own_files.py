@@ -3,7 +3,7 @@
 State, cache and configuration are hidden: they hold evidence, sessions and settings. Code that the next call of
 proofbox would run on the host is read-only. Mounting over the path itself is not enough: a command could rename a
 directory above it, or replace a symbolic link that leads there, and the next call would find other files under the old
-name. `providers/covering.py` turns the paths found here into mounts.
+name. `covering.py` turns the paths found here into mounts.
 """
 
 from __future__ import annotations

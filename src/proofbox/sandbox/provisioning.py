@@ -28,6 +28,7 @@ from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.client.requests import encode_env, make_request
 from proofbox.sandbox.contract import Box, BoxSpec, Event, Mount, OnEvent, Provider, stream_of
 from proofbox.sandbox.egress.outlet import Outlet
+from proofbox.sandbox.enforcement import start_box
 from proofbox.sandbox.host.scratch import Scratch
 
 PROVISION_TIMEOUT = 1800.0
@@ -122,7 +123,7 @@ def _run(
             wanted = msgspec.structs.replace(wanted, forwards=outlet.forwards, sockets=outlet.directory)
             environment = outlet.environment
         stack.callback(prepared.discard)
-        box = provider.start(prepared.begin(key, wanted))
+        box = start_box(provider, prepared.begin(key, wanted))
         stack.callback(box.destroy)
         argv = [_INSIDE] if script.startswith(b"#!") else ["/bin/sh", _INSIDE]
         env = encode_env({**box.environment, **environment})

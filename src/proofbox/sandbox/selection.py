@@ -32,7 +32,7 @@ from proofbox.sandbox.contract import (
     Provider,
     stream_of,
 )
-from proofbox.sandbox.enforcement import refuse_unenforceable
+from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
 from proofbox.sandbox.providers import AUTO, AUTO_ORDER, WITH_AN_IMAGE, provider_named
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 
@@ -145,7 +145,7 @@ def trial_project(provider: Provider) -> Iterator[Path]:
 def _try_out(provider: Provider, policy: Policy) -> None:
     with trial_project(provider) as project:
         # The label contains the directory's name, which is unique: trials may run in parallel.
-        box = provider.start(BoxSpec(label=project.name, project=project, policy=policy))
+        box = start_box(provider, BoxSpec(label=project.name, project=project, policy=policy))
         try:
             request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_TIMEOUT)
             call = Connection(stream_of(box), box.kill).run(request)

@@ -9,19 +9,19 @@ with Sandboxes(project_root=".") as boxes:
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+import socket
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox.box_handle import BoxHandle, ExecOptions, PolicyOptions, RunOptions, split_options
+from proofbox.sandbox.box_handle import BoxHandle
+from proofbox.sandbox.client.calls import ActiveCall
 from proofbox.sandbox.client.connection import Connection, RunningCall
-from proofbox.sandbox.client.requests import check_ttl, encode_env
+from proofbox.sandbox.client.requests import CommandRequest
 from proofbox.sandbox.client.signals import forwarding_signals
 from proofbox.sandbox.client.terminal import (
     following_size,
@@ -31,86 +31,89 @@ from proofbox.sandbox.client.terminal import (
     raw_terminal,
     terminal_size,
 )
-from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
+from proofbox.sandbox.client.wire import Hello
+from proofbox.sandbox.contract import (
+    DEFAULT_TTL,
+    ExecResult,
+    OnEvent,
+    OnOutput,
+    OnStart,
+    ProbeResult,
+    RunningCommand,
+)
 from proofbox.sandbox.host import freezing
-from proofbox.sandbox.service_core import OpenedBox, ServiceCore, kill_detached
-from proofbox.sandbox.sessions import SessionInfo, SessionRecord
+from proofbox.sandbox.opening import BoxOpener
+from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions
+from proofbox.sandbox.service_core import ServiceCore, SessionCore, wait
+from proofbox.sandbox.sessions import SessionInfo
 
-START_TIMEOUT = 30.0
+T = TypeVar("T")
+
+
+class BlockingConnection:
+    """A connection whose awaits block."""
+
+    def __init__(self, blocking: Connection) -> None:
+        self.close = blocking.close
+        self._blocking = blocking
+
+    @property
+    def hello(self) -> Hello | None:
+        return self._blocking.hello
+
+    @property
+    def lost(self) -> bool:
+        return self._blocking.lost
+
+    @property
+    def running(self) -> int:
+        return self._blocking.running
+
+    async def run(self, request: CommandRequest, on_output: OnOutput | None, on_start: OnStart | None) -> ActiveCall:
+        return self._blocking.run(request, on_output, on_start)
+
+    async def greet(self, patience: float) -> Hello:
+        return self._blocking.greet(patience)
+
+    async def shutdown(self) -> None:
+        self._blocking.shutdown()
+
+
+class _Blocking:
+    """Waits by blocking the calling thread."""
+
+    def connect(self, stream: socket.socket, kill: Callable[[], None]) -> BlockingConnection:
+        return BlockingConnection(Connection(stream, kill))
+
+    async def call(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def shielded(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
 
 class Session:
     """A box that stays alive between commands. As a context manager, it stops at the end of the block."""
 
-    def __init__(
-        self,
-        core: ServiceCore,
-        inside: BoxHandle,
-        connection: Connection,
-        origin: OpenedBox | SessionRecord,
-        on_end: Callable[[SessionInfo], None] | None = None,
-    ) -> None:
+    def __init__(self, core: SessionCore[BlockingConnection]) -> None:
         self._core = core
-        self._on_end = on_end
-        self._inside = inside
-        self._environment = encode_env(inside.environment)
-        self._connection = connection
-        self._origin = origin
-        self._stopped = False
 
     @property
     def id(self) -> str:
-        return self._origin.id
+        return self._core.id
 
     @property
     def info(self) -> SessionInfo:
-        return self._origin.info("stopped" if self._stopped else "lost" if self._connection.lost else "running")
+        return self._core.info
 
     @property
     def inside(self) -> BoxHandle:
         """The box's handle: paths and environment as a command sees them."""
-        return self._inside
+        return self._core.inside
 
     def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command in the box and wait until it ends. Safe to call from several threads."""
-        return self.run(argv, options)
-
-    def run(self, argv: Sequence[str | bytes], options: ExecOptions) -> ExecResult:
-        inside = self._inside
-        request = inside.request(argv, options, self._environment)
-        before = inside.oom_kills()
-        self._core.tell(Event("exec", "started", self.id))
-        try:
-            call = self._connection.run(request, options.get("on_output"), options.get("on_start"))
-            result = inside.result(call, before)
-        except ProofboxError as error:
-            self._core.tell(Event("exec", "failed", self.id, {"code": error.code}))
-            raise self._origin.explain_loss(error, self._connection.hello is not None) from None
-        self._core.tell(
-            Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
-        )
-        return result
-
-    def _interact(self, argv: Sequence[str | bytes]) -> ExecResult:
-        """Run a command with the caller's stdin, stdout and stderr; in a pty, if they are a terminal."""
-        if not is_terminal():
-            with own_stdin() as stdin, contextlib.ExitStack() as stack:
-                options: ExecOptions = {"stdin": stdin, "on_output": pass_on}
-                options["on_start"] = lambda running: stack.enter_context(forwarding_signals(running.signal))
-                return self.exec(argv, **options)
-        inside = self._inside
-        with own_stdin() as stdin, contextlib.ExitStack() as stack:
-            options = {"stdin": stdin, "on_output": pass_on}
-            if "TERM" in os.environ:
-                options["env"] = {"TERM": os.environ["TERM"]}
-            request = inside.request(argv, options, self._environment, pty=terminal_size())
-            before = inside.oom_kills()
-
-            def follow(running: RunningCall) -> None:
-                stack.enter_context(raw_terminal())
-                stack.enter_context(following_size(running.resize))
-
-            return inside.result(self._connection.run(request, pass_on, follow), before)
+        return wait(self._core.run(argv, options))
 
     def frozen(self) -> contextlib.AbstractContextManager[None]:
         """Freeze all processes in the box within the block; see `freezing.py`."""
@@ -118,34 +121,19 @@ class Session:
 
     def commands_alive(self) -> int:
         """Count the commands with processes in the box. Without control groups, only this client's are counted."""
-        known = freezing.commands_alive(self.id)
-        return self._connection.running if known is None else known
+        return wait(self._core.commands_alive())
 
     def detach(self) -> None:
         """Disconnect from a detached session: the box keeps running, and its idle time begins."""
-        if isinstance(self._origin, OpenedBox):
-            raise UsageError("a session that is not detached ends with its client", op="session", fix_hints=["stop it"])
-        self._connection.close()
+        self._core.detach()
 
     def stop(self) -> None:
         """Kill the box and everything in it. Can be repeated."""
-        if self._stopped:
-            return
-        if isinstance(self._origin, OpenedBox):
-            self._connection.close()  # the box ends with its stream
-            self._origin.end()
-        else:
-            self._connection.shutdown()
-            self._connection.close()
-            self._core.ended(self._origin)
-        self._stopped = True
-        if self._on_end is not None:
-            self._on_end(self.info)
-        self._core.tell(Event("session", "stopped", self.id))
+        wait(self._core.stop())
 
     def cut_off(self) -> None:
         """Disconnect from another thread: commands fail as lost, and the box ends. The owner still calls `stop`."""
-        self._connection.close()
+        self._core.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +144,7 @@ class Session:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Session {self.id} {self._inside.provider}>"
+        return f"<Session {self.id} {self.inside.provider}>"
 
 
 class Sandboxes:
@@ -180,12 +168,12 @@ class Sandboxes:
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._core = ServiceCore(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
-        self._sessions: dict[str, Session] = {}
+        self._opener = BoxOpener(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
+        self._core = ServiceCore(_Blocking(), self._opener)
 
     def probe(self, provider: str | None = None) -> ProbeResult:
         """Return the provider that would be used, after a real trial."""
-        return self._core.probe(provider)
+        return self._opener.probe(provider)
 
     def exec(
         self,
@@ -195,9 +183,7 @@ class Sandboxes:
         **options: Unpack[RunOptions],
     ) -> ExecResult:
         """Run one command in a new box, which ends with it."""
-        policy, command = split_options(options)
-        with self._start(provider, policy) as session:
-            return session.run(argv, command)
+        return wait(self._core.exec(argv, provider, options))
 
     def start_session(
         self,
@@ -209,12 +195,7 @@ class Sandboxes:
     ) -> Session:
         """Start a box that stays alive between commands. It ends with this process, unless `detached`: then it ends by
         `stop_session`, from any process, or after `ttl` idle seconds."""
-        if detached:
-            check_ttl(ttl)
-        session = self._start(provider, policy, ttl if detached else None)
-        if not detached:
-            self._sessions[session.id] = session
-        return session
+        return Session(wait(self._core.start_session(provider, policy, ttl if detached else None)))
 
     def start(
         self,
@@ -224,59 +205,41 @@ class Sandboxes:
         **policy: Unpack[PolicyOptions],
     ) -> ExecResult:
         """Run a command, by default a shell, in a new box with the caller's own stdin, stdout and stderr."""
-        with self._start(provider, policy) as session:
-            return session._interact(argv)
+        session = wait(self._core.start(provider, policy))
+        try:
+            return _interact(session, argv)
+        finally:
+            wait(session.stop())
 
     def exec_in_session(
         self, session_id: str, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]
     ) -> ExecResult:
-        held = self._sessions.get(session_id)
-        if held is not None:
-            return held.exec(argv, **options)
-        session = self._attach(session_id)
-        try:
-            return session.exec(argv, **options)
-        finally:
-            session._connection.close()
+        """Run a command in a session of this object, or in a detached session, and wait until it ends."""
+        return wait(self._core.exec_in_session(session_id, argv, options))
 
     def stop_session(self, session_id: str) -> SessionInfo:
         """Stop a session. Stopping one that has already ended is not an error."""
-        held = self._sessions.get(session_id)
-        if held is not None:
-            held.stop()
-        ended = self._core.ended_here(session_id)
-        if ended is not None:
-            return ended
-        record = self._core.store.load(session_id)
-        try:
-            self._attach(session_id).stop()
-        except SandboxLost:  # its box had already ended
-            self._core.ended(record)
-        return self.get_session(session_id)
+        return wait(self._core.stop_session(session_id))
 
     def get_session(self, session_id: str) -> SessionInfo:
-        held = self._sessions.get(session_id)
-        if held is not None:
-            return held.info
-        return self._core.session_info(session_id)
+        """Return the information about a session of this object, or a detached session."""
+        return wait(self._core.get_session(session_id))
 
     def list_sessions(self) -> list[SessionInfo]:
         """List the sessions of this object, and all detached sessions of this user."""
-        return [session.info for session in self._sessions.values()] + self._core.sessions()
+        return wait(self._core.list_sessions())
 
     def prune_sessions(self) -> list[str]:
         """Remove the records of sessions that have ended; return their ids."""
-        return self._core.prune()
+        return wait(self._core.prune_sessions())
 
     def cut_off(self) -> None:
         """Call `cut_off` on every session of this object, from another thread."""
-        for session in list(self._sessions.values()):
-            session.cut_off()
+        self._core.cut_off()
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # if one fails to stop, the others are still stopped
-            for session in list(self._sessions.values()):
-                stack.callback(session.stop)
+        """Stop the sessions of this object, except detached ones."""
+        wait(self._core.close())
 
     def __enter__(self) -> Self:
         return self
@@ -286,42 +249,21 @@ class Sandboxes:
     ) -> None:
         self.close()
 
-    def _remember(self, ended: SessionInfo) -> None:
-        self._sessions.pop(ended.id, None)
-        self._core.remember_end(ended)
 
-    def _start(self, provider: str | None, policy: PolicyOptions, ttl: float | None = None) -> Session:
-        opened = self._core.open(provider, policy, ttl=ttl)
-        if ttl is not None:
-            return self._detach(opened)
-        try:
-            connection = Connection(stream_of(opened.box), opened.box.kill)
-        except ProofboxError as error:  # its launcher ended before the greeting was sent
-            try:
-                raise opened.explain_loss(error, greeted=False) from None
-            finally:
-                opened.end()
-        return Session(self._core, opened.inside, connection, opened, self._remember)
+def _interact(session: SessionCore[BlockingConnection], argv: Sequence[str | bytes]) -> ExecResult:
+    """Run a command with the caller's stdin, stdout and stderr; in a pty, if they are a terminal."""
+    with own_stdin() as stdin, contextlib.ExitStack() as stack:
+        options: ExecOptions = {"stdin": stdin, "on_output": pass_on}
+        if not is_terminal():
+            options["on_start"] = lambda running: stack.enter_context(forwarding_signals(running.signal))
+            return wait(session.run(argv, options))
+        if "TERM" in os.environ:
+            options["env"] = {"TERM": os.environ["TERM"]}
 
-    def _detach(self, opened: OpenedBox) -> Session:
-        """Wait for the greeting of a detached session before this process releases its box."""
-        try:
-            session = self._attach(opened.id)
-            try:
-                session._connection.greet(START_TIMEOUT)
-            except ProofboxError as error:
-                session._connection.close()
-                raise opened.explain_loss(error, greeted=False) from None
-        except BaseException:
-            opened.end()
-            self._core.store.forget(opened.id)
-            raise
-        opened.box.release()
-        self._core.tell(Event("session", "started", opened.id))
-        return session
+        def follow(running: RunningCommand) -> None:
+            stack.enter_context(raw_terminal())
+            if isinstance(running, RunningCall):
+                stack.enter_context(following_size(running.resize))
 
-    def _attach(self, session_id: str) -> Session:
-        store = self._core.store
-        record = store.load(session_id)
-        connection = Connection(store.connect(session_id), functools.partial(kill_detached, record))
-        return Session(self._core, record.inside, connection, record)
+        options["on_start"] = follow
+        return wait(session.run(argv, options, pty=terminal_size()))

@@ -1,221 +1,300 @@
-"""Code shared by the sync and the async service: everything from a caller's options to a started box."""
+"""The sandbox service without its waiting: sessions and commands, shared by `service.py` and `async_service.py`.
+
+Each method is written once, as a coroutine. `Waiting` decides what its awaits do: in `async_service.py` they wait on an
+event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread, and `wait` runs
+the coroutine to its end without an event loop.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Mapping
-from pathlib import Path
+import functools
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-import msgspec
+from proofbox.errors import ProofboxError, SandboxLost, UsageError
+from proofbox.sandbox.client.calls import ActiveCall
+from proofbox.sandbox.client.requests import CommandRequest, check_ttl, encode_env
+from proofbox.sandbox.client.wire import Hello
+from proofbox.sandbox.contract import Event, ExecResult, OnOutput, OnStart, stream_of
+from proofbox.sandbox.host import freezing
+from proofbox.sandbox.opening import BoxOpener, OpenedBox
+from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions, split_options
+from proofbox.sandbox.sessions import (
+    SessionInfo,
+    SessionRecord,
+    kill_detached,
+    list_detached,
+    prune_detached,
+    session_store,
+    stop_recorded,
+)
 
-from proofbox.config import settings as config
-from proofbox.config.settings import Settings, load
-from proofbox.core.clock import Clock, SystemClock, isoformat
-from proofbox.core.dirs import state_dir
-from proofbox.core.ids import IdSource
-from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
-from proofbox.sandbox.box_handle import BoxHandle, PolicyOptions, make_policy
-from proofbox.sandbox.containers.engine import ContainerEngine
-from proofbox.sandbox.containers.ownership import kill_container, our_containers, reap_containers
-from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider
-from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
-from proofbox.sandbox.egress.outlet import Outlet
-from proofbox.sandbox.host import cgroups
-from proofbox.sandbox.host.processes import kill_group_of
-from proofbox.sandbox.host.scratch import sweep_scratch
-from proofbox.sandbox.paths import refuse_planted_program, resolve_project
-from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
-from proofbox.sandbox.provisioning import provision
-from proofbox.sandbox.selection import choose, probe
-from proofbox.sandbox.sessions import PREFIX, SessionInfo, SessionRecord, SessionStore, State
-
+START_PATIENCE = 30.0
 ENDED_REMEMBERED = 1000
 
-
-class OpenedBox(msgspec.Struct, frozen=True):
-    """A started box, with everything needed to use it and to explain its end."""
-
-    id: str
-    created_at: str
-    provider: Provider
-    box: Box
-    inside: BoxHandle
-    outlet: Outlet | None = None
-
-    def end(self) -> None:
-        """Kill the box and close its outlet. Can be repeated."""
-        self.box.destroy()
-        if self.outlet is not None:
-            self.outlet.close()
-
-    def info(self, state: State) -> SessionInfo:
-        return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=None)
-
-    def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:
-        """Turn the loss of a box that never greeted into `StartFailed`. Adds the stderr of its programs."""
-        if not isinstance(error, SandboxLost):
-            return self.inside.annotate(error)
-        account = self.box.account()
-        if not greeted:
-            reason, hints = self.provider.explain(account)
-            error = StartFailed(f"{self.provider.name} did not start a box: {reason}", op="start", fix_hints=hints)
-        error.details["account"] = account
-        return self.inside.annotate(error)
+T = TypeVar("T")
 
 
-def kill_detached(record: SessionRecord) -> None:
-    """Kill the box of a detached session whose agent does not answer, through its process group or its engine."""
-    if record.holder:
-        cgroups.sweep(cgroups.tree(), record.id)
-        kill_group_of(record.holder)
-        return
-    engine = ContainerEngine.find()
-    container = our_containers(engine).get(record.id)
-    if container is not None:
-        kill_container(engine, container)
-
-
-class ServiceCore:
-    def __init__(
-        self,
-        project_root: str | os.PathLike[str],
-        *,
-        on_event: OnEvent | None = None,
-        settings: Settings | None = None,
-        clock: Clock | None = None,
-        ids: IdSource | None = None,
-    ) -> None:
-        self.project_root = project_root
-        self.settings = settings
-        self.on_event = on_event
-        self._clock: Clock = clock or SystemClock()
-        self._ids = ids or IdSource(self._clock)
-        self._ended_here: dict[str, SessionInfo] = {}
+class BoxConnection(Protocol):
+    """The client end of a box's stream."""
 
     @property
-    def store(self) -> SessionStore:
-        return SessionStore(state_dir() / "sessions")
+    def hello(self) -> Hello | None: ...
+    @property
+    def lost(self) -> bool: ...
+    @property
+    def running(self) -> int: ...
+    async def run(
+        self, request: CommandRequest, on_output: OnOutput | None, on_start: OnStart | None
+    ) -> ActiveCall: ...
+    async def greet(self, patience: float) -> Hello: ...
+    async def shutdown(self) -> None: ...
+    def close(self) -> None: ...
 
-    def tell(self, event: Event) -> None:
-        if self.on_event is not None:
-            self.on_event(event)
 
-    def probe(self, provider: str | None) -> ProbeResult:
-        project = resolve_project(self.project_root)
-        settings = self._settings_for(project)
-        policy = self._policy(project, provider, {}, settings)
-        return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
+ConnectionT = TypeVar("ConnectionT", bound=BoxConnection)
+ConnectionT_co = TypeVar("ConnectionT_co", bound=BoxConnection, covariant=True)
 
-    def chosen(self, provider: str | None, options: PolicyOptions) -> str:
-        """Return the name of the provider that `open` would use."""
-        project = resolve_project(self.project_root)
-        settings = self._settings_for(project)
-        name, policy = _named(provider, settings), self._policy(project, provider, options, settings)
-        return provider_named(name).name if name != AUTO else choose(name, policy).provider.name
 
-    def open(self, provider: str | None, options: PolicyOptions, *, ttl: float | None = None) -> OpenedBox:
-        """Start a box; with a ttl, one that listens in the session store and is recorded there."""
-        project = resolve_project(self.project_root)
-        settings = self._settings_for(project)
-        policy = self._policy(project, provider, options, settings)
-        choice = choose(_named(provider, settings), policy, on_event=self.on_event)
-        id, created_at = self._ids.new_id(PREFIX), isoformat(self._clock.now())
-        self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
-        spec = BoxSpec(label=id, project=project, policy=policy)
-        with contextlib.ExitStack() as on_failure:
-            outlet: Outlet | DetachedOutlet | None = None
-            if policy.doors and ttl is not None:
-                raise PolicyRefused(
-                    "doors are not supported in a session that outlives its client: no process would serve them",
-                    op="start",
-                    fix_hints=["start the session without `detached`, and keep it in one process"],
-                )
-            script = config.script(project, settings, given=self.settings is not None)
-            if script is not None:
-                spec = provision(choice.provider, spec, script, on_event=self.on_event)
-            store = self.store
+class Waiting(Protocol[ConnectionT_co]):
+    """How a service waits."""
+
+    def connect(self, stream: socket.socket, kill: Callable[[], None]) -> ConnectionT_co:
+        """Return a connection to a box; `kill` ends the box without its agent."""
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Return the result of blocking work."""
+
+    def shielded(self) -> contextlib.AbstractContextManager[object]:
+        """Complete the block even if the caller is cancelled."""
+
+
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose awaits block, and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a blocking service does not wait on an event loop")
+
+
+class SessionCore(Generic[ConnectionT]):
+    """A box that stays alive between commands, and the connection to it."""
+
+    def __init__(
+        self,
+        service: ServiceCore[ConnectionT],
+        connection: ConnectionT,
+        origin: OpenedBox | SessionRecord,
+        on_end: Callable[[SessionInfo], None] | None = None,
+    ) -> None:
+        self.connection = connection
+        self.inside = origin.inside
+        self.environment = encode_env(origin.inside.environment)
+        self.id = origin.id
+        self.tell = service.opener.tell
+        self._waiting = service.waiting
+        self._origin = origin
+        self._on_end = on_end
+        self._stopped = False
+
+    @property
+    def info(self) -> SessionInfo:
+        return self._origin.info("stopped" if self._stopped else "lost" if self.connection.lost else "running")
+
+    async def prepare(
+        self, argv: Sequence[str | bytes], options: ExecOptions, pty: tuple[int, int] | None = None
+    ) -> tuple[CommandRequest, int]:
+        """Return the request for a command, and the box's count of kills at its memory limit before it."""
+        inside, environment = self.inside, self.environment
+
+        def work() -> tuple[CommandRequest, int]:
+            return inside.request(argv, options, environment, pty), inside.oom_kills()
+
+        reads_files = inside.memory_group is not None or options.get("cwd") is not None
+        return await self._waiting.call(work) if reads_files else work()
+
+    async def result(self, call: ActiveCall, oom_kills_before: int) -> ExecResult:
+        work = functools.partial(self.inside.result, call, oom_kills_before)
+        reads_files = self.inside.memory_group is not None or call.error is not None
+        return await self._waiting.call(work) if reads_files else work()
+
+    async def explain(self, error: ProofboxError) -> ProofboxError:
+        """Add what is known about the box to an error of its connection."""
+        greeted = self.connection.hello is not None
+        return await self._waiting.call(lambda: self._origin.explain_loss(error, greeted))
+
+    async def run(
+        self, argv: Sequence[str | bytes], options: ExecOptions, pty: tuple[int, int] | None = None
+    ) -> ExecResult:
+        request, before = await self.prepare(argv, options, pty)
+        self.tell(Event("exec", "started", self.id))
+        try:
+            call = await self.connection.run(request, options.get("on_output"), options.get("on_start"))
+            result = await self.result(call, before)
+        except ProofboxError as error:
+            self.tell(Event("exec", "failed", self.id, {"code": error.code}))
+            raise await self.explain(error) from None
+        self.tell(
+            Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
+        )
+        return result
+
+    async def commands_alive(self) -> int:
+        known = await self._waiting.call(lambda: freezing.commands_alive(self.id))
+        return self.connection.running if known is None else known
+
+    def detach(self) -> None:
+        if isinstance(self._origin, OpenedBox):
+            raise UsageError("a session that is not detached ends with its client", op="session", fix_hints=["stop it"])
+        self.connection.close()
+
+    async def stop(self) -> None:
+        if self._stopped:
+            return
+        origin = self._origin
+        with self._waiting.shielded():
+            if isinstance(origin, OpenedBox):
+                self.connection.close()  # the box ends with its stream
+                await self._waiting.call(origin.end)
+            else:
+                await self.connection.shutdown()
+                self.connection.close()
+                await self._waiting.call(functools.partial(stop_recorded, origin))
+        self._stopped = True
+        if self._on_end is not None:
+            self._on_end(self.info)
+        self.tell(Event("session", "stopped", self.id))
+
+
+class ServiceCore(Generic[ConnectionT]):
+    """Commands and sessions in boxes over one project."""
+
+    def __init__(self, waiting: Waiting[ConnectionT], opener: BoxOpener) -> None:
+        self.waiting = waiting
+        self.opener = opener
+        self._sessions: dict[str, SessionCore[ConnectionT]] = {}
+        self._ended_here: dict[str, SessionInfo] = {}
+
+    async def exec(self, argv: Sequence[str | bytes], provider: str | None, options: RunOptions) -> ExecResult:
+        policy, command = split_options(options)
+        session = await self.start(provider, policy)
+        try:
+            return await session.run(argv, command)
+        finally:
+            await session.stop()
+
+    async def start_session(
+        self, provider: str | None, policy: PolicyOptions, ttl: float | None
+    ) -> SessionCore[ConnectionT]:
+        """Start a session; with a ttl, one that outlives this process."""
+        if ttl is not None:
+            check_ttl(ttl)
+        session = await self.start(provider, policy, ttl)
+        if ttl is None:
+            self._sessions[session.id] = session
+        return session
+
+    async def start(
+        self, provider: str | None, policy: PolicyOptions, ttl: float | None = None
+    ) -> SessionCore[ConnectionT]:
+        # Not cancellable: a started box must be owned by a session, which stops it.
+        with self.waiting.shielded():
+            opened = await self.waiting.call(lambda: self.opener.open(provider, policy, ttl=ttl))
             if ttl is not None:
-                on_failure.callback(store.forget, id)
-                spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
-            if policy.network == "allow":
-                if spec.listen is None:
-                    outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
-                else:
-                    outlet = DetachedOutlet(policy.allow, name=id, session=spec.listen, log=store.network_log(id))
-                on_failure.callback(outlet.close)
-                spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
-            box = self._start(choice.provider, spec, choice.diagnostics)
-            on_failure.callback(box.destroy)
-            inside = BoxHandle.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
-            if ttl is not None:
-                store.save(SessionRecord(id, created_at, ttl, inside, box.holder))
-            if isinstance(outlet, DetachedOutlet):
-                outlet.release()
-                outlet = None
-            on_failure.pop_all()
-        return OpenedBox(id, created_at, choice.provider, box, inside, outlet)
+                return await self._detached(opened)
+            try:
+                connection = self.waiting.connect(stream_of(opened.box), opened.box.kill)
+            except ProofboxError as error:  # its launcher ended before the greeting was sent
+                failure = await self.waiting.call(functools.partial(opened.explain_loss, error, greeted=False))
+                await self.waiting.call(opened.end)
+                raise failure from None
+        return SessionCore(self, connection, opened, self._remember)
 
-    def sessions(self) -> list[SessionInfo]:
-        store = self.store
-        return [store.info(record) for record in store.records()]
+    async def exec_in_session(self, session_id: str, argv: Sequence[str | bytes], options: ExecOptions) -> ExecResult:
+        held = self._sessions.get(session_id)
+        if held is not None:
+            return await held.run(argv, options)
+        session = await self._attach(session_id)
+        try:
+            return await session.run(argv, options)
+        finally:
+            session.connection.close()
 
-    def remember_end(self, ended: SessionInfo) -> None:
+    async def stop_session(self, session_id: str) -> SessionInfo:
+        held = self._sessions.get(session_id)
+        if held is not None:
+            await held.stop()
+        if session_id in self._ended_here:
+            return self._ended_here[session_id]
+        record = await self.waiting.call(lambda: session_store().load(session_id))
+        try:
+            session = await self._attach(session_id)
+            await session.stop()
+        except SandboxLost:  # its box had already ended
+            await self.waiting.call(functools.partial(stop_recorded, record))
+        return await self.get_session(session_id)
+
+    async def get_session(self, session_id: str) -> SessionInfo:
+        held = self._sessions.get(session_id)
+        if held is not None:
+            return held.info
+        if session_id in self._ended_here:
+            return self._ended_here[session_id]
+
+        def read() -> SessionInfo:
+            store = session_store()
+            return store.info(store.load(session_id))
+
+        return await self.waiting.call(read)
+
+    async def list_sessions(self) -> list[SessionInfo]:
+        return [session.info for session in self._sessions.values()] + await self.waiting.call(list_detached)
+
+    async def prune_sessions(self) -> list[str]:
+        return await self.waiting.call(prune_detached)
+
+    def cut_off(self) -> None:
+        for session in list(self._sessions.values()):
+            session.connection.close()
+
+    async def close(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:  # if one fails to stop, the others are still stopped
+            for session in list(self._sessions.values()):
+                stack.push_async_callback(session.stop)
+
+    async def _detached(self, opened: OpenedBox) -> SessionCore[ConnectionT]:
+        """Wait for the greeting of a detached session before this process releases its box."""
+        try:
+            session = await self._attach(opened.id)
+            try:
+                await session.connection.greet(START_PATIENCE)
+            except ProofboxError as error:
+                session.connection.close()
+                raise await self.waiting.call(functools.partial(opened.explain_loss, error, greeted=False)) from None
+        except BaseException:
+            await self.waiting.call(opened.end)
+            await self.waiting.call(lambda: session_store().forget(opened.id))
+            raise
+        await self.waiting.call(opened.box.release)
+        self.opener.tell(Event("session", "started", opened.id))
+        return session
+
+    async def _attach(self, session_id: str) -> SessionCore[ConnectionT]:
+        def find() -> tuple[SessionRecord, socket.socket]:
+            store = session_store()
+            return store.load(session_id), store.connect(session_id)
+
+        record, stream = await self.waiting.call(find)
+        connection = self.waiting.connect(stream, functools.partial(kill_detached, record))
+        return SessionCore(self, connection, record)
+
+    def _remember(self, ended: SessionInfo) -> None:
         """Keep the information about an ended session, for the last `ENDED_REMEMBERED` sessions."""
+        self._sessions.pop(ended.id, None)
         self._ended_here[ended.id] = ended
         if len(self._ended_here) > ENDED_REMEMBERED:
             del self._ended_here[next(iter(self._ended_here))]
-
-    def ended_here(self, session_id: str) -> SessionInfo | None:
-        return self._ended_here.get(session_id)
-
-    def session_info(self, session_id: str) -> SessionInfo:
-        """Return the information about a session that ended in this process, or a detached one."""
-        ended = self.ended_here(session_id)
-        if ended is not None:
-            return ended
-        store = self.store
-        return store.info(store.load(session_id))
-
-    def ended(self, record: SessionRecord) -> None:
-        """Record that a detached session was stopped, and remove the rest of it."""
-        self.store.save(msgspec.structs.replace(record, stopped=True))
-        cgroups.sweep(cgroups.tree(), record.id)
-
-    def prune(self) -> list[str]:
-        """Remove every session that has ended, and the leftovers of interrupted starts."""
-        store = self.store
-        gone = [record.id for record in store.records() if not store.running(record.id)] + store.leftovers()
-        for id in gone:
-            store.forget(id)
-            cgroups.sweep(cgroups.tree(), id)
-        cgroups.sweep(cgroups.tree())
-        gone += reap_containers(store.running)
-        sweep_scratch()
-        return sorted(set(gone))
-
-    def _policy(self, project: Path, provider: str | None, options: PolicyOptions, settings: Settings) -> Policy:
-        policy = make_policy(project, options, settings)
-        name = _named(provider, settings)
-        if ALIASES.get(name, name) in (AUTO, "bubblewrap"):
-            refuse_planted_program("bwrap", project, policy.mounts)
-        return policy
-
-    def _settings_for(self, project: Path) -> Settings:
-        return load(project) if self.settings is None else self.settings
-
-    def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
-        try:
-            return provider.start(spec)
-        except ProofboxError as error:
-            found = dict(diagnostics)
-            if isinstance(error, ProviderUnavailable):
-                found[provider.name] = Diagnostic(False, provider.isolation, error.message, error.fix_hints)
-            error.details.setdefault("provider", provider.name)
-            error.details.setdefault("diagnostics", msgspec.to_builtins(found))
-            self.tell(Event("session", "failed", spec.label, {"code": error.code}))
-            raise
-
-
-def _named(provider: str | None, settings: Settings) -> str:
-    return provider if provider is not None else settings.provider if settings.provider is not None else AUTO

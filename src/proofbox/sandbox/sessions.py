@@ -19,13 +19,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import is_id
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown, VersionUnknown
 from proofbox.sandbox.box_handle import BoxHandle
+from proofbox.sandbox.containers.engine import ContainerEngine
+from proofbox.sandbox.containers.ownership import kill_container, our_containers, reap_containers
 from proofbox.sandbox.contract import Isolation, Policy
+from proofbox.sandbox.host import cgroups
+from proofbox.sandbox.host.processes import kill_group_of
+from proofbox.sandbox.host.scratch import sweep_scratch
 from proofbox.sandbox.host.unix_sockets import connect_at
 
 PREFIX = "ses"
@@ -174,6 +180,47 @@ class SessionStore:
         with contextlib.suppress(OSError):
             return [e for e in os.listdir(self._root) if is_id(e, PREFIX) and e not in known and not self.running(e)]
         return []
+
+
+def session_store() -> SessionStore:
+    return SessionStore(state_dir() / "sessions")
+
+
+def kill_detached(record: SessionRecord) -> None:
+    """Kill the box of a detached session whose agent does not answer, through its process group or its engine."""
+    if record.holder:
+        cgroups.sweep(cgroups.tree(), record.id)
+        kill_group_of(record.holder)
+        return
+    engine = ContainerEngine.find()
+    container = our_containers(engine).get(record.id)
+    if container is not None:
+        kill_container(engine, container)
+
+
+def stop_recorded(record: SessionRecord) -> None:
+    """Record that a detached session was stopped, and remove the rest of it."""
+    session_store().save(msgspec.structs.replace(record, stopped=True))
+    cgroups.sweep(cgroups.tree(), record.id)
+
+
+def list_detached() -> list[SessionInfo]:
+    """List all detached sessions of this user."""
+    store = session_store()
+    return [store.info(record) for record in store.records()]
+
+
+def prune_detached() -> list[str]:
+    """Remove every session that has ended, and the leftovers of interrupted starts."""
+    store = session_store()
+    gone = [record.id for record in store.records() if not store.running(record.id)] + store.leftovers()
+    for id in gone:
+        store.forget(id)
+        cgroups.sweep(cgroups.tree(), id)
+    cgroups.sweep(cgroups.tree())
+    gone += reap_containers(store.running)
+    sweep_scratch()
+    return sorted(set(gone))
 
 
 def _encode(value: object) -> Any:

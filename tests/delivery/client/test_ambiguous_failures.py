@@ -5,15 +5,18 @@ And everything that a delivery leaves behind, searched for the key.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import fault_server as faults
 import pytest
+from async_parity import blocking_calls, coroutines
 from fault_server import FaultServer, forward
 from running_backend import KEY, Backend, backend, bare, clone, deliver, git, here, run, settings, tree_of
 
@@ -21,6 +24,7 @@ from proofbox.delivery.client.async_client import AsyncBackendClient
 from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.client.wire import InitialExport, PullRequest, RepositoryChange
 from proofbox.delivery.source.tree import open_source
+from proofbox.errors import BackendNotFound
 
 pytestmark = pytest.mark.needs("git")
 
@@ -91,6 +95,37 @@ def test_async_client_detects_a_lost_response(running: Backend, source: Path) ->
                 return first.pr_url
 
     assert anyio.run(whole_way, running.url).endswith("/apps/async/pulls/1")
+
+
+def test_no_async_call_blocks_the_event_loop(running: Backend, source: Path) -> None:
+    called: set[str] = set()
+    blocked: dict[str, list[str]] = {}
+
+    async def do(name: str, work: Awaitable[Any]) -> Any:
+        called.add(name)
+        with blocking_calls() as found:
+            try:
+                return await work
+            finally:
+                if found:
+                    blocked[name] = found
+
+    async def work() -> None:
+        client = AsyncBackendClient(settings(running.url))
+        with open_source(source) as tree, contextlib.suppress(BackendNotFound):
+            export = InitialExport(user_id="u")
+            made = await do("initial_export", client.initial_export("loop", export, tree.files))
+            await do("get_repo_manifest", client.get_repo_manifest("loop", user_id="u"))
+            change = RepositoryChange(path="n", operation="add", mode="100644")
+            pull = PullRequest(user_id="u", base_commit_sha=made.base_commit_sha, branch_name="proofbox/1", title="t")
+            changes = [(change, tree.files[0])]
+            await do("create_pull_request", client.create_pull_request("loop", pull, changes))
+            await do("get_app_spec", client.get_app_spec("enterprise"))
+        await do("close", client.close())
+
+    anyio.run(work)
+    assert blocked == {}
+    assert called == coroutines(AsyncBackendClient)
 
 
 def test_delivery_of_many_files_is_complete(tmp_path: Path) -> None:

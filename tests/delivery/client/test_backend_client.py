@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import ipaddress
 import json
@@ -19,6 +18,7 @@ from typing import Any
 import anyio
 import fault_server as faults
 import pytest
+from async_parity import assert_same_interface, coroutines
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -463,10 +463,6 @@ def test_ids_are_escaped_in_paths() -> None:
 
 
 def test_both_clients_have_the_same_operations() -> None:
-    def public(kind: type) -> dict[str, list[str]]:
-        functions = inspect.getmembers(kind, inspect.isfunction)
-        return {name: list(inspect.signature(f).parameters) for name, f in functions if not name.startswith("_")}
-
-    one, other = public(BackendClient), public(AsyncBackendClient)
-    assert one == other
-    assert set(one) == {"close", "get_app_spec", "get_repo_manifest", "initial_export", "create_pull_request"}
+    assert_same_interface(BackendClient, AsyncBackendClient)
+    operations = {"close", "get_app_spec", "get_repo_manifest", "initial_export", "create_pull_request"}
+    assert coroutines(AsyncBackendClient) == operations

@@ -17,9 +17,9 @@ from proofbox.errors import PathRefused, ProofboxError, SandboxLost, StartFailed
 from proofbox.sandbox import service
 from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.contract import Mount, Policy
+from proofbox.sandbox.covering import check_sources, placed, sources
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.host.local_box import LocalBox
-from proofbox.sandbox.providers.covering import check_sources, placed, sources
 
 
 @pytest.fixture

@@ -26,9 +26,14 @@ WRITER = """if True:
         held = mmap.mmap(file.fileno(), 0)
     held[0]  # a page that was read may be written later without a fault
     print("mapped", flush=True)
+    more = []
     for line in sys.stdin.buffer:
-        held[0] = line[0]
-        print("stored", flush=True)
+        if line.startswith(b"/"):
+            with open(line[:-1], "r+b") as file:
+                more.append(mmap.mmap(file.fileno(), 0))
+        else:
+            held[0] = line[0]
+        print("done", flush=True)
 """
 
 
@@ -41,11 +46,20 @@ class Writer:
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._answer()
 
+    @property
+    def pid(self) -> str:
+        return str(self._process.pid)
+
     def store(self, byte: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(byte.encode() + b"\n")
-        self._process.stdin.flush()
-        self._answer()
+        self._ask(byte)
+
+    def map(self, path: Path) -> None:
+        self._ask(str(path))
+
+    def sleep(self) -> None:
+        """Wait until the process waits for the next request, so that the kernel has counted its CPU time."""
+        while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            os.sched_yield()
 
     def settle(self) -> None:
         """Wait until the clock of file times has advanced, so that the next scan can rely on times."""
@@ -54,6 +68,12 @@ class Writer:
 
     def stop(self) -> None:
         self._process.communicate()
+
+    def _ask(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+        self._answer()
 
     def _answer(self) -> None:
         assert self._process.stdout is not None
@@ -225,8 +245,54 @@ def test_both_memory_map_readers_find_the_mapped_file(
 ) -> None:
     inode = (base / "project/file").stat().st_ino
     assert inode in mapped_inodes()
+    monkeypatch.setattr(mappings, "_asked", {})
     monkeypatch.setattr(mappings, "_PROCMAP_QUERY", 0)  # an unknown request, as on an older kernel
     assert inode in mapped_inodes()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the processes whose memory maps are read."""
+    processes: list[str] = []
+    real = mappings._mapped_in
+
+    def counted(process: str) -> Iterator[int]:
+        processes.append(process)
+        return real(process)
+
+    monkeypatch.setattr(mappings, "_asked", {})
+    monkeypatch.setattr(mappings, "_mapped_in", counted)
+    return processes
+
+
+def test_sleeping_process_is_asked_once(base: Path, writer: Writer, asked: list[str]) -> None:
+    inode = (base / "project/file").stat().st_ino
+    writer.sleep()
+    for _ in range(3):
+        assert inode in mapped_inodes()
+    assert asked.count(writer.pid) == 1
+    assert asked.count(str(os.getpid())) == 3, "a running process is always asked"
+
+
+def test_mapping_made_since_the_last_call_is_found(base: Path, writer: Writer, asked: list[str]) -> None:
+    (base / "project/other").write_text("a" * SIZE)
+    inode = (base / "project/other").stat().st_ino
+    writer.sleep()
+    assert inode not in mapped_inodes()
+    writer.map(base / "project/other")
+    writer.sleep()
+    assert inode in mapped_inodes()
+    assert asked.count(writer.pid) == 2
+
+
+def test_without_the_ids_of_its_namespace_every_process_is_asked(
+    base: Path, writer: Writer, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    writer.sleep()
+    for _ in range(2):
+        assert (base / "project/file").stat().st_ino in mapped_inodes()
+    assert asked.count(writer.pid) == 2
 
 
 @pytest.mark.parametrize("move", ["file", "directory"])

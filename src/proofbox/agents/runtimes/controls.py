@@ -25,8 +25,8 @@ from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import StrategyUnavailable
-from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.options import PolicyOptions
 
 VERSION = "1"
 PLACE = "/solution"

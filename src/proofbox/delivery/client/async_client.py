@@ -72,6 +72,7 @@ class AsyncBackendClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close the connection to the backend."""
         await self._sender.close()
 
     # The operations

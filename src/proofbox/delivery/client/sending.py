@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import anyio
 import httpx2
 import stamina
+from anyio.to_thread import run_sync
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.delivery.client.body import Body
@@ -212,7 +213,9 @@ def _own_transport() -> httpx2.AsyncBaseTransport:
 
 
 async def _pieces(body: Body) -> AsyncIterator[bytes]:
-    for piece in body.pieces():
+    """Yield the body. Its files are read in a worker thread, since a disk may be slow."""
+    pieces = body.pieces()
+    while (piece := await run_sync(next, pieces, None)) is not None:
         yield piece
 
 

@@ -63,17 +63,20 @@ class BackendClient:
         self.close()
 
     def close(self) -> None:
+        """Close the connection to the backend."""
         if self._portal is not None:
             self._portal.call(self._client.close)
             self._portal = None
         self._stack.close()
 
     def get_app_spec(self, enterprise_id: str, *, app_id: str | None = None) -> AppSpec:
+        """Return the app's spec. `app_id` selects one of several apps; older backends ignore it."""
         return self._call(partial(self._client.get_app_spec, enterprise_id, app_id=app_id))
 
     def get_repo_manifest(
         self, app_id: str, *, user_id: str, repo_url: str | None = None, branch_name: str | None = None
     ) -> RepoManifest:
+        """Return the files of the app's repository, with digests."""
         return self._call(
             partial(self._client.get_repo_manifest, app_id, user_id=user_id, repo_url=repo_url, branch_name=branch_name)
         )
@@ -81,9 +84,14 @@ class BackendClient:
     def initial_export(
         self, app_id: str, export: InitialExport, files: Sequence[FileToSend], *, instead: OnReplacement | None = None
     ) -> ExportAnswer:
+        """Create the app's repository from these files. A repository that already has exactly these files is returned.
+
+        An existing empty repository is filled with another request; `instead` is called with it before it is sent.
+        """
         return self._call(partial(self._client.initial_export, app_id, export, files, instead=instead))
 
     def create_pull_request(self, app_id: str, pull: PullRequest, changes: Sequence[Change]) -> PullRequestAnswer:
+        """Open a pull request with these changes on the given branch. An existing one is returned."""
         return self._call(partial(self._client.create_pull_request, app_id, pull, changes))
 
     def _call(self, work: Callable[[], Awaitable[T]]) -> T:

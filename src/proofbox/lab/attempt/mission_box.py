@@ -10,8 +10,8 @@ from proofbox.errors import SetupFailed
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.verifier import argv_of
 from proofbox.lab.suite.spec import Mission
-from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import compile_rules

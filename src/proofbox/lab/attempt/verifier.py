@@ -32,8 +32,8 @@ from proofbox.lab.attempt.reward import Reward, read_reward
 from proofbox.lab.attempt.runner_files import COMPILED, Protection, imported_as
 from proofbox.lab.suite.harbor.task_tree import tree_sha256
 from proofbox.lab.suite.spec import Verify, VerifyCommand
-from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.contract import ExecResult, Mount
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.search.globs import Glob
 from proofbox.workspace.store.objects import ObjectStore

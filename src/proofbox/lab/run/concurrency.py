@@ -16,8 +16,8 @@ from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.run.plan import Plan
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Mission
+from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.providers import ALIASES
-from proofbox.sandbox.service_core import ServiceCore
 
 
 def lanes_of(plan: Plan, suite: Suite, given: Callable[[Mission], Path]) -> dict[str, tuple[str, ...]]:
@@ -39,6 +39,6 @@ def bounds_of(suite: Suite) -> dict[str, int]:
 
 def _provider(plan: Plan, mission: Mission, given: Path) -> Iterator[str]:
     with contextlib.suppress(ProofboxError):
-        yield ServiceCore(given, settings=plan.box_settings).chosen(
+        yield BoxOpener(given, settings=plan.box_settings).chosen(
             plan.provider or mission.provider, requested_options(mission)
         )

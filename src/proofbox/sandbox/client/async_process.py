@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import signal as signals
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import anyio
 
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.async_service import AsyncSession
-from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.client import wire
 from proofbox.sandbox.client.async_connection import AsyncConnection
 from proofbox.sandbox.client.calls import ActiveCall
 from proofbox.sandbox.client.requests import STREAM_WINDOW
 from proofbox.sandbox.client.wire import Send
 from proofbox.sandbox.contract import Event, ExecResult, Output
+from proofbox.sandbox.options import ExecOptions
+from proofbox.sandbox.service_core import SessionCore
 
 PIECE = 64 << 10
 CREDIT = STREAM_WINDOW // 4  # sent in batches, so that small pieces don't wake the box agent each time
@@ -34,11 +35,11 @@ KEPT_OUTPUT = 64 << 10  # bytes of each stream in the result, head and tail; `re
 class AsyncProcess:
     """A running command. One task may send while another receives. Without a box, methods raise `SandboxLost`."""
 
-    def __init__(self, session: AsyncSession, connection: AsyncConnection, call: ActiveCall) -> None:
+    def __init__(self, session: SessionCore[AsyncConnection], call: ActiveCall, oom_kills_before: int) -> None:
         self._session = session
-        self._connection = connection
+        self._connection = session.connection
         self._call = call
-        self._oom_before = session._inside.oom_kills()
+        self._oom_kills_before = oom_kills_before
         self._sending = anyio.Lock(fast_acquire=True)
         self._owed = 0
 
@@ -83,7 +84,7 @@ class AsyncProcess:
         self._owed += len(piece.data)
         if self._owed >= CREDIT and not call.finished:
             owed, self._owed = self._owed, 0
-            with self._explained():
+            async with self._explained():
                 await self._connection._send(wire.credit(call.id, owed))
         return piece
 
@@ -99,25 +100,24 @@ class AsyncProcess:
         """Wait until it ends. Output that was not received is dropped, except for the part kept in the result."""
         while not self._call.finished or self._call.waiting:
             await self.receive()
-        inside = self._session._inside
-        with self._explained():
-            return inside.result(self._call, self._oom_before)
+        async with self._explained():
+            return await self._session.result(self._call, self._oom_kills_before)
 
     async def _turn(self, ready: Callable[[], bool]) -> None:
-        with self._explained():
+        async with self._explained():
             await self._connection._turn(ready)
 
     async def _post(self, kind: Send, payload: bytes = b"") -> None:
         if not self._call.finished:
-            with self._explained():
+            async with self._explained():
                 await self._connection._send(wire.frame(kind, self._call.id, payload))
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _explained(self) -> AsyncIterator[None]:
         try:
             yield
         except ProofboxError as error:
-            raise self._session._origin.explain_loss(error, self._connection.hello is not None) from None
+            raise await self._session.explain(error) from None
 
 
 @contextlib.asynccontextmanager
@@ -130,19 +130,20 @@ async def open_process(
 ) -> AsyncIterator[AsyncProcess]:
     """Start a command in a session's box, with its stdin open. It is killed when the block ends for any reason."""
     options = ExecOptions(env=env, cwd=cwd, stdin=b"", on_output=_received, max_output=KEPT_OUTPUT)
-    request = session._inside.request(argv, options, session._environment)
-    connection = session._connection
+    core = session._core
+    request, oom_kills_before = await core.prepare(argv, options)
+    connection = core.connection
     call, data = connection._calls.begin(request)
-    process = AsyncProcess(session, connection, call)
-    session._core.tell(Event("exec", "started", session.id))
+    process = AsyncProcess(core, call, oom_kills_before)
+    core.tell(Event("exec", "started", session.id))
     try:
-        with process._explained():
+        async with process._explained():
             await connection._send(data)
         yield process
     finally:
         await connection._abandon(call)
         connection._calls.end(call)
-        session._core.tell(Event("exec", "finished", session.id))
+        core.tell(Event("exec", "finished", session.id))
 
 
 def _received(_: Output) -> None:

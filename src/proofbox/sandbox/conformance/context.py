@@ -21,10 +21,10 @@ from proofbox.config.settings import Settings, load, render
 from proofbox.core.dirs import config_dir
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import ProofboxError
-from proofbox.sandbox.box_handle import ExecOptions, PolicyOptions
 from proofbox.sandbox.conformance.check import Failed, expect
 from proofbox.sandbox.contract import Enforcement, ExecResult, Provider
 from proofbox.sandbox.host import cgroups
+from proofbox.sandbox.options import ExecOptions, PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 
 E = TypeVar("E", bound=ProofboxError)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import msgspec
 from proofbox.errors import PathRefused
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.ownership import labels
-from proofbox.sandbox.contract import BoxSpec, Policy
-from proofbox.sandbox.environment import BOX_HOME
+from proofbox.sandbox.contract import CheckedSpec, Policy
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
-from proofbox.sandbox.providers.covering import Placed
+from proofbox.sandbox.providers.environment import BOX_HOME
 
 AGENT = "/.proofbox/boxagent"
 SOCKETS = "/.proofbox/sockets"
@@ -31,6 +29,7 @@ _SEALED = ("runsc", "gvisor", "kata")
 SEALED_GAPS = {
     "network allow": "this runtime does not pass sockets through, which an allowlist needs",
     "pids": "the host counts the sandbox's own threads, not the processes in it",
+    "doors": "this runtime does not pass sockets through, which a door needs",
     "detached": "this runtime does not pass sockets through, so a session ends with its client",
     "memory kill": "to the host the sandbox is one process: at the memory limit the whole box ends",
     "agent hidden": "in gVisor all processes can read each other's environment, memory map and list of descriptors; "
@@ -63,9 +62,8 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def container_config(
-    spec: BoxSpec,
+    spec: CheckedSpec,
     policy: Policy,
-    placed: Iterable[Placed],
     identity: Identity,
     agent: list[str],
     sockets: Path | None,
@@ -77,7 +75,7 @@ def container_config(
     home = "mode=1777" if identity.podman else f"mode=700,uid={identity.uid},gid={identity.gid}"
     tmpfs = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home}  # noqa: S108
     mounts = [_bind(program("boxagent"), AGENT, writable=False)]
-    for mount in placed:
+    for mount in spec.placed:
         if mount.source is None:
             tmpfs[mount.place] = "mode=700"
         else:
@@ -127,7 +125,7 @@ def container_config(
     }
 
 
-def _more_capabilities(spec: BoxSpec, policy: Policy) -> tuple[str, ...]:
+def _more_capabilities(spec: CheckedSpec, policy: Policy) -> tuple[str, ...]:
     if spec.preparing:
         return _INSTALLING
     # Capabilities in the sandbox's own kernel: for --carry, and to drop what it needs before any command runs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 
 from proofbox.errors import ProviderUnavailable
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Policy
 
 
 class AppleVm:
@@ -25,7 +25,7 @@ class AppleVm:
     def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (it changes nothing here)
         return Enforcement(isolation=self.isolation, gaps={"all": "apple-vm does not run here"})
 
-    def start(self, spec: BoxSpec) -> Box:  # noqa: ARG002
+    def start(self, spec: CheckedSpec) -> Box:  # noqa: ARG002
         self.identity()
         raise AssertionError("identity() always raises")
 

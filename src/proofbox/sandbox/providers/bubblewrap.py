@@ -12,21 +12,20 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from proofbox.core.dirs import state_dir
 from proofbox.errors import IdmapUnsupported, ProviderUnavailable
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
-from proofbox.sandbox.enforcement import refuse_unenforceable
-from proofbox.sandbox.environment import BOX_HOME, boxed
+from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Placed, Policy
+from proofbox.sandbox.covering import placed, refuse_missing_place
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import find_program, program
 from proofbox.sandbox.host.local_box import Plumbing, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
-from proofbox.sandbox.providers.covering import Placed, placed, refuse_missing_place
+from proofbox.sandbox.providers.environment import BOX_HOME, boxed
 from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts
 from proofbox.sandbox.providers.userns import explain, forbidding_settings
 
@@ -91,14 +90,11 @@ class Bubblewrap:
             gaps=gaps,
         )
 
-    def start(self, spec: BoxSpec) -> Box:
+    def start(self, spec: CheckedSpec) -> Box:
         bwrap = _bwrap()
-        refuse_unenforceable(self.name, spec.policy, self.enforcement())
-        policy = msgspec.structs.replace(
-            spec.policy, network=spec.policy.network or "none", access=spec.policy.access or "rw"
-        )
-        mounts = _mounts(spec.project, policy)
-        staged = {str(each.source): f"{_stage()}/{count}" for count, each in enumerate(mounts) if each.loose}
+        policy = spec.policy
+        _refuse_missing_places(policy)
+        staged = {str(each.source): f"{_stage()}/{count}" for count, each in enumerate(spec.placed) if each.loose}
         ids = _Ids.choose(spec.project)
         shifts = ids.shifts(spec, policy)
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
@@ -125,7 +121,7 @@ class Bubblewrap:
             net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{_DOORS_INSIDE}/{d.port}")]
             launcher = [str(program("boxlaunch")), *before, "--"] if before else []
             home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
-            return [*launcher, bwrap, *_box_options(mounts, staged, policy, ids), *home, *net, *agent]
+            return [*launcher, bwrap, *_box_options(spec.placed, staged, policy, ids), *home, *net, *agent]
 
         return launch(
             argv,
@@ -174,7 +170,7 @@ class _Ids(msgspec.Struct, frozen=True):
     def cgroup_owner(self) -> tuple[int, int] | None:
         return (self.agent, self.agent) if self.root else None
 
-    def shifts(self, spec: BoxSpec, policy: Policy) -> list[_Shift]:
+    def shifts(self, spec: CheckedSpec, policy: Policy) -> list[_Shift]:
         """Return the directories that need an idmapped mount. Raises IdmapUnsupported if one does not support it."""
         if not self.root:
             return []
@@ -237,21 +233,21 @@ def command_line(project: Path, policy: Policy) -> list[str]:
     """
     full = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
     ids = _Ids.choose(project)
-    options = [option for option in _box_options(_mounts(project, full), {}, full, ids) if option != "--as-pid-1"]
+    options = [option for option in _box_options(placed(project, full), {}, full, ids) if option != "--as-pid-1"]
     if not ids.root:
         return [_bwrap(), *options]
     drop = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv", "--no-new-privs", "--inh-caps", "-all"]
     return [_bwrap(), *options, *drop, "--clear-groups", "--reuid", str(ids.command[0]), "--regid", str(ids.command[1])]
 
 
-def _mounts(project: Path, policy: Policy) -> list[Placed]:
+def _refuse_missing_places(policy: Policy) -> None:
+    """Refuse a mount at a path of the host's root that does not exist: the root is read-only."""
     for mount in policy.mounts:
         top = Path(mount.guest).parts[1]
         if top in ROOT and not any(
             Path(mount.guest).is_relative_to(each.guest) for each in policy.mounts if each != mount
         ):
             refuse_missing_place(mount, Path(mount.guest), f"/{top}", writable=False)
-    return placed(project, policy)
 
 
 def _stage() -> str:
@@ -261,7 +257,7 @@ def _stage() -> str:
     return str(path)
 
 
-def _box_options(mounts: list[Placed], staged: Mapping[str, str], policy: Policy, ids: _Ids) -> list[str]:
+def _box_options(mounts: Iterable[Placed], staged: Mapping[str, str], policy: Policy, ids: _Ids) -> list[str]:
     options = [
         "--unshare-pid",
         "--unshare-ipc",

@@ -33,14 +33,13 @@ from proofbox.sandbox.containers.config import (
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.images import engine_image, inspect_image
 from proofbox.sandbox.containers.ownership import await_removal, kill_container, remove_container
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
-from proofbox.sandbox.enforcement import refuse_unenforceable
-from proofbox.sandbox.environment import BOX_HOME, forwarded
+from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.covering import check_sources, sources
 from proofbox.sandbox.host.readiness import readable
 from proofbox.sandbox.host.scratch import Scratch
 from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
-from proofbox.sandbox.providers.covering import check_sources, placed, sources
+from proofbox.sandbox.providers.environment import BOX_HOME, forwarded
 
 START_TIMEOUT = 30.0
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # from the image or the box
@@ -87,11 +86,8 @@ class Docker:
             gaps={**found.gaps, **SEALED_GAPS},
         )
 
-    def start(self, spec: BoxSpec) -> Box:
-        refuse_unenforceable(self.name, spec.policy, self.enforcement(spec.policy))
-        policy = msgspec.structs.replace(
-            spec.policy, network=spec.policy.network or "none", access=spec.policy.access or "rw"
-        )
+    def start(self, spec: CheckedSpec) -> Box:
+        policy = spec.policy
         if policy.image is None:
             raise PolicyRefused(
                 "docker needs an image to run",
@@ -117,14 +113,13 @@ class Docker:
 
 
 class DockerBox:
-    def __init__(self, engine: ContainerEngine, spec: BoxSpec, policy: Policy, environment: dict[str, str]) -> None:
+    def __init__(self, engine: ContainerEngine, spec: CheckedSpec, policy: Policy, environment: dict[str, str]) -> None:
         self._engine = engine
         self._spec = spec
         self._container: str | None = None
         self._attached: AttachedStream | None = None
         self._scratch: Scratch | None = None
-        self._mounts = placed(spec.project, policy)
-        self._sources = sources(self._mounts)
+        self._sources = sources(spec.placed)
         self.isolation = Isolation.SANDBOXED_KERNEL if is_sealed(policy) else Isolation.CONTAINER
         self.policy = policy
         self.project = str(spec.project)
@@ -141,19 +136,7 @@ class DockerBox:
         agent += [w for f in self._spec.forwards for w in ("--forward", str(f.port), f"{NET}/{f.socket}")]
         agent += [w for d in self.policy.doors for w in ("--forward", str(d.port), f"{DOORS}/{d.port}")]
         sealed = is_sealed(self.policy)
-        if sealed and self.policy.doors:
-            raise PolicyRefused(
-                f"runtime {self.policy.runtime} does not pass sockets through, which a door needs",
-                op="start",
-                fix_hints=["use another runtime"],
-            )
         if self._spec.listen is not None:
-            if sealed:
-                raise PolicyRefused(
-                    f"runtime {self.policy.runtime} does not pass sockets through: a session can't outlive its client",
-                    op="start",
-                    fix_hints=["use it without `session start`, or use another runtime for sessions"],
-                )
             agent += ["--listen-path", f"{SOCKETS}/{SOCKET}", "--ttl", str(max(1, round(self._spec.ttl)))]
             self._create(agent, identity, self._spec.listen, attach=False)
             self._run()
@@ -212,14 +195,14 @@ class DockerBox:
         return self._container
 
     def _create(self, agent: list[str], identity: Identity, sockets: Path | None, *, attach: bool) -> None:
-        config = container_config(self._spec, self.policy, self._mounts, identity, agent, sockets, attach=attach)
+        config = container_config(self._spec, self.policy, identity, agent, sockets, attach=attach)
         query = {"name": self._spec.label}
         answer = self._engine.call("POST", "/containers/create", op="create a container", query=query, body=config)
         self._container = answer["Id"]
 
     def _run(self) -> None:
         self._engine.call("POST", f"/containers/{self._id}/start", op="start the container")
-        check_sources(self._sources, self._mounts)  # the engine has resolved their paths again
+        check_sources(self._sources, self._spec.placed)  # the engine has resolved their paths again
         if self.policy.memory_mb is not None:
             self.memory_group = self._find_memory_group()
 

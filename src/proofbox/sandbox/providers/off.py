@@ -9,14 +9,11 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-import msgspec
-
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
-from proofbox.sandbox.enforcement import refuse_unenforceable
-from proofbox.sandbox.environment import forwarded
+from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.host.local_box import Plumbing, launch
+from proofbox.sandbox.providers.environment import forwarded
 
 _UNSUPPORTED = (
     "network none",
@@ -59,8 +56,7 @@ class Off:
             gaps=gaps,
         )
 
-    def start(self, spec: BoxSpec) -> Box:
-        refuse_unenforceable(self.name, spec.policy, self.enforcement())
+    def start(self, spec: CheckedSpec) -> Box:
         group = cgroups.group(spec.label, spec.policy, owner=None)
         agent = str(program("boxagent"))
 
@@ -68,13 +64,12 @@ class Off:
             enter = [str(program("boxlaunch")), *with_.enter, "--"] if with_.enter else []
             return [*enter, agent, *with_.agent]
 
-        defaults = Policy(network="full", access="rw")
         return launch(
             argv,
             spec=spec,
             group=group,
             isolation=self.isolation,
-            policy=msgspec.structs.replace(spec.policy, network=defaults.network, access=defaults.access),
+            policy=spec.policy,
             project=str(spec.project),
             environment=forwarded(),
             places=((Path("/"), "/"),),

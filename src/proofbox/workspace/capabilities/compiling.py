@@ -17,8 +17,8 @@ from typing import NamedTuple
 from proofbox.core.allowlist import WEB_PORTS, HostRule
 from proofbox.core.text import printable
 from proofbox.errors import CapabilitiesRefused
-from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.contract import Access, Mount
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.rules import HostRules, PathRules, matches_above
 

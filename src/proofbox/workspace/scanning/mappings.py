@@ -1,7 +1,8 @@
 """Find files of a workspace that a running process has mapped writable.
 
 inotify does not report writes through a mapping, so a tracked scan checks these files by name. The kernel shows users
-the memory maps of their own processes, and root those of all processes.
+the memory maps of their own processes, and root those of all processes. Only processes that have run since the last
+scan are asked again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import os
 import re
 import struct
+import time
 from collections.abc import Iterator
 
 from proofbox.workspace.tree import Directory, KnownFile, times_of
@@ -20,6 +22,7 @@ _PROCMAP_QUERY = 0xC0000000 | _QUERY.size << 16 | ord("f") << 8 | 17
 _WRITABLE_SHARED_FILE_FROM = 0x02 | 0x08 | 0x10 | 0x20
 _MAPS_LINE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ .w.s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ ([0-9]+)", re.MULTILINE)
 _END, _INODE = 4, 8
+_SCHEDULER_TIME = 2  # the CPU clock of a process, as `clock_getcpuclockid` returns it
 
 
 class MappedFiles:
@@ -78,22 +81,54 @@ def _known(directory: Directory, folder: str, name: str) -> tuple[int, int, int,
 
 
 def mapped_inodes() -> set[int]:
-    """Return the inodes, on every file system, that any visible process has mapped shared and writable."""
+    """Return the inodes, on every file system, that any visible process has mapped shared and writable.
+
+    A process that has not run since the last call has the same mappings, so only the others are asked.
+    """
+    global _asked  # replaced as a whole, so that threads need no lock
     found: set[int] = set()
     try:
         processes = [name for name in os.listdir("/proc") if name.isdigit()]
+        same_ids = os.readlink("/proc/self") == str(os.getpid())  # else /proc is that of another pid namespace
     except OSError:
         return found
+    known, asked = _asked, {}
     for process in processes:
-        try:
-            fd = os.open(f"/proc/{process}/maps", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            found.update(_mapped_by(fd))
-        finally:
-            os.close(fd)
+        ran_for = _cpu_time(int(process)) if same_ids else 0  # read first: what it maps afterwards takes time
+        before = known.get(process)
+        if before is None or before[0] != ran_for or not ran_for:
+            before = ran_for, frozenset(_mapped_in(process))
+        asked[process] = before
+        found |= before[1]
+    _asked = asked
     return found
+
+
+_asked: dict[str, tuple[int, frozenset[int]]] = {}
+"""By process, its CPU time when it was asked, and the inodes that it had mapped."""
+
+
+def _cpu_time(process: int) -> int:
+    """Return the CPU time of all threads of a process in nanoseconds; 0 if it is unknown.
+
+    The kernel adds the time when a thread stops running, and at each tick while it runs. A process that was woken less
+    than a tick ago and still runs therefore seems not to have run; its mappings are found by the next call.
+    """
+    try:
+        return time.clock_gettime_ns(~process << 3 | _SCHEDULER_TIME)
+    except OSError:
+        return 0
+
+
+def _mapped_in(process: str) -> Iterator[int]:
+    try:
+        fd = os.open(f"/proc/{process}/maps", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        yield from _mapped_by(fd)
+    finally:
+        os.close(fd)
 
 
 def _mapped_by(maps: int) -> Iterator[int]:

@@ -39,7 +39,7 @@ from proofbox.workspace.timeline.restore import unlink_if_there, write_file
 from proofbox.workspace.tree import EMPTY_TREE, StoredEntry, kept_mode
 
 if TYPE_CHECKING:
-    from proofbox.sandbox.box_handle import PolicyOptions
+    from proofbox.sandbox.options import PolicyOptions
 
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

@@ -21,9 +21,9 @@ from proofbox.core.files.atomic import write_document
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken, UsageError
 from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
-from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.contract import Door, ExecResult, Mount
+from proofbox.sandbox.options import PolicyOptions
 
 INSIDE = "/run/codex"
 MAX_STDERR = 8 << 10
@@ -66,7 +66,7 @@ class Program:
     @property
     def workspace(self) -> str:
         """The path of the project in the box."""
-        return self.box._inside.guest_project
+        return self.box.inside.guest_project
 
     async def close_stdin(self) -> None:
         """Close the program's stdin, so that it exits."""

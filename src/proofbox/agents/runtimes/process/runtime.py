@@ -42,10 +42,10 @@ from proofbox.errors import (
     StrategyUnavailable,
 )
 from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
-from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.client.calls import CollectedOutput
 from proofbox.sandbox.contract import ExecResult, Mount
+from proofbox.sandbox.options import PolicyOptions
 
 if TYPE_CHECKING:
     from proofbox.agents.runtimes.process.model_route import ModelRoute

@@ -32,7 +32,7 @@ from proofbox.sandbox.contract import (
 )
 
 if TYPE_CHECKING:
-    from proofbox.sandbox.box_handle import ExecOptions
+    from proofbox.sandbox.options import ExecOptions
 
 
 MAX_DENIED = 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from proofbox.errors import PathRefused, PolicyRefused, RequestInvalid
-from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.conformance.check import (
     CPUS,
     DETACHED,
@@ -24,6 +23,7 @@ from proofbox.sandbox.conformance.check import (
 )
 from proofbox.sandbox.conformance.context import CheckContext
 from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.options import PolicyOptions
 
 subject = ProviderChecks("policy")
 check = subject.check

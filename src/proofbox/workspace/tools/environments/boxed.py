@@ -18,8 +18,8 @@ import msgspec
 
 from proofbox.config.settings import Settings, load
 from proofbox.core.clock import Clock, SystemClock
-from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.contract import ExecResult, OnEvent
+from proofbox.sandbox.options import ExecOptions
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard, require

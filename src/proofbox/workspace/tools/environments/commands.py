@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from proofbox.core.digest import sha256_hex
-from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.contract import ExecResult, Isolation
+from proofbox.sandbox.options import ExecOptions
 from proofbox.workspace.tools.contract import OUTPUT_LIMIT, RunCommand
 from proofbox.workspace.tools.environments.files import FileTools
 from proofbox.workspace.tools.results import CommandResult

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from proofbox.errors import CapabilityDenied, PolicyRefused
-from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.options import ExecOptions
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.search import SearchEngine

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from proofbox.errors import CommandsUnavailable
-from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.options import ExecOptions
 from proofbox.workspace.tools.environments.commands import CommandTools
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access, AllowAll, DirectoryItem, Guard, OpenedFile, absent, wrong_kind

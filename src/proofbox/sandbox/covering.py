@@ -19,21 +19,8 @@ from typing import NamedTuple
 from proofbox.core.dirs import state_dir
 from proofbox.core.files.path_walk import walk
 from proofbox.errors import PathRefused
-from proofbox.sandbox.contract import Mount, Policy
+from proofbox.sandbox.contract import Mount, Placed, Policy
 from proofbox.sandbox.own_files import View
-
-
-class Placed(NamedTuple):
-    """One mount of a box."""
-
-    source: Path | None
-    """None for an empty directory."""
-    place: str
-    writable: bool
-    cover: bool = False
-    """Covers a part of another mount, so that the place exists."""
-    loose: bool = False
-    """The source is in a directory that boxes can write to: another box could replace it while this one starts."""
 
 
 class _Covers(NamedTuple):

@@ -1,0 +1,170 @@
+"""Open a box: everything from a caller's options to a started box."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from proofbox.config import settings as config
+from proofbox.config.settings import Settings, load
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.ids import IdSource
+from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
+from proofbox.sandbox.box_handle import BoxHandle
+from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider
+from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
+from proofbox.sandbox.egress.outlet import Outlet
+from proofbox.sandbox.enforcement import start_box
+from proofbox.sandbox.options import PolicyOptions, make_policy
+from proofbox.sandbox.paths import refuse_planted_program, resolve_project
+from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
+from proofbox.sandbox.provisioning import provision
+from proofbox.sandbox.selection import choose, probe
+from proofbox.sandbox.sessions import PREFIX, SessionInfo, SessionRecord, State, session_store
+
+
+class OpenedBox(msgspec.Struct, frozen=True):
+    """A started box, with everything needed to use it and to explain its end."""
+
+    id: str
+    created_at: str
+    provider: Provider
+    box: Box
+    inside: BoxHandle
+    outlet: Outlet | None = None
+
+    def end(self) -> None:
+        """Kill the box and close its outlet. Can be repeated."""
+        self.box.destroy()
+        if self.outlet is not None:
+            self.outlet.close()
+
+    def info(self, state: State) -> SessionInfo:
+        return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=None)
+
+    def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:
+        """Turn the loss of a box that never greeted into `StartFailed`. Adds the stderr of its programs."""
+        if not isinstance(error, SandboxLost):
+            return self.inside.annotate(error)
+        account = self.box.account()
+        if not greeted:
+            reason, hints = self.provider.explain(account)
+            error = StartFailed(f"{self.provider.name} did not start a box: {reason}", op="start", fix_hints=hints)
+        error.details["account"] = account
+        return self.inside.annotate(error)
+
+
+class BoxOpener:
+    """Opens boxes over one project, with its settings, a clock and a source of ids."""
+
+    def __init__(
+        self,
+        project_root: str | os.PathLike[str],
+        *,
+        on_event: OnEvent | None = None,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        self.project_root = project_root
+        self.settings = settings
+        self.on_event = on_event
+        self.clock: Clock = clock or SystemClock()
+        self.ids = ids or IdSource(self.clock)
+
+    def tell(self, event: Event) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def probe(self, provider: str | None) -> ProbeResult:
+        """Return the provider that would be used, after a real trial."""
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        policy = self._policy(project, provider, {}, settings)
+        return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
+
+    def chosen(self, provider: str | None, options: PolicyOptions) -> str:
+        """Return the name of the provider that `open` would use."""
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        name, policy = _named(provider, settings), self._policy(project, provider, options, settings)
+        return provider_named(name).name if name != AUTO else choose(name, policy).provider.name
+
+    def open(self, provider: str | None, options: PolicyOptions, *, ttl: float | None = None) -> OpenedBox:
+        """Start a box; with a ttl, one that listens in the session store and is recorded there."""
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        policy = self._policy(project, provider, options, settings)
+        choice = choose(_named(provider, settings), policy, on_event=self.on_event)
+        id, created_at = self.ids.new_id(PREFIX), isoformat(self.clock.now())
+        self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
+        spec = BoxSpec(label=id, project=project, policy=policy)
+        with contextlib.ExitStack() as on_failure:
+            outlet: Outlet | DetachedOutlet | None = None
+            if policy.doors and ttl is not None:
+                raise PolicyRefused(
+                    "doors are not supported in a session that outlives its client: no process would serve them",
+                    op="start",
+                    fix_hints=["start the session without `detached`, and keep it in one process"],
+                )
+            script = config.script(project, settings, given=self.settings is not None)
+            if script is not None:
+                spec = provision(choice.provider, spec, script, on_event=self.on_event)
+            store = session_store()
+            if ttl is not None:
+                on_failure.callback(store.forget, id)
+                spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
+            if policy.network == "allow":
+                if spec.listen is None:
+                    outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
+                else:
+                    outlet = DetachedOutlet(policy.allow, name=id, session=spec.listen, log=store.network_log(id))
+                on_failure.callback(outlet.close)
+                spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+            box = self._start(choice.provider, spec, choice.diagnostics)
+            on_failure.callback(box.destroy)
+            inside = BoxHandle.of(
+                box,
+                project,
+                provider=choice.provider.name,
+                diagnostics=choice.diagnostics,
+                forwards=settings.env,
+                more=outlet.environment if outlet is not None else {},
+            )
+            if ttl is not None:
+                store.save(SessionRecord(id, created_at, ttl, inside, box.holder))
+            if isinstance(outlet, DetachedOutlet):
+                outlet.release()
+                outlet = None
+            on_failure.pop_all()
+        return OpenedBox(id, created_at, choice.provider, box, inside, outlet)
+
+    def _policy(self, project: Path, provider: str | None, options: PolicyOptions, settings: Settings) -> Policy:
+        policy = make_policy(project, options, settings)
+        name = _named(provider, settings)
+        if ALIASES.get(name, name) in (AUTO, "bubblewrap"):
+            refuse_planted_program("bwrap", project, policy.mounts)
+        return policy
+
+    def _settings_for(self, project: Path) -> Settings:
+        return load(project) if self.settings is None else self.settings
+
+    def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
+        try:
+            return start_box(provider, spec)
+        except ProofboxError as error:
+            found = dict(diagnostics)
+            if isinstance(error, ProviderUnavailable):
+                found[provider.name] = Diagnostic(False, provider.isolation, error.message, error.fix_hints)
+            error.details.setdefault("provider", provider.name)
+            error.details.setdefault("diagnostics", msgspec.to_builtins(found))
+            self.tell(Event("session", "failed", spec.label, {"code": error.code}))
+            raise
+
+
+def _named(provider: str | None, settings: Settings) -> str:
+    return provider if provider is not None else settings.provider if settings.provider is not None else AUTO
