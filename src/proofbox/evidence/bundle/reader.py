@@ -17,6 +17,7 @@ from shlex import quote
 from typing import Any
 
 from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.chain import verify_chain
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import (
     BundleArtifactAbsent,
@@ -115,12 +116,23 @@ class Bundle:
         return value
 
     def read_log(self, path: str, *, limit: int = MAX_LOG_BYTES) -> Iterator[dict[str, Any]]:
-        """Yield the entries of a log in order, each with its `seq` and `prev`."""
-        for number, line in enumerate(io.BytesIO(self.read_bytes(path, limit=limit)), 1):
-            try:
-                yield parse_strict(line)
-            except CanonicalError as error:
-                raise BundleCorrupt(f"{path} line {number} is not JSON: {error}", op="bundle read") from error
+        """Yield the entries of a log in order, each with its `seq` and `prev`, after checking its chain."""
+        for place, inner in self.nested.items():
+            if path.startswith(place + "/"):
+                yield from inner.read_log(path[len(place) + 1 :], limit=limit)
+                return
+        anchor = self.artifact(path).chain
+        if anchor is None:
+            raise BundleCorrupt(f"{path} is not listed as a log", op="bundle read")
+        data = self.read_bytes(path, limit=limit)
+        report = verify_chain(
+            io.BytesIO(data), f"{self.run_id}/{path}", anchor.head, expected_count=anchor.count, limit=len(data) + 1
+        )
+        if not report.ok:
+            first = report.findings[0]
+            raise BundleCorrupt(f"{path} line {first.line}: {first.message}", op="bundle read")
+        for line in io.BytesIO(data):
+            yield parse_strict(line)
 
 
 def load_bundle(path: _Path) -> Bundle:
