@@ -10,31 +10,28 @@ missing artifacts. The artifacts that are present must always be consistent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from proofbox.agents.events import Usage
-from proofbox.agents.usage import TokenCount
 from proofbox.errors import BundleError, ProofboxError
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle
-from proofbox.evidence.documents import outcome
+from proofbox.evidence.documents import outcome, tree
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.documents import SUMMARY_SCHEMA
-from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+from proofbox.lab.attempt.documents import SUMMARY_SCHEMA, AttemptVerification
+from proofbox.lab.attempt.trace import CALLS, EVENTS
+from proofbox.lab.attempt.verifier import decided_by
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.results import attempts_by_evidence
 from proofbox.lab.reports.summary import SUMMARY, summarize
-from proofbox.lab.suite.reading import parse_suite
+from proofbox.lab.reports.trace_checks import Found, check_tokens, check_trace, same
+from proofbox.lab.suite.reading import Suite, parse_suite
 
-_Found = tuple[str, str, str]
 SOURCES = ("suite.toml", "suite.json")
 _NAMING = (artifacts.ATTEMPT, artifacts.TORN)
 
@@ -90,7 +87,7 @@ def notes_on(bundle: Bundle) -> list[str]:
     return notes
 
 
-def _attempt(bundle: Bundle, strict: bool) -> Iterator[_Found]:
+def _attempt(bundle: Bundle, strict: bool) -> Iterator[Found]:
     missing = [name for name in artifacts.EXPECTED if name not in bundle.artifacts]
     infra = _infra(bundle)
     lacking = infra or _never_begun(bundle)
@@ -102,7 +99,7 @@ def _attempt(bundle: Bundle, strict: bool) -> Iterator[_Found]:
         yield from _readable(_consistency(bundle, whole=strict or not infra), artifacts.REPORT)
 
 
-def _readable(findings: Iterator[_Found], path: str) -> Iterator[_Found]:
+def _readable(findings: Iterator[Found], path: str) -> Iterator[Found]:
     """Yield findings; a document that cannot be read is a finding as well."""
     try:
         yield from findings
@@ -127,16 +124,16 @@ def _never_begun(bundle: Bundle) -> bool:
         return False
 
 
-def _counted(run: Bundle) -> Iterator[_Found]:
+def _counted(run: Bundle) -> Iterator[Found]:
     """Check the number of passed results: the last attempt at a replicate counts, unless it failed or was torn."""
     planned = read_schedule(run.read_log(SCHEDULE))
     parents = {each.parent for each in planned.values()}
     last = [run.nested.get(each.path) for each in planned.values() if each.attempt not in parents]
     passed = sum(inner is not None and _passed(inner) for inner in last)
-    yield from _same(SUMMARY, "passed", run.read_json(SUMMARY)["totals"]["passed"], passed)
+    yield from same(SUMMARY, "passed", run.read_json(SUMMARY)["totals"]["passed"], passed)
 
 
-def _placed(run: Bundle) -> Iterator[_Found]:
+def _placed(run: Bundle) -> Iterator[Found]:
     """Check that each attempt has the id, run, mission and parent that the schedule states for its path."""
     planned = read_schedule(run.read_log(SCHEDULE))
     for each in planned.values():
@@ -149,31 +146,47 @@ def _placed(run: Bundle) -> Iterator[_Found]:
         root = each
         while root.parent is not None:
             root = planned[root.parent]
-        yield from _same(path, "attempt_id", record["attempt_id"], each.attempt)
-        yield from _same(path, "parent", record["parent"], each.parent)
-        yield from _same(path, "run_id", record["run_id"], run.run_id)
-        yield from _same(path, "mission and replicate", f"{record['mission_id']}.{record['replicate']}", root.attempt)
+        yield from same(path, "attempt_id", record["attempt_id"], each.attempt)
+        yield from same(path, "parent", record["parent"], each.parent)
+        yield from same(path, "run_id", record["run_id"], run.run_id)
+        yield from same(path, "mission and replicate", f"{record['mission_id']}.{record['replicate']}", root.attempt)
 
 
-def _derived(run: Bundle, source: str) -> Iterator[_Found]:
+def _derived(run: Bundle, source: str) -> Iterator[Found]:
     """Check that the documents name this suite, and that the summary follows from suite and attempts."""
     text = run.read_bytes(source, limit=MAX_JSON_BYTES).decode("utf-8", "replace")
     # The files that the suite names existed when the run was planned, and need not exist here.
     suite = parse_suite(text, base=Path(), name=source, json=source.endswith(".json"), pinned=Path())
+    yield from _planned(run, suite)
     named = {"id": suite.id, "sha256": suite.sha256}
-    yield from _same("environment.json", "suite", run.read_json("environment.json")["suite"], named)
+    yield from same("environment.json", "suite", run.read_json("environment.json")["suite"], named)
     for path, inner in attempts_in(run).items():
         if artifacts.ATTEMPT in inner.artifacts:
-            yield from _same(f"{path}/{artifacts.ATTEMPT}", "suite", inner.read_json(artifacts.ATTEMPT)["suite"], named)
+            yield from same(f"{path}/{artifacts.ATTEMPT}", "suite", inner.read_json(artifacts.ATTEMPT)["suite"], named)
     attempts, complete = attempts_by_evidence(run)
     due = msgspec.json.decode(msgspec.json.encode(summarize(run.run_id, suite, attempts)))
     summary = run.read_json(SUMMARY)
     if complete:
         for name in due:
-            yield from _same(SUMMARY, name, summary.get(name), due[name])
+            yield from same(SUMMARY, name, summary.get(name), due[name])
         return
     for name in ("attempts", "results", "passed", "failed"):
-        yield from _same(SUMMARY, name, summary["totals"][name], due["totals"][name])
+        yield from same(SUMMARY, name, summary["totals"][name], due["totals"][name])
+
+
+def _planned(run: Bundle, suite: Suite) -> Iterator[Found]:
+    """Check that the schedule has every replicate of every mission: those of the suite, or `--replicates` of each."""
+    first = [each.attempt for each in read_schedule(run.read_log(SCHEDULE)).values() if each.parent is None]
+    uniform = max(1, -(-len(first) // len(suite.missions)))
+    due = [
+        sorted(f"{mission.id}.{number}" for mission, count in counts for number in range(1, count + 1))
+        for counts in (
+            [(mission, mission.replicates) for mission in suite.missions],
+            [(mission, uniform) for mission in suite.missions],
+        )
+    ]
+    if sorted(first) not in due:
+        yield from same(SCHEDULE, "attempts of the suite's missions", sorted(first), due[0])
 
 
 def _passed(bundle: Bundle) -> bool:
@@ -183,100 +196,42 @@ def _passed(bundle: Bundle) -> bool:
     return (found.verified.result, found.infra.result) == ("passed", "ok")
 
 
-def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
+def _verdict(bundle: Bundle, verified: str) -> Iterator[Found]:
+    """Check that the verifier's result follows from its commands, its reward and the conditions."""
+    document = bundle.read_json(artifacts.VERIFICATION, schema="proofbox.attempt_verification/1")
+    found = msgspec.convert(document, AttemptVerification)
+    yield from same(artifacts.VERIFICATION, "result", found.result, verified)
+    yield from same(artifacts.VERIFICATION, "passed", found.passed, decided_by(found.commands, found.reward))
+    failed = found.passed is False or bool(found.unmet)
+    if found.result != "none":
+        yield from same(artifacts.VERIFICATION, "failed commands or conditions", failed, found.result == "failed")
+
+
+def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[Found]:
     """Check an attempt's documents against each other. With `whole`, the runtime's events must be complete."""
     report = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
     attempt = bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/1")
-    yield from _same(artifacts.REPORT, "attempt_id", report["attempt_id"], attempt["attempt_id"])
-    yield from _same(artifacts.REPORT, "reason", report["reason"], attempt["reason"])
+    yield from same(artifacts.REPORT, "attempt_id", report["attempt_id"], attempt["attempt_id"])
+    yield from same(artifacts.REPORT, "reason", report["reason"], attempt["reason"])
     feedback = bundle.read_json(artifacts.FEEDBACK, schema="proofbox.feedback/1")
     if ("result" in feedback) == ("result_json" in feedback):
         yield "feedback_ambiguous", artifacts.FEEDBACK, "requires exactly one of result and result_json"
-    yield from _same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])
-    yield from _same(artifacts.REPORT, "mission_id", report["mission_id"], attempt["mission_id"])
+    yield from same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])
+    yield from same(artifacts.REPORT, "mission_id", report["mission_id"], attempt["mission_id"])
     named = f"{attempt['run_id']}.{attempt['attempt_id']}"
-    yield from _same(artifacts.ATTEMPT, "the bundle's id", bundle.run_id, named)
+    yield from same(artifacts.ATTEMPT, "the bundle's id", bundle.run_id, named)
     recorded_outcome = outcome.parse_outcome(bundle.read_json(outcome.PATH))
     claimed = {"success": "passed", "failure": "failed"}.get(report["claimed"], "unknown")
-    yield from _same(outcome.PATH, "claimed", recorded_outcome.claimed.result, claimed)
+    yield from same(outcome.PATH, "claimed", recorded_outcome.claimed.result, claimed)
     verdict = recorded_outcome.verified.result
-    yield from _same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
-    yield from _same(outcome.PATH, "infra failed", recorded_outcome.infra.result != "ok", report["infra"] is not None)
+    yield from same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
+    yield from same(outcome.PATH, "infra failed", recorded_outcome.infra.result != "ok", report["infra"] is not None)
     if artifacts.VERIFICATION in bundle.artifacts:
-        verification = bundle.read_json(artifacts.VERIFICATION, schema="proofbox.attempt_verification/1")
-        yield from _same(artifacts.VERIFICATION, "result", verification["result"], report["verified"])
+        yield from _verdict(bundle, report["verified"])
+    if tree.PATH in bundle.artifacts:
+        tree.parse_tree_manifest(bundle.read_json(tree.PATH))
     for each in report.get("integrity", []) if whole else []:
         yield each["code"], EVENTS, each["message"]
     if CALLS in bundle.artifacts:
-        yield from _trace(bundle, report, attempt["attempt_id"], whole=whole)
-        yield from _tokens(bundle, report, shared=attempt["isolation"] == "shared")
-
-
-def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> Iterator[_Found]:
-    calls = list(bundle.read_log(CALLS))
-    yield from _same(CALLS, "tool_calls", len(calls), report["tool_calls"])
-    observed = sum(call["source"] == "observed" and call["started"] is True for call in calls)
-    yield from _same(CALLS, "tool_calls_observed", observed, report["tool_calls_observed"])
-    if any(call["attempt"] != id for call in calls):
-        yield "trace_foreign", CALLS, "a call names another attempt"
-    for call in calls:
-        digest = call["output_sha256"]
-        if digest is not None and f"outputs/{digest}.txt" not in bundle.artifacts:
-            yield "output_missing", CALLS, f"the whole output of {call['call']} is missing"
-    events = list(bundle.read_log(EVENTS))
-    recorded = [event for event in events if event["event"] == "tool_call"]
-    yield from _same(EVENTS, "tool calls", [each["item"] for each in recorded], [each["call"] for each in calls])
-    yield from _gaps([event["number"] for event in events])
-    yield from _turns(events)
-    if whole:
-        yield from _open_calls(events)
-    yield from _steps([entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry], len(calls))
-
-
-def _tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Iterator[_Found]:
-    """Check the report's token counts against the events."""
-    count = TokenCount(shared=shared)
-    for event in bundle.read_log(EVENTS):
-        if event["event"] == "usage":
-            count.add(msgspec.convert(event, Usage))
-    yield from _same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(count.by_source()))
-    unstated = (count.without_usage, count.broken_off)
-    reported = (report["responses_without_usage"], report["responses_broken_off"])
-    yield from _same(artifacts.REPORT, "responses of unknown usage", reported, unstated)
-
-
-def _gaps(numbers: Sequence[int]) -> Iterator[_Found]:
-    """Check that event numbers increase. Gaps are allowed, because deltas are numbered but not recorded."""
-    if any(later <= earlier for earlier, later in pairwise(numbers)):
-        yield "events_out_of_order", EVENTS, "an event's number is not greater than the one before"
-
-
-def _turns(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
-    started = [event["turn"] for event in events if event["event"] == "turn_started"]
-    ended = [event["turn"] for event in events if event["event"] == "turn_ended"]
-    for turn in dict.fromkeys(ended):
-        if ended.count(turn) > 1:
-            yield "turn_ended_twice", EVENTS, turn
-    for turn in started:
-        if turn not in ended:
-            yield "turn_without_end", EVENTS, turn
-
-
-def _open_calls(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
-    """Check that every command that started has a recorded end, `abandoned` if nothing else is known."""
-    ended = {(each["thread"], each["item"]) for each in events if each["event"] in ("tool_call", "file_change")}
-    for event in events:
-        if event["event"] == "item_started" and event["command"] and (event["thread"], event["item"]) not in ended:
-            yield "call_without_end", EVENTS, event["item"]
-
-
-def _steps(steps: Sequence[dict[str, Any]], calls: int) -> Iterator[_Found]:
-    for earlier, later in pairwise(steps):
-        if later["snapshot_before"] != earlier["snapshot_after"]:
-            yield "steps_disconnected", STEPS, f"step {later['n']} does not start where step {earlier['n']} ended"
-    yield from _same(STEPS, "steps of tool calls", sum(step["kind"] == "tool_call" for step in steps), calls)
-
-
-def _same(path: str, what: str, one: Any, other: Any) -> Iterator[_Found]:
-    if one != other:
-        yield "contradiction", path, f"{what}: {str(one)[:100]} here, {str(other)[:100]} elsewhere"
+        yield from check_trace(bundle, report, attempt["attempt_id"], whole=whole)
+        yield from check_tokens(bundle, report, shared=attempt["isolation"] == "shared")
