@@ -1,7 +1,7 @@
 """A model of an attacker: forgeries of a run, its packets, its ledger and the tree to deliver.
 
 The attacker can write every file and uses proofbox's own code to recompute every digest, chain, pin, summary and
-unsigned packet. The attacker has neither the owner's private key nor access to a digest that somebody noted elsewhere.
+unsigned packet. The attacker has neither the owner's private key nor a digest that was noted elsewhere.
 """
 
 from __future__ import annotations

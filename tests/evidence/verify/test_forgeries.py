@@ -33,7 +33,7 @@ def test_forgery_has_the_documented_outcomes(made: Lab, forgery: Forgery, rounds
     cells = measure(made, forgery, flips=rounds(3, 10))
     assert row(forgery, cells) in PAGE.read_text().splitlines(), "scripts/forgeries writes the page anew"
     if forgery.kind != "replay":
-        assert DIGEST not in cells.values(), "a key catches every change of what its owner signed"
+        assert DIGEST not in cells.values(), "a key catches every change to evidence that its owner signed"
 
 
 def test_page_has_every_forgery_and_reason() -> None:
