@@ -331,7 +331,9 @@ def test_hostile_content_is_shown_as_text(app: Starlette, api: TestClient) -> No
 
 
 FRAGMENTS = st.lists(
-    st.sampled_from(["<", ">", "&", '"', "'", "`", "**", "|", "\\|", "- ", "## ", "\n", "|-|", "<script>", "&lt;", "x"])
+    st.sampled_from(
+        ["<", ">", "&", '"', "'", "`", "**", "|", "\\|", "- ", "## ", "> ", "\n", "|-|", "<script>", "&lt;", "x"]
+    )
     | st.text(max_size=5)
 )
 
@@ -340,12 +342,16 @@ FRAGMENTS = st.lists(
 def test_markdown_only_produces_known_tags(pieces: list[str]) -> None:
     made = to_html("".join(pieces))
     tags = set(re.findall(r"<[^>]*>", made))
-    names = ("h3", "ul", "li", "table", "tbody", "tr", "td", "p", "code", "strong")
+    names = ("h3", "ul", "li", "table", "tbody", "tr", "td", "p", "blockquote", "code", "strong")
     assert tags <= {"<br>", *(f"<{name}>" for name in names), *(f"</{name}>" for name in names)}
     assert made.count("<") == len(re.findall(r"<[^>]*>", made)) == made.count(">")
     HTMLParser(convert_charrefs=True).feed(made)
     for name in names:
         assert made.count(f"<{name}>") == made.count(f"</{name}>")
+
+
+def test_quote_is_one_block() -> None:
+    assert to_html("a\n> <b>\n>\n> # c\n\nd") == "<p>a</p><blockquote>&lt;b&gt;<br><br># c</blockquote><p>d</p>"
 
 
 def test_markdown_of_our_own_summaries() -> None:

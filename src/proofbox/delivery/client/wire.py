@@ -20,14 +20,14 @@ from proofbox.core.files.modes import GitMode
 
 Mode = GitMode
 Operation = Literal["add", "modify", "delete"]
-# In Python, `$` also matches before a trailing newline.
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$(?!\n)")]
-ObjectId = Annotated[str, msgspec.Meta(pattern="^(?:[0-9a-f]{40}|[0-9a-f]{64})$(?!\n)")]
-WebUrl = Annotated[str, msgspec.Meta(pattern="^https?://[!-~]{1,2000}$(?!\n)")]
+# In Python, `$` also matches before a trailing newline, hence `max_length` and `(?!\n)`.
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+ObjectId = Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})$(?!\n)")]
+WebUrl = Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]{1,2000}$(?!\n)")]
 """An address that a backend sends and that people open: no other scheme, and no spaces or control characters."""
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Line = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-Name = Annotated[str, msgspec.Meta(pattern="^[^\x00-\x1f\x7f]{1,256}$(?!\n)")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{1,256}$(?!\n)")]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Text = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 
@@ -158,7 +158,7 @@ class ExportAnswer(_Document, frozen=True, kw_only=True):
     """The repository's URL, without a login."""
     repo_full_name: Name
     """The repository's name at the backend."""
-    base_commit_sha: ObjectId | Literal[""]
+    base_commit_sha: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})?$(?!\n)")]
     """The repository's first commit; empty if the export failed."""
 
     def __post_init__(self) -> None:
