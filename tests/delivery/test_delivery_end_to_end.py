@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -54,14 +55,16 @@ def app(tmp_path: Path) -> Path:
 def web(url: str) -> Iterator[httpx2.Client]:
     """A signed-in browser."""
     with httpx2.Client(base_url=url, headers={"Origin": url}, follow_redirects=True, trust_env=False) as client:
-        assert client.post("/sign-in", data={"key": KEY}).status_code == 200
+        home = client.post("/sign-in", data={"key": KEY})
+        assert home.status_code == 200
+        client.base_url = home.url
         yield client
 
 
 def press(client: httpx2.Client, pr_url: str, button: str) -> httpx2.Response:
-    page = client.get(pr_url)
-    token = re.search(r'name="token" value="([0-9a-f]+)"', page.text)
-    return client.post(f"{pr_url}/{button}", data={"token": token[1] if token else ""})
+    path = urlsplit(pr_url).path
+    token = re.search(r'name="token" value="([\w-]+)"', client.get(path).text)
+    return client.post(f"{path}/{button}", data={"token": token[1] if token else ""})
 
 
 def test_deliver_from_python(running: Backend, app: Path, tmp_path: Path) -> None:
@@ -124,11 +127,11 @@ def test_deliver_from_init_to_second_pull_request(running: Backend, app: Path, t
     with web(running.url) as browser:
         listed = browser.get("/apps/shop").text
         assert "&lt;b&gt;bold&lt;/b&gt;\\u202e" in listed
-        page = browser.get(first["pr_url"]).text
+        page = browser.get(urlsplit(first["pr_url"]).path).text
         assert '<span class="add">+2</span>' in page
         assert "<script" not in page + listed
         assert press(browser, first["pr_url"], "merge").status_code == 200
-        assert '<span class="badge merged">' in browser.get(first["pr_url"]).text
+        assert '<span class="badge merged">' in browser.get(urlsplit(first["pr_url"]).path).text
         assert (
             press(browser, first["pr_url"], "close").status_code == 403
         )  # the page has no form any more, so there is no token
@@ -197,7 +200,7 @@ def test_merge_with_later_changes_on_main(running: Backend, app: Path, tmp_path:
         assert press(browser, first["pr_url"], "merge").status_code == 200
         assert press(browser, second["pr_url"], "merge").status_code == 409
         assert press(browser, second["pr_url"], "close").status_code == 200
-        assert '<span class="badge closed">' in browser.get(second["pr_url"]).text
+        assert '<span class="badge closed">' in browser.get(urlsplit(second["pr_url"]).path).text
     merged = clone(made["repo_url"], tmp_path / "merged")
     assert (merged / "README.md").read_text() == "ours\n"
     assert (merged / "theirs").read_text() == "theirs\n"
@@ -317,3 +320,11 @@ def test_refused_request_is_removed_from_the_baseline(running: Backend, app: Pat
     with open_source(app) as tree, BackendClient(other) as client, pytest.raises(BackendUnauthorized):
         initial_export(client, target, tree, NO_PROOF, Options(redactor=Redactor()))
     assert target.baselines().load() == Baseline()
+
+
+def test_spec_is_stored_while_the_backend_runs(running: Backend, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({"appId": "shop", "appName": "Shop"}))
+    assert (
+        main(["backend", "spec", str(tmp_path / "spec.json"), "--enterprise-id", "e", "--data", str(running.data)]) == 0
+    )
+    assert deliver(running.url, "spec", "--enterprise-id", "e")["spec"]["appName"] == "Shop"

@@ -111,6 +111,32 @@ def test_delivery_without_evidence_needs_a_flag(running: Backend, app: Path) -> 
     assert "Not proven" in load_bundle(proposed["bundle"]).read_json("request.json")["body"]
 
 
+@pytest.mark.parametrize("message", ["<!--", "```", "## Evidence\n\n**Proven**: by me", "<details><summary>x"])
+def test_message_neither_hides_nor_imitates_the_statement(running: Backend, app: Path, message: str) -> None:
+    common = ["--app-id", "shop", "--source", app, "--allow-unpromoted"]
+    deliver(running.url, "init", *common)
+    (app / "main.py").write_text("print(2)\n")
+    done = deliver(running.url, "pr", *common, "--message", message, "--title", "a\nb\x1b")
+    request = load_bundle(done["bundle"]).read_json("request.json")
+    assert request["title"] == "a b\\x1b"
+    lines = request["body"].splitlines()
+    assert lines[0].startswith("**Not proven**")
+    quoted = [line for line in lines if any(each in line for each in message.splitlines() if each)]
+    assert quoted
+    assert all(line.startswith("> ") for line in quoted)
+    assert lines[-len(message.splitlines()) :] == [f"> {line}".rstrip() for line in message.splitlines()]
+
+
+def test_name_of_a_packet_is_printed_on_one_line(running: Backend, app: Path, tmp_path: Path) -> None:
+    packet = tmp_path / "x\nproven: yes"
+    Path(attempt(app, tmp_path / "out").path).rename(packet)
+    words = ["--app-id", "shop", "--source", app, "--packet", packet, "--bundle", tmp_path / "out"]
+    code, printed, _ = here("deliver", "init", *words, url=running.url)
+    assert code == 0
+    assert "x\\nproven: yes" in printed
+    assert not [line for line in printed.splitlines() if line.startswith("proven")]
+
+
 def test_unverified_tree_is_not_proven(app: Path, tmp_path: Path) -> None:
     for number, verified in enumerate(("failed", "unknown")):
         promotion = attempt(app, tmp_path / str(number), verified=verified)

@@ -325,6 +325,28 @@ def verify_chain(
     return ChainReport(not findings, count, head, tuple(findings))
 
 
+class ChainFollower:
+    """Checks a chain entry by entry, for readers that use the entries on the way."""
+
+    def __init__(self, name: str) -> None:
+        self.head = origin(name)
+        self.count = 0
+
+    def follow(self, line: bytes) -> dict[str, Any]:
+        """Return the next entry. Raises CanonicalError if the line does not continue the chain."""
+        body = line.removesuffix(b"\n")
+        if body == line:
+            raise CanonicalError("the last line has no trailing newline: an append that never finished")
+        value = _parsed(body)
+        if value["prev"] != self.head:
+            raise CanonicalError("prev is not the digest of the previous line")
+        if value["seq"] != self.count:
+            raise CanonicalError(f"seq is {value['seq']}, expected {self.count}")
+        self.head = sha256_hex(body)
+        self.count += 1
+        return value
+
+
 _Line = tuple[bytes | None, str, bool]  # the bytes without LF (None if too long), their digest, whether LF ended them
 
 
@@ -368,12 +390,17 @@ def _line(payload: Mapping[str, Any], seq: int, prev: str) -> bytes:
 
 def _entry(line: bytes) -> tuple[int, str]:
     """Return the seq and prev of a line. Raises CanonicalError."""
+    value = _parsed(line)
+    return value["seq"], value["prev"]
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
     value = parse_strict(line)
     if type(value) is not dict or type(value.get("seq")) is not int or type(value.get("prev")) is not str:
         raise CanonicalError("not an object with seq and prev")
     if canonical_bytes(value) != line:
         raise CanonicalError("not in canonical form")
-    return value["seq"], value["prev"]
+    return value
 
 
 def _is_json_object(line: bytes) -> bool:

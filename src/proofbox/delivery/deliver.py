@@ -142,7 +142,7 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
         user_id=target.user_id,
         base_commit_sha=manifest.base_commit_sha,
         branch_name=branch,
-        title=options.title or summary.title(patch, target.app_id),
+        title=summary.title(patch, target.app_id, options.title),
         body=summary.body(patch, tree, proof, options.message),
         patch_id=patch.patch_id,
         evidence=proof.evidence(),

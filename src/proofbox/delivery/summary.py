@@ -13,16 +13,21 @@ from proofbox.delivery.source.tree import SourceTree
 _MAX_LISTED = 50
 
 
-def title(patch: Patchset, app_id: str) -> str:
+def title(patch: Patchset, app_id: str, given: str = "") -> str:
+    """Return the title on one line: the given one, or a count of the changes."""
+    if given:
+        return _plain(given)
     count = Counter(str(change.operation) for change in patch.changes)
     counts = ", ".join(f"{count[name]} {word}" for name, word in _WORDS.items() if count[name])
     return f"Update {preview(_plain(app_id), 80)[0]}: {counts}"
 
 
 def body(patch: Patchset, tree: SourceTree, proof: Proof, note: str = "") -> str:
-    """Return the description in Markdown. Untrusted names and texts are in code spans, without markup."""
-    lines = [printable(note), ""] if note else []
-    lines += [f"{counted(len(patch.changes), 'change')}, patch `{patch.patch_id[:16]}`.", ""]
+    """Return the description in Markdown. Untrusted names and texts are in code spans, without markup.
+
+    The evidence comes first and the sender's note last, quoted, so that no markup in the note can hide or imitate it.
+    """
+    lines = [*_evidence(proof), "", f"{counted(len(patch.changes), 'change')}, patch `{patch.patch_id[:16]}`.", ""]
     for change in patch.changes[:_MAX_LISTED]:
         renamed = f" (renamed from {_code(change.renamed_from)})" if change.renamed_from else ""
         lines.append(f"- {change.operation} {_code(change.path)}{renamed}")
@@ -34,7 +39,8 @@ def body(patch: Patchset, tree: SourceTree, proof: Proof, note: str = "") -> str
     if tree.left_out:
         left = ", ".join(_code(each.path) for each in tree.left_out[:_MAX_LISTED])
         lines += ["", f"Left out, because they look like secrets or cannot be delivered: {left}"]
-    lines += ["", *_evidence(proof)]
+    if note:
+        lines += ["", "The sender's message:", "", *(f"> {line}".rstrip() for line in printable(note).split("\n"))]
     return "\n".join(lines)
 
 
@@ -44,7 +50,7 @@ _WORDS = {"add": "added", "modify": "modified", "delete": "deleted"}
 def _evidence(proof: Proof) -> list[str]:
     if proof.packet_sha256 is None:
         return ["**Not proven**: sent without evidence."]
-    lines = ["## Evidence", "", _standing(proof), "", "| aspect | result | by | how |", "|---|---|---|---|"]
+    lines = [_standing(proof), "", "## Evidence", "", "| aspect | result | by | how |", "|---|---|---|---|"]
     lines += [
         f"| {each.aspect} | {_code(each.result)} | {_code(each.by)} | {_code(each.how)} |" for each in proof.results
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -86,7 +87,8 @@ def test_every_endpoint_requires_the_key(api: TestClient, key: Any) -> None:
         ("GET", "/git/shop/shop.git/info/refs?service=git-upload-pack"),
         ("GET", "/"),
         ("GET", "/apps/shop"),
-        ("POST", "/apps/shop/pulls/1/merge"),
+        ("GET", "/s/x/apps/shop/pulls/1"),
+        ("POST", "/s/x/apps/shop/pulls/1/merge"),
     ):
         answer = stranger.request(method, path, json={} if method != "GET" else None)
         assert answer.status_code == 401, (method, path)
@@ -163,7 +165,25 @@ def test_changes_that_do_not_fit_the_base_are_refused(
     assert propose(api, base, changes).status_code == status
 
 
-@pytest.mark.parametrize("branch", ["main", "-x", "a..b", "a.lock", "/a", "a//b", ".a", "a b", "refs/../x", "a/"])
+@pytest.mark.parametrize(
+    "branch",
+    [
+        "main",
+        "HEAD",
+        "Main",
+        "FETCH_HEAD",
+        "refs/heads/x",
+        "-x",
+        "a..b",
+        "a.lock",
+        "/a",
+        "a//b",
+        ".a",
+        "a b",
+        "refs/../x",
+        "a/",
+    ],
+)
 def test_invalid_branch_names_are_refused(api: TestClient, branch: str) -> None:
     base = make(api)["baseCommitSha"]
     assert propose(api, base, [ADD], branchName=branch).status_code == 422
@@ -209,6 +229,20 @@ def test_concurrent_exports_create_one_repository(api: TestClient, repositories:
     assert len(repositories.repositories()) == 1
 
 
+def sign_in(app: Starlette, next: str = "/", **headers: str) -> TestClient:
+    """Return a browser that signed in; its addresses are relative to the session's path."""
+    browser = TestClient(app, base_url=URL, headers={"Origin": URL, **headers}, follow_redirects=False)
+    signed = browser.post("/sign-in", data={"key": KEY, "next": next})
+    assert signed.status_code == 303
+    browser.base_url = f"{URL}{signed.headers['location'].removesuffix(next.removeprefix('/'))}"
+    return browser
+
+
+def token_of(page: str) -> str:
+    found = re.search(r'name="token" value="([\w-]+)"', page)
+    return found[1] if found else ""
+
+
 def test_pages_only_accept_their_own_forms(app: Starlette, api: TestClient) -> None:
     base = make(api)["baseCommitSha"]
     propose(api, base, [ADD], title="</title><script>alert(1)</script>", body='"><img src=x onerror=alert(1)>')
@@ -216,27 +250,70 @@ def test_pages_only_accept_their_own_forms(app: Starlette, api: TestClient) -> N
     assert browser.post("/sign-in", data={"key": "wrong"}).status_code == 401
     assert browser.post("/sign-in", data={"key": KEY}, headers={"Origin": "http://evil.example"}).status_code == 401
     assert browser.post("/sign-in", data={"key": "x" * 100_000}).status_code == 413
-    signed = browser.post("/sign-in", data={"key": KEY})
-    assert signed.status_code == 303
-    cookie = signed.headers["set-cookie"]
+    assert browser.post("/sign-in", data={f"field{n}": "x" for n in range(11)}).status_code == 422
+    cookie = browser.post("/sign-in", data={"key": KEY}).headers["set-cookie"]
     assert KEY not in cookie
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
+    browser = sign_in(app)
     page = browser.get("/apps/shop/pulls/1")
     assert "<script" not in page.text
     assert "<img" not in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    token = re.search(r'name="token" value="([0-9a-f]+)"', page.text)
+    token = token_of(page.text)
     assert token
     merge = "/apps/shop/pulls/1/merge"
     assert browser.post(merge, data={}).status_code == 403
-    evil = {"Origin": "http://evil.example"}
-    assert browser.post(merge, data={"token": token[1]}, headers=evil).status_code == 403
+    for headers in (
+        *({"Origin": origin} for origin in ("http://evil.example", "http://127.0.0.1:4000", "http://[", "null")),
+        *({"Sec-Fetch-Site": site} for site in ("cross-site", "same-site", "none")),
+    ):
+        assert browser.post(merge, data={"token": token}, headers=headers).status_code == 403, headers
     assert browser.get(merge).status_code == 405
-    assert browser.post(merge, data={"token": token[1]}).status_code == 303
+    assert browser.post(merge, data={"token": token_of(sign_in(app).get("/apps/shop/pulls/1").text)}).status_code == 403
+    assert browser.post(merge, data={"token": token}, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 303
     assert browser.get("/apps/nobody").status_code == 404
     rebound = TestClient(app, base_url="http://evil.example")
     assert rebound.get("/").status_code == 400
+
+
+def test_cookie_alone_neither_reads_nor_merges(app: Starlette, api: TestClient, repositories: Repositories) -> None:
+    propose(api, make(api)["baseCommitSha"], [ADD])
+    browser = sign_in(app)
+    (cookie,) = browser.cookies.jar
+    thief = TestClient(app, base_url=URL, headers={"Origin": URL, "Cookie": f"{cookie.name}={cookie.value}"})
+    for path in ("/", "/apps/shop/pulls/1", f"/s/{cookie.value}/apps/shop/pulls/1", "/s/x/apps/shop/pulls/1"):
+        page = thief.get(path)
+        assert page.status_code == 401
+        assert not token_of(page.text)
+        derived = hashlib.sha256(f"form of {cookie.value}".encode()).hexdigest()
+        for token in (str(cookie.value), derived, ""):
+            assert thief.post(f"{path.rstrip('/')}/merge", data={"token": token}).status_code in (401, 404)
+    assert repositories.pull("shop", 1).state == "open"
+
+
+def test_browser_sends_the_cookie_only_below_the_path_of_its_session(app: Starlette) -> None:
+    browser = sign_in(app)
+    for place in (f"{URL}/apps/shop", "http://127.0.0.1:4000/", "http://127.0.0.1:4000/s/x/"):
+        assert "cookie" not in browser.build_request("GET", place).headers
+    assert "cookie" in browser.build_request("GET", "/apps/shop").headers
+
+
+@pytest.mark.parametrize("next", ["/apps/shop", "/apps/a%20b/pulls/12"])
+def test_signing_in_leads_to_the_requested_page(app: Starlette, next: str) -> None:
+    asked = TestClient(app, base_url=URL).get(next)
+    assert (asked.status_code, f'name="next" value="{next}"' in asked.text) == (401, True)
+    browser = sign_in(app, next)
+    assert str(browser.base_url).count("/s/") == 1
+
+
+@pytest.mark.parametrize(
+    "next", ["//evil.example/", "https://evil.example/apps/x", "/apps/x\r\nA: b", "/apps/../..", "/s/x"]
+)
+def test_signing_in_never_leads_elsewhere(app: Starlette, next: str) -> None:
+    browser = TestClient(app, base_url=URL, headers={"Origin": URL}, follow_redirects=False)
+    location = browser.post("/sign-in", data={"key": KEY, "next": next}).headers["location"]
+    assert re.fullmatch(r"/s/[\w-]{43}/", location)
 
 
 def test_hostile_content_is_shown_as_text(app: Starlette, api: TestClient) -> None:
@@ -244,8 +321,7 @@ def test_hostile_content_is_shown_as_text(app: Starlette, api: TestClient) -> No
     base = make(api, files={"<b>.txt": b"1"})["baseCommitSha"]
     change = {"path": "<b>.txt", "operation": "modify", "contentBase64": content(hostile)}
     assert propose(api, base, [change]).status_code == 200
-    browser = TestClient(app, base_url=URL, headers={"Origin": URL})
-    browser.post("/sign-in", data={"key": KEY})
+    browser = sign_in(app)
     for path in ("/", "/apps/shop", "/apps/shop/pulls/1"):
         text = browser.get(path).text
         assert "<script" not in text
@@ -255,7 +331,9 @@ def test_hostile_content_is_shown_as_text(app: Starlette, api: TestClient) -> No
 
 
 FRAGMENTS = st.lists(
-    st.sampled_from(["<", ">", "&", '"', "'", "`", "**", "|", "\\|", "- ", "## ", "\n", "|-|", "<script>", "&lt;", "x"])
+    st.sampled_from(
+        ["<", ">", "&", '"', "'", "`", "**", "|", "\\|", "- ", "## ", "> ", "\n", "|-|", "<script>", "&lt;", "x"]
+    )
     | st.text(max_size=5)
 )
 
@@ -264,12 +342,16 @@ FRAGMENTS = st.lists(
 def test_markdown_only_produces_known_tags(pieces: list[str]) -> None:
     made = to_html("".join(pieces))
     tags = set(re.findall(r"<[^>]*>", made))
-    names = ("h3", "ul", "li", "table", "tbody", "tr", "td", "p", "code", "strong")
+    names = ("h3", "ul", "li", "table", "tbody", "tr", "td", "p", "blockquote", "code", "strong")
     assert tags <= {"<br>", *(f"<{name}>" for name in names), *(f"</{name}>" for name in names)}
     assert made.count("<") == len(re.findall(r"<[^>]*>", made)) == made.count(">")
     HTMLParser(convert_charrefs=True).feed(made)
     for name in names:
         assert made.count(f"<{name}>") == made.count(f"</{name}>")
+
+
+def test_quote_is_one_block() -> None:
+    assert to_html("a\n> <b>\n>\n> # c\n\nd") == "<p>a</p><blockquote>&lt;b&gt;<br><br># c</blockquote><p>d</p>"
 
 
 def test_markdown_of_our_own_summaries() -> None:

@@ -30,7 +30,7 @@ from proofbox.delivery.client.async_client import AsyncBackendClient
 from proofbox.delivery.client.calls import api_path, seconds_to_wait
 from proofbox.delivery.client.settings import ApiKey, BackendSettings, Retries, Timeouts, key_from_environment
 from proofbox.delivery.client.sync_client import BackendClient
-from proofbox.delivery.client.wire import InitialExport, RepoManifest
+from proofbox.delivery.client.wire import InitialExport, PullRequest, RepoManifest
 from proofbox.errors import (
     BackendConflict,
     BackendError,
@@ -206,6 +206,58 @@ def test_unsuccessful_export_is_an_error() -> None:
         pytest.raises(BackendRejected),
     ):
         client.initial_export("a", InitialExport(user_id="u"), [])
+
+
+HOSTILE_URLS = [
+    "javascript:alert(1)",
+    "https://h.example/1\nproven: yes",
+    "https://h.example/1\n",
+    "https://h.example/" + "a" * 900_000,
+    "https://h.example/\x1b[31m",
+    "ftp://h.example/1",
+    "",
+]
+
+
+@pytest.mark.parametrize("url", HOSTILE_URLS, ids=lambda url: url[:24])
+def test_address_that_is_not_a_plain_web_address_is_refused(url: str) -> None:
+    made = {"success": True, "repoUrl": url, "repoFullName": "a", "baseCommitSha": "a" * 40}
+    for found in ({**MANIFEST, "prUrl": url}, {**MANIFEST, "repoUrl": url}):
+        with FaultServer(answer(200, found)) as server, pytest.raises(BackendProtocol):
+            manifest(server.url)
+    with (
+        FaultServer(answer(404, {}), answer(200, made)) as server,
+        BackendClient(settings(server.url)) as client,
+        pytest.raises(BackendProtocol),
+    ):
+        client.initial_export("a", InitialExport(user_id="u"), [])
+    pull = PullRequest(user_id="u", base_commit_sha="a" * 40, branch_name="b", title="t")
+    with (
+        FaultServer(answer(404, {}), answer(200, {"prUrl": url})) as server,
+        BackendClient(settings(server.url)) as client,
+        pytest.raises(BackendProtocol),
+    ):
+        client.create_pull_request("a", pull, [])
+
+
+@pytest.mark.parametrize("commit", ["main", "", "A" * 40, "a" * 41, "a" * 40 + "\n", "$(id)"])
+def test_commit_that_is_not_an_object_id_is_refused(commit: str) -> None:
+    with FaultServer(answer(200, {**MANIFEST, "baseCommitSha": commit})) as server, pytest.raises(BackendProtocol):
+        manifest(server.url)
+    made = {"success": True, "repoUrl": "https://h/a", "repoFullName": "a", "baseCommitSha": commit}
+    with (
+        FaultServer(answer(404, {}), answer(200, made)) as server,
+        BackendClient(settings(server.url)) as client,
+        pytest.raises(BackendProtocol),
+    ):
+        client.initial_export("a", InitialExport(user_id="u"), [])
+
+
+@pytest.mark.parametrize("paths", [["a", "a"], ["../a"], ["/a"], ["a/../b"], ["a//b"], ["./a"], ["a/"]])
+def test_manifest_with_duplicate_or_unsafe_paths_is_refused(paths: list[str]) -> None:
+    files = [{"path": path, "sha256": "0" * 64, "sizeBytes": 1} for path in paths]
+    with FaultServer(answer(200, {**MANIFEST, "files": files})) as server, pytest.raises(BackendProtocol):
+        manifest(server.url)
 
 
 def test_git_credentials_are_removed_in_both_directions() -> None:

@@ -319,7 +319,19 @@ def test_special_files_and_non_utf8_names_are_refused(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("path", [".git/config", "a/.GIT/x", ".g\u200cit/config", "git~1/x", "a/.git. /b"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".git/config",
+        "a/.GIT/x",
+        ".g\u200cit/config",
+        "git~1/x",
+        "a/.git. /b",
+        ".git:x",
+        "a/.git::$INDEX_ALLOCATION/config",
+        "GIT~1:s/x",
+    ],
+)
 def test_git_directory_is_recognized_under_any_name(path: str) -> None:
     assert is_git(path)
 

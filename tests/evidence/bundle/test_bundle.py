@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forging import rebuild
 
 import proofbox
 from proofbox import BundleWriter, Redactor, load_bundle, open_bundle_unverified
@@ -95,6 +97,21 @@ def test_time_and_ids_are_injected(tmp_path: Path) -> None:
         bundle = write(tmp_path / place, clock=clock, ids=IdSource(clock, lambda n: bytes(n)))
         raw.append((bundle.path / "artifact_index.json").read_bytes())
     assert raw[0] == raw[1]
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_log_with_a_missing_line_is_not_read(tmp_path: Path, chained: bool) -> None:
+    path = write(tmp_path).path
+    log = path / "logs" / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([lines[0], *lines[2:]]))
+    index = rebuild(path)
+    if not chained:
+        artifacts = {name: entry._replace(chain=None) for name, entry in index.artifacts.items()}
+        rebuild(path, change=lambda index: dataclasses.replace(index, artifacts=artifacts))
+    loaded = load_bundle(path)
+    with pytest.raises(BundleCorrupt, match=r"line 2: prev is not" if chained else "not listed as a log"):
+        list(loaded.read_log("logs/events.jsonl"))
 
 
 def test_an_exception_commits_a_failed_bundle_that_verifies(tmp_path: Path) -> None:

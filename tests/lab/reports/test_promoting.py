@@ -116,3 +116,34 @@ def test_consistent_run_is_promoted(ran: Path, tmp_path: Path) -> None:
     repin(run)
     assert main(["promotion", "emit", str(run), "--require-promotable"]) == 0
     assert main(["promotion", "emit", str(run / "attempts" / "good.1.e1"), "--require-promotable"]) == 0
+
+
+@pytest.mark.parametrize("replicates", [None, 2], ids=["suite", "flag"])
+def test_replicates_of_the_suite_or_the_flag_are_complete(tmp_path: Path, replicates: int | None) -> None:
+    suite = HEAD + "".join(
+        mission(id, write("a", "42\n"), say("done"), verify=ANSWER, replicates=count)
+        for id, count in (("one", 1), ("three", 3))
+    )
+    run = conduct(plan(suite, tmp_path / "out", tmp_path, replicates=replicates), tmp_path / "out")
+    assert main(["validate", str(run), "--strict"]) == 0
+
+
+def test_attempt_is_promoted_only_as_its_run_records_it(ran: Path, tmp_path: Path) -> None:
+    run = tmp_path / "out" / ran.name
+    shutil.copytree(ran, run)
+    shutil.rmtree(run / "attempts" / "bad.1.e1")
+    shutil.copytree(run / "attempts" / "good.1.e1", run / "attempts" / "bad.1.e1")
+    repin(run)
+    assert main(["validate", str(run / "attempts" / "bad.1.e1"), "--strict"]) == 0, "alone it is consistent"
+    assert main(["promotion", "emit", str(run / "attempts" / "bad.1.e1")]) == 1
+    shutil.copytree(run / "attempts" / "bad.1.e1", tmp_path / "copy")
+    assert main(["promotion", "emit", str(tmp_path / "copy")]) == 0
+
+
+def test_damage_of_another_attempt_does_not_concern_this_one(ran: Path, tmp_path: Path) -> None:
+    run = tmp_path / "out" / ran.name
+    shutil.copytree(ran, run)
+    (run / "attempts" / "bad.1.e1" / "outcome.json").write_text("{}")
+    assert main(["promotion", "emit", str(run / "attempts" / "good.1.e1"), "--require-promotable"]) == 0
+    (run / "summary.json").write_text("{}")
+    assert main(["promotion", "emit", str(run / "attempts" / "good.1.e1"), "--out", str(tmp_path / "packet")]) == 1

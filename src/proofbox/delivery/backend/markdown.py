@@ -1,4 +1,4 @@
-"""Convert the Markdown subset of our summaries to HTML: headings, lists, tables, code and bold.
+"""Convert the Markdown subset of our summaries to HTML: headings, lists, tables, quotes, code and bold.
 
 All text is escaped first, and the output only contains fixed tags without attributes. All other markup, such as links,
 images and HTML, remains plain text.
@@ -39,6 +39,8 @@ def _kind(line: str) -> str:
         return "heading"
     if line.startswith("- "):
         return "list"
+    if line == ">" or line.startswith("> "):
+        return "quote"
     return "table" if line.startswith("|") and line.endswith("|") and len(line) > 2 else "words"
 
 
@@ -49,6 +51,8 @@ def _block(kind: str, lines: list[str]) -> str:
         return f"<h3>{_inline(lines[0][3:])}</h3>"
     if kind == "list":
         return "<ul>" + "".join(f"<li>{_inline(line[2:])}</li>" for line in lines) + "</ul>"
+    if kind == "quote":
+        return f"<blockquote>{'<br>'.join(_inline(line[2:]) for line in lines)}</blockquote>"
     if kind == "table":
         rows = [_CELL.split(line[1:-1]) for line in lines if not _RULE.fullmatch(line)]
         cells = ("".join(f"<td>{_inline(cell.strip())}</td>" for cell in row) for row in rows)

@@ -1,18 +1,16 @@
 """HTML pages: repositories, pull requests with their diffs, merge and close.
 
-All displayed text is untrusted, so it is escaped, made visible and truncated. A browser signs in once with the key and
-then holds a random token that other sites cannot use: the cookie is SameSite, and every form contains a second token
-and is refused if it comes from another origin.
+All displayed text is untrusted, so it is escaped, made visible and truncated. A browser signs in with the key and gets
+a session (`sessions.py`). The address of a page is stable (`/apps/APP/pulls/1`); after signing in, it leads to the same
+page below the path of the session.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import html
-import secrets
+import re
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl
 
 import anyio.to_thread
 import msgspec
@@ -25,15 +23,16 @@ from proofbox.delivery.backend.ledger import Pull
 from proofbox.delivery.backend.markdown import to_html
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.rules import BackendRefusal
+from proofbox.delivery.backend.sessions import PREFIX, BrowserSession, BrowserSessions, has_token, is_from_our_page
 from proofbox.delivery.backend.style import STYLE
 from proofbox.delivery.client.settings import ApiKey
 from proofbox.errors import RepositoryFailed
 
-COOKIE = "proofbox_session"
 DIFF_LIMIT = 1 << 20
-_MAX_SESSIONS = 64
 _MAX_FILES = 500
 _MAX_FORM = 1 << 14
+_MAX_FIELDS = 10
+_LANDING = re.compile(r"/apps/[^/?#\\\s]{1,600}(?:/pulls/[0-9]{1,9})?")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'",
@@ -41,22 +40,25 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-Endpoint = Callable[[Request, str], Awaitable[Response]]
+Endpoint = Callable[[Request, BrowserSession], Awaitable[Response]]
 
 
 class Pages:
     def __init__(self, repositories: Repositories, key: ApiKey) -> None:
         self._repositories = repositories
         self._key = key
-        self._sessions: list[str] = []
+        self._sessions = BrowserSessions()
 
     def routes(self) -> list[Route]:
-        app = "/apps/{app_id}"
+        home = PREFIX + "{session}/"
+        app = home + "apps/{app_id}"
         pull = app + "/pulls/{number:int}"
+        landing = [Route(path.removeprefix(home[:-1]), self._landing, methods=["GET"]) for path in (home, app, pull)]
         return [
+            *landing,
             Route("/style.css", self._style, methods=["GET"]),
             Route("/sign-in", self._sign_in, methods=["POST"]),
-            Route("/", self._signed_in(self._home), methods=["GET"]),
+            Route(home, self._signed_in(self._home), methods=["GET"]),
             Route(app, self._signed_in(self._app), methods=["GET"]),
             Route(pull, self._signed_in(self._pull), methods=["GET"]),
             Route(pull + "/merge", self._signed_in(self._merge), methods=["POST"]),
@@ -70,48 +72,57 @@ class Pages:
 
     def _signed_in(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            token = request.cookies.get(COOKIE, "")
-            if not any(hmac.compare_digest(token.encode(), known.encode()) for known in self._sessions):
-                return _page("Sign in", _SIGN_IN, status=401)
+            session = self._sessions.of(request)
+            if session is None:
+                return _sign_in_page()
             try:
                 if request.method == "POST":
-                    await _check_form(request, token)
-                return await endpoint(request, token)
+                    await self._check_form(request, session)
+                return await endpoint(request, session)
             except (BackendRefusal, RepositoryFailed) as error:
                 refusal = (
                     error
                     if isinstance(error, BackendRefusal)
                     else BackendRefusal(500, "repository_failed", error.message)
                 )
-                body = f'<div class="notice bad">{_text(refusal.message)}</div><p><a href="/">Repositories</a></p>'
-                return _page("Refused", body, status=refusal.status)
+                body = f'<div class="notice bad">{_text(refusal.message)}</div>'
+                return _page("Refused", body, session, status=refusal.status)
 
         return answer
+
+    async def _check_form(self, request: Request, session: BrowserSession) -> None:
+        form = await _form(request)
+        ours = is_from_our_page(request, self._repositories.url)
+        if not ours or not has_token(session, form.get("token", "")):
+            raise BackendRefusal(403, "not_from_here", "the form was not sent from a page of this backend")
+
+    async def _landing(self, request: Request) -> Response:
+        return _sign_in_page(next=request.scope["raw_path"].decode("ascii", "replace"))
 
     async def _sign_in(self, request: Request) -> Response:
         try:
             form = await _form(request)
         except BackendRefusal as refusal:
-            return _page("Sign in", _SIGN_IN, status=refusal.status)
-        if not _from_here(request) or not self._key.matches(form.get("key", "")):
-            wrong = '<div class="notice bad">The key is wrong.</div>'
-            return _page("Sign in", wrong + _SIGN_IN, status=401)
-        token = secrets.token_urlsafe(32)
-        self._sessions = [*self._sessions, token][-_MAX_SESSIONS:]
-        answer = RedirectResponse("/", 303, _HEADERS)
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
+            return _sign_in_page(refusal.message, status=refusal.status)
+        next = form.get("next", "")
+        if not is_from_our_page(request, self._repositories.url) or not self._key.matches(form.get("key", "")):
+            return _sign_in_page("The key is wrong.", next=next)
+        session = self._sessions.open()
+        inside = next.removeprefix("/") if _LANDING.fullmatch(next) else ""
+        answer = RedirectResponse(session.path + inside, 303, _HEADERS)
+        session.give(answer)
         return answer
 
     # Pages
 
-    async def _home(self, _: Request, __: str) -> Response:
+    async def _home(self, _: Request, session: BrowserSession) -> Response:
         rows = []
         for repository in self._repositories.repositories():
             pulls = await anyio.to_thread.run_sync(self._repositories.pulls, repository.app)
             waiting = sum(pull.state == "open" for pull in pulls)
             badge = f'<span class="badge open">{waiting} open</span>' if waiting else ""
             rows.append(
-                f'<li><a class="name" href="{_link(repository.app)}">{_text(repository.full_name)}</a> {badge}'
+                f'<li><a class="name" href="{session.link(repository.app)}">{_text(repository.full_name)}</a> {badge}'
                 f'<div class="meta">app {_text(repository.app)} · {len(pulls)} pull requests · created '
                 f"{_date(repository.created_at)}</div></li>"
             )
@@ -119,15 +130,15 @@ class Pages:
             '<div class="empty"><h2>Nothing here yet</h2><p>Deliver something: '
             "<code>proofbox deliver init --app-id APP --source DIR</code></p></div>"
         )
-        return _page("Repositories", f'<ul class="list">{"".join(rows)}</ul>' if rows else empty)
+        return _page("Repositories", f'<ul class="list">{"".join(rows)}</ul>' if rows else empty, session)
 
-    async def _app(self, request: Request, _: str) -> Response:
+    async def _app(self, request: Request, session: BrowserSession) -> Response:
         app = str(request.path_params["app_id"])
         manifest = await anyio.to_thread.run_sync(self._repositories.files, app)
         pulls = await anyio.to_thread.run_sync(self._repositories.pulls, app)
         listed = "".join(
             f'<li><span class="badge {pull.state}">{pull.state}</span> '
-            f'<a class="name" href="{_link(app, pull.number)}">{_text(pull.title)}</a>'
+            f'<a class="name" href="{session.link(app, pull.number)}">{_text(pull.title)}</a>'
             f'<div class="meta">#{pull.number} · {_text(pull.branch)} · {_date(pull.created_at)}'
             f"{' · with evidence' if pull.evidence else ''}</div></li>"
             for pull in pulls
@@ -147,16 +158,16 @@ class Pages:
             f"</tr></thead><tbody>{files}</tbody></table>"
             + (f'<p class="meta">and {more} more</p>' if more > 0 else "")
         )
-        return _page(app, body, crumbs=True)
+        return _page(app, body, session, crumbs=True)
 
-    async def _pull(self, request: Request, token: str) -> Response:
+    async def _pull(self, request: Request, session: BrowserSession) -> Response:
         pull = await self._found(request)
         text, cut = await anyio.to_thread.run_sync(self._repositories.diff, pull, DIFF_LIMIT)
         buttons = ""
         if pull.state == "open":
-            hidden = f'<input type="hidden" name="token" value="{_form_token(token)}">'
+            hidden = f'<input type="hidden" name="token" value="{session.form_token}">'
             buttons = "".join(
-                f'<form method="post" action="{_link(pull.app, pull.number)}/{what}">{hidden}'
+                f'<form method="post" action="{session.link(pull.app, pull.number)}/{what}">{hidden}'
                 f'<button class="{what}">{label}</button></form>'
                 for what, label in (("merge", "Merge"), ("close", "Close"))
             )
@@ -174,18 +185,18 @@ class Pages:
             f'<div class="body">{to_html(pull.body)}</div>{evidence}<h2>Changes</h2>'
             f"{_diff(text)}" + ('<p class="notice">The diff is longer and was truncated here.</p>' if cut else "")
         )
-        return _page(pull.title, body, crumbs=True, app=pull.app)
+        return _page(pull.title, body, session, crumbs=True, app=pull.app)
 
-    async def _merge(self, request: Request, _: str) -> Response:
-        return await self._act(request, self._repositories.merge)
+    async def _merge(self, request: Request, session: BrowserSession) -> Response:
+        return await self._act(request, session, self._repositories.merge)
 
-    async def _close(self, request: Request, _: str) -> Response:
-        return await self._act(request, self._repositories.close_pull)
+    async def _close(self, request: Request, session: BrowserSession) -> Response:
+        return await self._act(request, session, self._repositories.close_pull)
 
-    async def _act(self, request: Request, act: Callable[[str, int], Pull]) -> Response:
+    async def _act(self, request: Request, session: BrowserSession, act: Callable[[str, int], Pull]) -> Response:
         app, number = str(request.path_params["app_id"]), int(request.path_params["number"])
         await anyio.to_thread.run_sync(act, app, number)
-        return RedirectResponse(_link(app, number), 303, _HEADERS)
+        return RedirectResponse(session.link(app, number), 303, _HEADERS)
 
     async def _found(self, request: Request) -> Pull:
         app, number = str(request.path_params["app_id"]), int(request.path_params["number"])
@@ -196,20 +207,34 @@ _MODES = {"100755": "executable", "120000": "link"}
 _SIGN_IN = (
     '<form class="sign-in" method="post" action="/sign-in"><label>The backend\'s key (INTERNAL_API_KEY)'
     '<input type="password" name="key" autocomplete="current-password" autofocus required></label>'
-    "<button>Sign in</button></form>"
+    '<input type="hidden" name="next" value="{}"><button>Sign in</button></form>'
 )
 
 
-def _page(title: str, body: str, *, status: int = 200, crumbs: bool = False, app: str | None = None) -> Response:
-    above = '<a href="/">Repositories</a>' if crumbs else ""
-    if app is not None:
-        above += f' / <a href="{_link(app)}">{_text(app)}</a>'
+def _sign_in_page(problem: str = "", *, next: str = "", status: int = 401) -> Response:
+    notice = f'<div class="notice bad">{_text(problem)}</div>' if problem else ""
+    return _page("Sign in", notice + _SIGN_IN.format(_text(next)), status=status)
+
+
+def _page(
+    title: str,
+    body: str,
+    session: BrowserSession | None = None,
+    *,
+    status: int = 200,
+    crumbs: bool = False,
+    app: str | None = None,
+) -> Response:
+    home = "/" if session is None else session.link()
+    above = f'<a href="{home}">Repositories</a>' if crumbs else ""
+    if session is not None and app is not None:
+        above += f' / <a href="{session.link(app)}">{_text(app)}</a>'
     return HTMLResponse(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(preview(title, 200)[0])} · proofbox</title>"
         '<link rel="stylesheet" href="/style.css"></head><body>'
-        '<header><a class="brand" href="/">proofbox</a> <span>reference backend</span></header>'
+        f'<header><a class="brand" href="{home}">proofbox</a> <span>reference backend</span></header>'
         f"<main><nav>{above}</nav><h1>{_text(preview(title, 200)[0])}</h1>{body}</main></body></html>",
         status,
         _HEADERS,
@@ -237,30 +262,8 @@ def _evidence(pull: Pull) -> str:
     return msgspec.json.format(pull.evidence or b"{}", indent=2).decode("utf-8", "replace")
 
 
-def _link(app: str, number: int | None = None) -> str:
-    place = f"/apps/{quote(app, safe='')}"
-    return place if number is None else f"{place}/pulls/{number}"
-
-
 def _date(moment: str) -> str:
     return f'<time datetime="{_text(moment)}">{_text(moment[:16].replace("T", " "))} UTC</time>'
-
-
-def _form_token(session: str) -> str:
-    return hashlib.sha256(f"form of {session}".encode()).hexdigest()
-
-
-def _from_here(request: Request) -> bool:
-    """Return whether the form came from our pages; browsers send the origin of a form."""
-    origin = request.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
-
-
-async def _check_form(request: Request, session: str) -> None:
-    form = await _form(request)
-    right = hmac.compare_digest(form.get("token", "").encode(), _form_token(session).encode())
-    if not right or not _from_here(request):
-        raise BackendRefusal(403, "not_from_here", "the form was not sent from a page of this backend")
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -269,4 +272,7 @@ async def _form(request: Request) -> dict[str, str]:
         body += piece
         if len(body) > _MAX_FORM:
             raise BackendRefusal(413, "too_large", "the form is too large")
-    return dict(parse_qsl(body.decode("ascii", "replace"), max_num_fields=10))
+    try:
+        return dict(parse_qsl(body.decode("ascii", "replace"), max_num_fields=_MAX_FIELDS))
+    except ValueError:
+        raise BackendRefusal(422, "form_invalid", f"the form has more than {_MAX_FIELDS} fields") from None

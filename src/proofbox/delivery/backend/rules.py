@@ -57,11 +57,13 @@ def check_text(*texts: str) -> None:
 
 
 def check_branch(branch: str) -> None:
-    """Check git's rules for branch names and narrower ones: a limited alphabet, and not the main branch."""
+    """Check git's rules for branch names and narrower ones: a limited alphabet, and no other reference's name."""
     parts = branch.split("/")
     if (
         not _BRANCH.fullmatch(branch)
-        or branch == "main"
+        or branch.lower() == "main"
+        or branch.upper().endswith("HEAD")
+        or parts[0] == "refs"
         or ".." in branch
         or branch.endswith(".")
         or any(not part or part.startswith(".") or part.endswith(".lock") for part in parts)

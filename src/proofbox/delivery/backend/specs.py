@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery.backend.ledger import BackendDatabase
 from proofbox.delivery.backend.rules import BackendRefusal
 from proofbox.delivery.client.wire import AppSpec
+
+
+def store_spec(data: Path, enterprise: str, spec: AppSpec) -> None:
+    """Store an app's spec in a data directory. A backend may be using it; SQLite makes them wait for each other."""
+    ledger = BackendDatabase(data / "backend.db")
+    try:
+        Specs(ledger).put(enterprise, spec)
+    finally:
+        ledger.close()
 
 
 class Specs:

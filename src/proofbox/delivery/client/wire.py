@@ -20,9 +20,14 @@ from proofbox.core.files.modes import GitMode
 
 Mode = GitMode
 Operation = Literal["add", "modify", "delete"]
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+# In Python, `$` also matches before a trailing newline, hence `max_length` and `(?!\n)`.
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+ObjectId = Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})$(?!\n)")]
+WebUrl = Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]{1,2000}$(?!\n)")]
+"""An address that a backend sends and that people open: no other scheme, and no spaces or control characters."""
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Line = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{1,256}$(?!\n)")]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Text = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 
@@ -81,17 +86,20 @@ class ManifestFile(_Document, frozen=True, kw_only=True):
 class RepoManifest(_Document, frozen=True, kw_only=True):
     """The files of a commit. `base_commit_sha` is null for an empty repository."""
 
-    base_commit_sha: str | None
+    base_commit_sha: ObjectId | None
     files: tuple[ManifestFile, ...]
-    repo_url: str | None = None
+    repo_url: WebUrl | None = None
     """Addition, like all members below."""
-    repo_full_name: str | None = None
-    branch_name: str | None = None
+    repo_full_name: Name | None = None
+    branch_name: Name | None = None
     """The branch of this manifest, if the request named one and the backend supports that."""
-    pr_url: str | None = None
+    pr_url: WebUrl | None = None
     pr_state: Literal["open", "merged", "closed"] | None = None
 
     def __post_init__(self) -> None:
+        paths = {file.path for file in self.files}
+        if len(paths) != len(self.files) or any(part in ("", ".", "..") for path in paths for part in path.split("/")):
+            raise ValueError("a path occurs twice, or is not a normalized path inside the repository")
         msgspec.structs.force_setattr(self, "repo_url", without_login(self.repo_url))
         msgspec.structs.force_setattr(self, "pr_url", without_login(self.pr_url))
 
@@ -146,14 +154,16 @@ class InitialExport(Export, frozen=True, kw_only=True, omit_defaults=False):
 class ExportAnswer(_Document, frozen=True, kw_only=True):
     success: bool
     """False: the export failed; the client raises an error."""
-    repo_url: str
+    repo_url: WebUrl
     """The repository's URL, without a login."""
-    repo_full_name: str
+    repo_full_name: Name
     """The repository's name at the backend."""
-    base_commit_sha: str
-    """The repository's first commit."""
+    base_commit_sha: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})?$(?!\n)")]
+    """The repository's first commit; empty if the export failed."""
 
     def __post_init__(self) -> None:
+        if self.success and not self.base_commit_sha:
+            raise ValueError("a successful export has a commit")
         msgspec.structs.force_setattr(self, "repo_url", without_login(self.repo_url))
 
 
@@ -177,7 +187,7 @@ class PullRequest(_Document, frozen=True, kw_only=True, omit_defaults=False):
     """The repository; null: the app's own one."""
     user_id: Id
     """The user on whose behalf it is done."""
-    base_commit_sha: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$|^[0-9a-f]{64}$")]
+    base_commit_sha: ObjectId
     """The commit that the changes are made against."""
     branch_name: Line
     """The branch to create for them."""
@@ -196,9 +206,9 @@ class PullRequest(_Document, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class PullRequestAnswer(_Document, frozen=True, kw_only=True):
-    pr_url: str
+    pr_url: WebUrl
     """The pull request's URL, without a login."""
-    branch_name: str | None = None
+    branch_name: Name | None = None
     """Addition."""
     state: Literal["open", "merged", "closed"] | None = None
     """Addition; null: unknown."""
@@ -213,5 +223,5 @@ class ErrorAnswer(_Document, frozen=True, kw_only=True):
     code: str = ""
     message: str = ""
     error: ErrorAnswer | None = None
-    pr_url: Annotated[str, msgspec.Meta(pattern="^https?://[!-~]{1,2000}$")] | None = None
+    pr_url: WebUrl | None = None
     """Addition: the URL of the existing pull request for that branch."""

@@ -49,7 +49,9 @@ def archive_problem(path: str) -> str:
 
 def is_git(path: str) -> bool:
     """Return whether a part of the path is `.git`, under any name that some file system treats as `.git`."""
-    return any(_GIT.fullmatch(_IGNORED_BY_HFS.sub("", part).rstrip(". ")) for part in path.split("/"))
+    # NTFS ignores dots and spaces at the end, and opens `.git:x` and `.git::$INDEX_ALLOCATION` as streams of `.git`.
+    names = (_IGNORED_BY_HFS.sub("", part).partition(":")[0].rstrip(". ") for part in path.split("/"))
+    return any(map(_GIT.fullmatch, names))
 
 
 def looks_secret(path: str) -> bool:

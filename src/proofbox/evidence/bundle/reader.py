@@ -17,6 +17,7 @@ from shlex import quote
 from typing import Any
 
 from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.chain import ChainFollower
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import (
     BundleArtifactAbsent,
@@ -140,23 +141,31 @@ class Bundle:
         return value
 
     def read_log(self, path: str, *, limit: int = MAX_LOG_BYTES) -> Iterator[dict[str, Any]]:
-        """Yield the entries of a log in order, each with its `seq` and `prev`.
+        """Yield the entries of a log in order, each with its `seq` and `prev`, and check its chain on the way.
 
-        The log is read line by line. Its digest is known only at its end: if the log has changed, that raises
+        The log is read line by line. Whether it is complete is known only at its end: if it is not, that raises
         BundleCorrupt after its last entry.
         """
+        for place, inner in self.nested.items():
+            if path.startswith(place + "/"):
+                yield from inner.read_log(path[len(place) + 1 :], limit=limit)
+                return
         artifact = self._within(path, limit)
-        digest = hashlib.sha256()
+        if artifact.chain is None:
+            raise BundleCorrupt(f"{path} is not listed as a log", op="bundle read")
+        digest, chain = hashlib.sha256(), ChainFollower(f"{self.run_id}/{path}")
         try:
             for number, line in enumerate(self.directory.lines(path, artifact.file_size, digest), 1):
                 try:
-                    yield parse_strict(line)
+                    yield chain.follow(line)
                 except CanonicalError as error:
-                    raise BundleCorrupt(f"{path} line {number} is not JSON: {error}", op="bundle read") from error
+                    raise BundleCorrupt(f"{path} line {number}: {error}", op="bundle read") from error
         except OSError as error:
             raise _changed(path, error.strerror or str(error)) from error
         if digest.hexdigest() != artifact.sha256:
             raise _changed(path, "its digest differs")
+        if (chain.head, chain.count) != (artifact.chain.head, artifact.chain.count):
+            raise BundleCorrupt(f"{path} does not end where its index says", op="bundle read")
 
 
 def load_bundle(path: _Path) -> Bundle:

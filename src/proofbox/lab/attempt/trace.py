@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -142,17 +142,12 @@ class Trace:
 
     def report(self) -> dict[str, Any]:
         """Return the figures for an `AttemptReport`, counted from the trace."""
-        durations = sorted(call.duration_ms for call in self.calls if call.duration_ms is not None)
-        failures = Counter(_failure_code(call) for call in self.calls if _failed(call))
         return {
             "turns": self.turns,
             "messages": self.messages,
-            "tool_calls": len(self.calls),
-            "tool_calls_observed": sum(map(_observed, self.calls)),
-            "tool_failures": dict(sorted(failures.items())),
+            **call_figures(self.calls),
             "retries": dict(sorted(self.retries.items())),
             "steps": len(self.steps),
-            "duration_ms": Durations(_percentile(durations, 0.5), _percentile(durations, 0.95)),
             "output_bytes": self.output_bytes,
             "no_progress": NoProgress(self.longest_repeat),
             "responses_without_usage": self._tokens.without_usage,
@@ -264,15 +259,36 @@ class Trace:
             report(what)
 
 
-def _failed(call: ToolCall) -> bool:
+def call_figures(calls: Iterable[ToolCall] | Iterable[ToolCallEntry]) -> dict[str, Any]:
+    """Return the figures for an `AttemptReport` that follow from the tool calls, which are read once."""
+    count = observed = 0
+    durations: list[float] = []
+    failures: Counter[str] = Counter()
+    for call in calls:
+        count += 1
+        observed += _observed(call)
+        if call.duration_ms is not None:
+            durations.append(call.duration_ms)
+        if _failed(call):
+            failures[_failure_code(call)] += 1
+    durations.sort()
+    return {
+        "tool_calls": count,
+        "tool_calls_observed": observed,
+        "tool_failures": dict(sorted(failures.items())),
+        "duration_ms": Durations(_percentile(durations, 0.5), _percentile(durations, 0.95)),
+    }
+
+
+def _failed(call: ToolCall | ToolCallEntry) -> bool:
     return call.status != "completed" or call.exit_code not in (None, 0)
 
 
-def _observed(call: ToolCall) -> bool:
+def _observed(call: ToolCall | ToolCallEntry) -> bool:
     return call.source == "observed" and call.started is True
 
 
-def _failure_code(call: ToolCall) -> str:
+def _failure_code(call: ToolCall | ToolCallEntry) -> str:
     ended = call.status in ("completed", "failed") and call.exit_code not in (None, 0)
     return f"exit_{call.exit_code}" if ended else call.status
 

@@ -193,15 +193,22 @@ def check(
                 break
         info = session.info
     reward = None if verify.reward is None else read_reward(beside[verify.reward])
-    late = any(run.timed_out for run in runs)
     return VerifierResult(
-        passed=all(run.passed for run in runs) if reward is None or late else reward.passed,
+        passed=decided_by(runs, reward),
         reward=reward,
         commands=tuple(runs),
         provider=info.provider,
         isolation=info.isolation.value,
         duration_ms=round((clock.monotonic() - began) * 1000, 3),
     )
+
+
+def decided_by(runs: Sequence[CommandRun], reward: Reward | None) -> bool | None:
+    """Return the result that follows from the commands and the reward; None if there is neither."""
+    if not runs:
+        return None
+    late = any(run.timed_out for run in runs)
+    return all(run.passed for run in runs) if reward is None or late else reward.passed
 
 
 def _run(session: Session, command: VerifyCommand, verify: Verify, redactor: Redactor, timeout: float) -> CommandRun:

@@ -15,8 +15,10 @@ import msgspec
 from proofbox.agents.events import Usage
 from proofbox.agents.usage import MOST_THREADS, TokenCount
 from proofbox.evidence.bundle.reader import Bundle
+from proofbox.evidence.verify.check import MAX_FINDINGS
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.trace import CALLS, DIFFS, EVENTS, OUTPUTS, STEPS
+from proofbox.lab.attempt.documents import ToolCallEntry
+from proofbox.lab.attempt.trace import CALLS, DIFFS, EVENTS, OUTPUTS, STEPS, call_figures
 
 Found = tuple[str, str, str]
 MAX_TRACKED = 250_000
@@ -31,26 +33,43 @@ def same(path: str, what: str, one: Any, other: Any) -> Iterator[Found]:
 
 
 def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> Iterator[Found]:
-    """Check calls, events and steps against each other. With `whole`, every command needs a recorded end."""
-    recorded = _Sequence()
-    observed = 0
-    foreign = False
-    for call in bundle.read_log(CALLS):
-        recorded.add(call["call"])
-        observed += call["source"] == "observed" and call["started"] is True
-        foreign = foreign or call["attempt"] != id
-        digest = call["output_sha256"]
-        if digest is not None and OUTPUTS.format(digest) not in bundle.artifacts:
-            yield "output_missing", CALLS, f"the whole output of {str(call['call'])[:_SHOWN]} is missing"
-    yield from same(CALLS, "tool_calls", recorded.count, report["tool_calls"])
-    yield from same(CALLS, "tool_calls_observed", observed, report["tool_calls_observed"])
-    if foreign:
-        yield "trace_foreign", CALLS, "a call names another attempt"
-    yield from _events(bundle.read_log(EVENTS), recorded, whole=whole)
+    """Check calls, events, steps and the report's figures against each other.
+
+    With `whole`, every command needs a recorded end.
+    """
+    calls = _Calls(bundle, id)
+    figures = msgspec.to_builtins(call_figures(calls))
+    yield from calls.findings
+    yield from (each for name in figures for each in same(CALLS, name, figures[name], report[name]))
+    yield from _events(bundle.read_log(EVENTS), calls.recorded, report, whole=whole)
     for entry in bundle.read_log(STEPS):
         if "diff_sha256" in entry and DIFFS.format(entry["diff_sha256"]) not in bundle.artifacts:
             yield "diff_missing", STEPS, f"the diff of step {entry['step']['n']} is missing"
-    yield from _steps((entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry), recorded.count)
+    yield from _steps((entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry), calls.recorded.count)
+
+
+class _Calls:
+    """The entries of the log of calls, checked as they are read."""
+
+    def __init__(self, bundle: Bundle, attempt: str) -> None:
+        self._bundle = bundle
+        self._attempt = attempt
+        self.recorded = _Sequence()
+        self.findings: list[Found] = []
+
+    def __iter__(self) -> Iterator[ToolCallEntry]:
+        for call in self._bundle.read_log(CALLS):
+            self.recorded.add(call["call"])
+            if len(self.findings) < MAX_FINDINGS:
+                self.findings += self._check(call)
+            yield msgspec.convert(call, ToolCallEntry)
+
+    def _check(self, call: dict[str, Any]) -> Iterator[Found]:
+        if call["attempt"] != self._attempt:
+            yield "trace_foreign", CALLS, "a call names another attempt"
+        digest = call["output_sha256"]
+        if digest is not None and OUTPUTS.format(digest) not in self._bundle.artifacts:
+            yield "output_missing", CALLS, f"the whole output of {str(call['call'])[:_SHOWN]} is missing"
 
 
 def check_tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Iterator[Found]:
@@ -94,8 +113,11 @@ class _Sequence:
         return f"{self.count}: {self._preview}"
 
 
-def _events(events: Iterable[dict[str, Any]], calls: _Sequence, *, whole: bool) -> Iterator[Found]:
+def _events(
+    events: Iterable[dict[str, Any]], calls: _Sequence, report: dict[str, Any], *, whole: bool
+) -> Iterator[Found]:
     recorded = _Sequence()
+    counts = {"turn_started": 0, "message": 0}
     turns, commands = _Turns(), _Commands()
     last: int | None = None
     ordered = True
@@ -105,12 +127,16 @@ def _events(events: Iterable[dict[str, Any]], calls: _Sequence, *, whole: bool) 
         last = event["number"]
         if event["event"] == "tool_call":
             recorded.add(event["item"])
+        elif event["event"] in counts:
+            counts[event["event"]] += 1
         turns.add(event)
         commands.add(event)
         if turns.tracked > MAX_TRACKED or commands.tracked > MAX_TRACKED:
             yield "trace_too_long", EVENTS, f"more than {MAX_TRACKED} turns or commands; the rest is not checked"
             return
     yield from same(EVENTS, "tool calls", recorded, calls)
+    yield from same(EVENTS, "turns", counts["turn_started"], report["turns"])
+    yield from same(EVENTS, "messages", counts["message"], report["messages"])
     if not ordered:
         yield "events_out_of_order", EVENTS, "an event's number is not greater than the one before"
     yield from turns.findings()

@@ -19,19 +19,20 @@ import msgspec
 from proofbox.errors import BundleError, ProofboxError
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle
-from proofbox.evidence.documents import outcome
+from proofbox.evidence.documents import outcome, tree
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.check import MAX_FINDINGS
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.documents import SUMMARY_SCHEMA
+from proofbox.lab.attempt.documents import SUMMARY_SCHEMA, AttemptVerification
 from proofbox.lab.attempt.trace import CALLS, EVENTS
+from proofbox.lab.attempt.verifier import decided_by
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.results import attempts_by_evidence
 from proofbox.lab.reports.summary import SUMMARY, summarize
 from proofbox.lab.reports.trace_checks import Found, check_tokens, check_trace, same
-from proofbox.lab.suite.reading import parse_suite
+from proofbox.lab.suite.reading import Suite, parse_suite
 
 SOURCES = ("suite.toml", "suite.json")
 _NAMING = (artifacts.ATTEMPT, artifacts.TORN)
@@ -166,6 +167,7 @@ def _derived(run: Bundle, source: str) -> Iterator[Found]:
     text = run.read_bytes(source, limit=MAX_JSON_BYTES).decode("utf-8", "replace")
     # The files that the suite names existed when the run was planned, and need not exist here.
     suite = parse_suite(text, base=Path(), name=source, json=source.endswith(".json"), pinned=Path())
+    yield from _planned(run, suite)
     named = {"id": suite.id, "sha256": suite.sha256}
     yield from same("environment.json", "suite", run.read_json("environment.json")["suite"], named)
     for path, inner in attempts_in(run).items():
@@ -182,11 +184,37 @@ def _derived(run: Bundle, source: str) -> Iterator[Found]:
         yield from same(SUMMARY, name, summary["totals"][name], due["totals"][name])
 
 
+def _planned(run: Bundle, suite: Suite) -> Iterator[Found]:
+    """Check that the schedule has every replicate of every mission: those of the suite, or `--replicates` of each."""
+    first = [each.attempt for each in read_schedule(run.read_log(SCHEDULE)).values() if each.parent is None]
+    uniform = max(1, -(-len(first) // len(suite.missions)))
+    due = [
+        sorted(f"{mission.id}.{number}" for mission, count in counts for number in range(1, count + 1))
+        for counts in (
+            [(mission, mission.replicates) for mission in suite.missions],
+            [(mission, uniform) for mission in suite.missions],
+        )
+    ]
+    if sorted(first) not in due:
+        yield from same(SCHEDULE, "attempts of the suite's missions", sorted(first), due[0])
+
+
 def _passed(bundle: Bundle) -> bool:
     if bundle.index.status == "failed" or artifacts.TORN in bundle.artifacts or outcome.PATH not in bundle.artifacts:
         return False
     found = outcome.parse_outcome(bundle.read_json(outcome.PATH))
     return (found.verified.result, found.infra.result) == ("passed", "ok")
+
+
+def _verdict(bundle: Bundle, verified: str) -> Iterator[Found]:
+    """Check that the verifier's result follows from its commands, its reward and the conditions."""
+    document = bundle.read_json(artifacts.VERIFICATION, schema="proofbox.attempt_verification/1")
+    found = msgspec.convert(document, AttemptVerification)
+    yield from same(artifacts.VERIFICATION, "result", found.result, verified)
+    yield from same(artifacts.VERIFICATION, "passed", found.passed, decided_by(found.commands, found.reward))
+    failed = found.passed is False or bool(found.unmet)
+    if found.result != "none":
+        yield from same(artifacts.VERIFICATION, "failed commands or conditions", failed, found.result == "failed")
 
 
 def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[Found]:
@@ -209,8 +237,9 @@ def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[Found]:
     yield from same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
     yield from same(outcome.PATH, "infra failed", recorded_outcome.infra.result != "ok", report["infra"] is not None)
     if artifacts.VERIFICATION in bundle.artifacts:
-        verification = bundle.read_json(artifacts.VERIFICATION, schema="proofbox.attempt_verification/1")
-        yield from same(artifacts.VERIFICATION, "result", verification["result"], report["verified"])
+        yield from _verdict(bundle, report["verified"])
+    if tree.PATH in bundle.artifacts:
+        tree.parse_tree_manifest(bundle.read_json(tree.PATH))
     for each in report.get("integrity", []) if whole else []:
         yield each["code"], EVENTS, each["message"]
     if CALLS in bundle.artifacts:

@@ -74,13 +74,13 @@ def spec(
     data: Data = None,
     json: flags.Json = False,
 ) -> int:
-    """Store an app's spec while the backend is not running; only one process may use its directory.
+    """Store an app's spec in the backend's directory, whether or not the backend is running.
 
     For example:
       proofbox backend spec shop.json --enterprise-id e-1
     """
-    from proofbox.delivery.backend.repositories import Repositories
     from proofbox.delivery.backend.rules import BackendRefusal
+    from proofbox.delivery.backend.specs import store_spec
 
     given = read_plain(file, SPEC_LIMIT + 1)
     if len(given) > SPEC_LIMIT:
@@ -89,13 +89,10 @@ def spec(
         found = msgspec.json.decode(given, type=AppSpec)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise UsageError(f"{file} is not a valid spec: {error}", op="backend spec") from None
-    repositories = Repositories(_place(data), "http://localhost")
     try:
-        repositories.specs.put(enterprise_id, found)
+        store_spec(_place(data), enterprise_id, found)
     except BackendRefusal as refusal:
         raise UsageError(refusal.message, op="backend spec", fix_hints=["remove it from the spec"]) from None
-    finally:
-        repositories.close()
     document = BackendSpecDocument(enterprise_id=enterprise_id, app_id=found.app_id)
     show(document, lambda: printable(f"stored: {found.app_id} of {enterprise_id}"), as_json=json)
     return 0

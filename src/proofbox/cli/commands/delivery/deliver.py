@@ -216,7 +216,7 @@ def pr(
         str, Parameter(name="--title", help="The pull request's title. Default: a count of the changes.")
     ] = "",
     message: Annotated[
-        str, Parameter(name="--message", help="Text at the start of the pull request's description.")
+        str, Parameter(name="--message", help="Text to quote at the end of the pull request's description.")
     ] = "",
     branch: Annotated[
         str | None, Parameter(name="--branch", help="The branch's name. Default: derived from the patch.")
@@ -259,11 +259,11 @@ def _show(done: Delivery, *, as_json: bool) -> int:
 
 def _text(document: Delivery) -> str:
     if document.bundle is None:
-        return f"nothing to change: {document.repo_url} has these files already"
+        return printable(f"nothing to change: {document.repo_url} has these files already").replace("\n", "\\n")
     lines = [f"{document.pr_url or document.repo_url} ({counted(len(document.changes), 'file')})"]
     lines += [f"left out: {left.path} ({left.reason})" for left in document.left_out]
     lines += [f"kept: {path} (changed in the repository by others)" for path in document.kept]
     standing = document.proof.standing
     lines.append("NOT proven" if standing == "not proven" else f"{standing}: {document.proof.packet}")
     lines.append(f"recorded in {document.bundle}")
-    return "\n".join(lines)
+    return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
