@@ -96,6 +96,11 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("line", "word"),
     [
         ("limits = { cpus = inf }", "finite"),
+        ("limits = { memory = 1 }", "invalid memory limit: 1 MBgive 4 MB or more"),
+        ('limits = { memory = "0g" }', "invalid memory limit"),
+        ("limits = { cpus = 0.001 }", "invalid cpus limit"),
+        ("limits = { pids = 1 }", "invalid pids limit"),
+        ('limits = { disk = "0m" }', "invalid disk limit"),
         ("script = { step = [{ say = nan }] }", "finite"),
         ("timeout = nan", "finite"),
         ("expect = { result_json = { a = 9007199254740992 } }", "integer"),
