@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.dirs import state_dir
+from proofbox.core.programs import find_program
 from proofbox.errors import IdmapUnsupported, ProviderUnavailable
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.enforcement import refuse_unenforceable
@@ -329,7 +329,7 @@ def _bwrap() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _find_bwrap(path: str | None) -> str | None:
-    found = shutil.which("bwrap", path=path)
+    found = find_program("bwrap", path)
     return None if found is None else os.path.realpath(found)
 
 

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,9 @@ import msgspec
 
 from proofbox.core.dirs import cache_dir
 from proofbox.core.files.atomic import write_document
+from proofbox.core.programs import directories_of, find_program, is_inside
 from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
+from proofbox.workspace.registry import is_registered
 
 MINIMUM = (0, 160, 0)
 INSTALL = (
@@ -76,8 +77,9 @@ def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
                 fix_hints=["check the path", *INSTALL[:2]],
             )
         return Binary(_native(found.resolve()) or found.resolve(), "setting")
-    on_path = shutil.which("codex", path=path)
+    on_path = find_program("codex", path)
     if on_path is not None:
+        _refuse_planted(on_path)
         real = Path(on_path).resolve()
         native = _native(real)
         return Binary(native, "npm") if native is not None else Binary(real, "PATH")
@@ -85,6 +87,27 @@ def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
     if packaged is not None:
         return Binary(packaged, "PyPI")
     raise StrategyUnavailable("codex is not installed", op="probe", fix_hints=INSTALL)
+
+
+def _refuse_planted(program: str) -> None:
+    """Refuse a program that a stranger or an agent could have put on PATH, because its version is asked on the host.
+
+    The current directory may come from a stranger, unless it contains the user's home directory. Agents write to
+    workspaces. A user who wants such a program names it in their settings.
+    """
+    here = Path(os.path.realpath(os.curdir))
+    untrusted = [] if Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(here) else [here]
+    above = {each for place in directories_of(program) for each in (place, *place.parents)}
+    if is_inside(program, [*untrusted, *(each for each in above if is_registered(str(each)))]):
+        raise StrategyUnavailable(
+            f"codex on PATH is {program}, in the current directory or in a workspace, so it is not run",
+            op="probe",
+            fix_hints=[
+                f"remove {os.path.dirname(program)} from PATH",
+                "or, if you trust it, set `binary` to its path in your own config.toml",
+            ],
+            details={"program": program},
+        )
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
