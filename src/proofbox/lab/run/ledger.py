@@ -13,9 +13,11 @@ with `LeaseLost`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sqlite3
+import stat
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -143,8 +145,9 @@ class Ledger:
     """An open ledger. Many processes can have it open; the threads of a process may share one object."""
 
     def __init__(self, path: Path, *, clock: Clock | None = None, read_only: bool = False) -> None:
-        if not path.exists():
+        if not os.path.lexists(path):
             raise RunUnknown(f"no ledger at {path}", op="ledger", fix_hints=["name the directory of a run"])
+        _refuse_planted(path)
         self.path = path
         self._clock: Clock = clock or SystemClock()
         self._mutex = threading.RLock()
@@ -160,9 +163,14 @@ class Ledger:
             undo.pop_all()
 
     def _refuse_other_schema(self) -> None:
-        found = self.about("schema_version")
-        if found != SCHEMA:
-            raise CorruptError(f"{self.path} has schema {found!r}; only {SCHEMA} is supported", op="ledger")
+        """Refuse another version, and everything that SQLite would run when a table is used: views and triggers."""
+        objects = _objects_in(self._db)
+        if not any(kind in ("view", "trigger") or "VIRTUAL" in sql.upper() for kind, _, sql in objects):
+            found = self.about("schema_version")
+            if found != SCHEMA:
+                raise CorruptError(f"{self.path} has schema {found!r}; only {SCHEMA} is supported", op="ledger")
+        if objects != _own_objects():
+            raise CorruptError(f"{self.path} has other tables than {SCHEMA}", op="ledger")
 
     @classmethod
     def create(
@@ -452,3 +460,34 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(place, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     db.row_factory = sqlite3.Row
     return db
+
+
+def _refuse_planted(path: Path) -> None:
+    """Refuse files that SQLite would follow on behalf of whoever made the output directory.
+
+    It writes to the write-ahead log and may delete a file that a rollback journal names. A ledger uses no such journal.
+    """
+    for name in (path, *(Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
+        try:
+            mode = name.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        regular = stat.S_ISREG(mode) or stat.S_ISDIR(mode)  # SQLite cannot open a directory and says so
+        if not regular or name.name.endswith("-journal"):
+            kind = "a rollback journal" if regular else "not a regular file"
+            raise CorruptError(
+                f"{name} is {kind}, so the ledger is not opened", op="ledger", fix_hints=[f"inspect it: ls -l {name}"]
+            )
+
+
+def _objects_in(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """Return the type, name and definition of every table, index, view and trigger."""
+    found = db.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master")
+    return {(str(kind), str(name), str(sql)) for kind, name, sql in found}
+
+
+@functools.cache
+def _own_objects() -> set[tuple[str, str, str]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(_TABLES)
+        return _objects_in(db)

@@ -81,14 +81,14 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
         except RequestInvalid as error:
             problems.say((*at, *path), error.message, "; ".join(error.fix_hints))
     limits = mission.limits
-    for name, value in (
+    for limit, amount in (
         *(("memory", limits.memory_mb), ("cpus", limits.cpus)),
         *(("pids", limits.pids), ("disk", limits.disk_mb)),
     ):
         try:
-            check_limit(name, value)
+            check_limit(limit, amount)
         except RequestInvalid as error:
-            problems.say((*at, "limits", name), error.message, "; ".join(error.fix_hints))
+            problems.say((*at, "limits", limit), error.message, "; ".join(error.fix_hints))
     for number, each in enumerate(mission.env):
         _check_variable(each, problems, (*at, "env", number))
     for path, env in ((("verify", "env"), mission.verify.env), (("solution_env",), mission.solution_env)):
