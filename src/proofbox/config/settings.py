@@ -23,7 +23,7 @@ from proofbox.core.allowlist import parse_network
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.core.documents import stored
 from proofbox.core.files.atomic import write_document
-from proofbox.core.files.plain import read_plain
+from proofbox.core.files.plain import read_inside, read_plain
 from proofbox.core.nearest import nearest
 from proofbox.core.size import Size, megabytes
 from proofbox.core.toml import parse_toml
@@ -74,11 +74,11 @@ class Settings(msgspec.Struct, frozen=True):
             found.append(f"provider = {_toml(self.provider)}")
         if _is_wider(self.network, users.network):
             found.append(f"network = {_toml(self.network)}")
-        # Different images or runtimes can't be compared for strictness.
+        # Different images or runtimes can't be compared for strictness, and no image means the host's own programs.
         found += [
             f"{name} = {_toml(getattr(self, name))}"
             for name in ("image", "runtime")
-            if _differs(getattr(self, name), getattr(users, name))
+            if getattr(self, name) not in (None, getattr(users, name))
         ]
         # An overlay does not change the project, like `ro`.
         if self.access == "rw" and users.access not in (None, "rw"):
@@ -104,7 +104,7 @@ class _Trusted(msgspec.Struct, frozen=True):
 def load(project: Path) -> Settings:
     """Load the defaults for boxes over this project; fail if its file widens a box and is not trusted."""
     path = project / PROJECT_FILE
-    data = _read(path)
+    data = _read(PROJECT_FILE, project)
     own = _parse(data, path) if data is not None else Settings()
     users = load_users()
     widening = own.widening(users)
@@ -128,7 +128,7 @@ def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
         return None
     if given:
         return _read_script(project, settings.provision)
-    data = _read(project / PROJECT_FILE) or b""
+    data = _read(PROJECT_FILE, project) or b""
     found = _read_script(project, settings.provision)
     if _agreed().projects.get(str(project)) != _fingerprint(data, found):
         raise PolicyRefused(
@@ -141,7 +141,7 @@ def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
 
 def trust(project: Path) -> None:
     """Trust the current version of the project's file, and no later one."""
-    data = _read(project / PROJECT_FILE)
+    data = _read(PROJECT_FILE, project)
     if data is None:
         raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["create one: proofbox init"])
     settings = _parse(data, project / PROJECT_FILE)
@@ -218,10 +218,11 @@ def _toml(value: Any) -> str:
 
 
 def _read_script(project: Path, name: str) -> bytes:
-    path = project / name
-    found = _read(path)
+    found = _read(Path(name), project)
     if found is None:
-        raise UsageError(f"provision: {path} does not exist", op="config", fix_hints=["name a file in the project"])
+        raise UsageError(
+            f"provision: {project / name} does not exist", op="config", fix_hints=["name a file in the project"]
+        )
     return found
 
 
@@ -230,17 +231,18 @@ def _fingerprint(data: bytes, script: bytes | None) -> str:
     return "+".join(part.hexdigest() for part in parts)
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path, project: Path | None = None) -> bytes | None:
+    """Return the content of one of the user's files or, with `project`, of a file in it; None if it does not exist."""
+    shown = path if project is None else project / path
     try:
-        data = read_plain(path, SIZE_LIMIT + 1)
+        data = read_plain(path, SIZE_LIMIT + 1) if project is None else read_inside(project, path, SIZE_LIMIT + 1)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise UsageError(
-            f"{path} can't be read: {error.strerror}", op="config", fix_hints=["fix or remove it"]
-        ) from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "the path contains a NUL"
+        raise UsageError(f"{shown} can't be read: {why}", op="config", fix_hints=["fix or remove it"]) from None
     if len(data) > SIZE_LIMIT:
-        raise UsageError(f"{path} is larger than {SIZE_LIMIT >> 10} KiB", op="config", fix_hints=["shorten it"])
+        raise UsageError(f"{shown} is larger than {SIZE_LIMIT >> 10} KiB", op="config", fix_hints=["shorten it"])
     return data
 
 
