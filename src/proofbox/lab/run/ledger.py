@@ -463,7 +463,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _refuse_planted(path: Path) -> None:
-    """Refuse files that SQLite would follow on behalf of whoever made the output directory.
+    """Refuse files that SQLite would follow on behalf of the author of the output directory.
 
     It writes to the write-ahead log and may delete a file that a rollback journal names. A ledger uses no such journal.
     """
