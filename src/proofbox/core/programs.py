@@ -7,7 +7,6 @@ environment of the project. A program there must not run outside a box.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,8 +17,11 @@ def find_program(name: str, path: str | None = None) -> str | None:
     """Return the absolute path of a program on PATH, or None. A relative entry names a different directory in every
     working directory, so it is skipped."""
     searched = os.environ.get("PATH", os.defpath) if path is None else path
-    absolute = [entry for entry in searched.split(os.pathsep) if os.path.isabs(entry)]
-    return shutil.which(name, path=os.pathsep.join(absolute)) if absolute else None
+    for entry in searched.split(os.pathsep):
+        found = os.path.join(entry, name)
+        if os.path.isabs(entry) and os.access(found, os.X_OK) and os.path.isfile(found):
+            return found
+    return None
 
 
 def directories_of(program: str) -> Iterator[Path]:
