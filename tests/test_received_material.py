@@ -501,18 +501,22 @@ def spoilt_ledger(path: Path, kind: str) -> None:
                 "CREATE VIEW about AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
                 " SELECT key, value FROM other, (SELECT count(*) FROM n)"
             )
+        elif kind == "plan":
+            db.execute("UPDATE about SET value = '[' WHERE key = 'plan'")
+        elif kind == "result":
+            db.execute("UPDATE attempt SET result = '{}'")
         else:
             db.execute("CREATE TRIGGER t AFTER UPDATE ON attempt BEGIN DELETE FROM about; END")
     db.close()
 
 
 @pytest.mark.needs("bubblewrap")
-@pytest.mark.parametrize("kind", ["view", "trigger", "link", "log", "journal"])
+@pytest.mark.parametrize("kind", ["view", "trigger", "plan", "result", "link", "log", "journal"])
 def test_ledger_from_elsewhere_is_refused(stranger: Stranger, bundle: Path, kind: str) -> None:
     """SQLite runs what a database defines, writes to its log, and deletes files that its journal names."""
     ledger = bundle.with_name(f"{bundle.name}.ledger")
     shutil.rmtree(bundle)  # without evidence, reports read the ledger
-    if kind in ("view", "trigger"):
+    if kind in ("view", "trigger", "plan", "result"):
         spoilt_ledger(ledger, kind)
     elif kind == "link":
         ledger.rename(stranger.top / "private/ledger")

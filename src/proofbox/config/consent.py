@@ -19,6 +19,7 @@ from proofbox.core.documents import stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
 from proofbox.core.text import printable
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import ConsentRequired
 
 CONSENTS = "proofbox.consents/1"
@@ -111,8 +112,8 @@ def _file() -> Path:
 def _read() -> _Consents:
     """Read the record. A malformed file means no consent."""
     try:
-        found = msgspec.json.decode(_file().read_bytes(), type=_Consents)
-    except (OSError, msgspec.DecodeError, RecursionError):
+        found = parse_json(_file().read_bytes(), _Consents)
+    except (OSError, msgspec.DecodeError):
         return _Consents(paths={}, plans={})
     return found if found.schema_version == CONSENTS else _Consents(paths={}, plans={})
 

@@ -27,6 +27,7 @@ from proofbox.core.files.plain import read_inside, read_plain
 from proofbox.core.nearest import nearest
 from proofbox.core.size import Size, megabytes
 from proofbox.core.toml import parse_toml
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 
 PROJECT_FILE = Path(".proofbox/config.toml")
@@ -277,8 +278,8 @@ def _trusted_file() -> Path:
 def _agreed() -> _Trusted:
     """Read the trusted versions. With a malformed file, nothing is trusted."""
     try:
-        found = msgspec.json.decode(_trusted_file().read_bytes(), type=_Trusted)
-    except (OSError, msgspec.DecodeError, RecursionError):
+        found = parse_json(_trusted_file().read_bytes(), _Trusted)
+    except (OSError, msgspec.DecodeError):
         return _Trusted()
     return found if found.schema_version == TRUSTED else _Trusted()
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from proofbox.config.mounts import split_mount
 from proofbox.core.files.path_walk import entries_of, resolved_path
-from proofbox.core.programs import find_program, is_inside
+from proofbox.core.files.programs import find_program, is_inside
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.host.mounts import file_systems

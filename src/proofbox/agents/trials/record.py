@@ -98,7 +98,7 @@ def load_document(directory: Path, kind: type[T], schema: str) -> T:
             op="record",
             fix_hints=["pass the --out directory of a trial"],
         ) from None
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptError(f"can't read {path}: {error}", op="record") from None
     if not isinstance(data, dict) or data.get("schema_version") != schema:
         raise CorruptError(f"{path} has an unknown schema", op="record")

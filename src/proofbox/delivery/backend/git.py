@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from proofbox.core.programs import find_program
+from proofbox.core.files.programs import find_program
 from proofbox.core.text import preview, printable
 from proofbox.errors import RepositoryFailed
 

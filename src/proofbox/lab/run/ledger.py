@@ -28,11 +28,14 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.documents import declare
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 
 SCHEMA = "proofbox.ledger/1"
 Standing = Literal["planned", "claimed", "ended"]
 BUSY_SECONDS = 30.0
+SHOWN = 10
+"""Maximum number of attempts that an error names."""
 
 _TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -226,12 +229,14 @@ class Ledger:
         with self._mutex:
             rows = self._db.execute("SELECT * FROM attempt WHERE id = ?", (id,)).fetchall()
             if not rows:
-                begins = "SELECT * FROM attempt WHERE substr(id, 1, ?) = ? LIMIT 2"
-                rows = self._db.execute(begins, (len(id), id)).fetchall()
+                begins = "SELECT * FROM attempt WHERE substr(id, 1, ?) = ? ORDER BY number LIMIT ?"
+                rows = self._db.execute(begins, (len(id), id, SHOWN + 1)).fetchall()
         if len(rows) != 1 or not id:
-            what = "several attempts begin with" if rows else "there is no attempt"
+            found = [str(row["id"]) for row in rows]
+            listed = ", ".join(found[:SHOWN]) + (", …" if len(found) > SHOWN else "")
+            message = f"several attempts begin with {id[:80]!r}: {listed}" if rows else f"no attempt {id[:80]!r}"
             hints = ["list the attempts: proofbox attempt list RUN"]
-            raise AttemptUnknown(f"{what} {id[:80]!r}", op="attempt", fix_hints=hints)
+            raise AttemptUnknown(message, op="attempt", fix_hints=hints, details={"attempts": found[:SHOWN]})
         return _attempt(rows[0])
 
     def to_retry(self) -> list[Attempt]:
@@ -429,7 +434,10 @@ def _row(attempt: PlannedAttempt, now: float) -> tuple[object, ...]:
 def _attempt(row: sqlite3.Row) -> Attempt:
     values = {name: row[name] for name in Attempt.__struct_fields__}
     if values["result"] is not None:
-        values["result"] = msgspec.json.decode(values["result"], type=Ended)
+        try:
+            values["result"] = parse_json(values["result"], Ended)
+        except msgspec.DecodeError as error:
+            raise CorruptError(f"the ledger's result of {row['id']} is malformed: {error}", op="ledger") from None
     return Attempt(**{**values, "interrupt": bool(values["interrupt"])})
 
 

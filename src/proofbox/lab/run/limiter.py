@@ -26,6 +26,7 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
+from proofbox.core.untrusted_json import parse_json
 from proofbox.evidence.bundle.identity import is_alive
 
 SCHEMA = "proofbox.limiter/1"
@@ -113,7 +114,7 @@ def _closed(path: Path, now: float) -> ClosedGate | None:
 
 def _read(path: Path) -> LimiterState:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LimiterState)
+        return parse_json(path.read_bytes(), LimiterState)
     except (OSError, msgspec.DecodeError):  # a lost limit is learned again from the next refusal
         return LimiterState()
 

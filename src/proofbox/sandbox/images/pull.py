@@ -18,6 +18,7 @@ from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
 from proofbox.core.files.plain import read_inside
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.images.catalogue import Image, all_images, architecture, find_image, resolve_default_image
 from proofbox.sandbox.images.download import OnProgress, download
@@ -146,10 +147,10 @@ def _lock(project: Path, image: Image) -> None:
 def _locked(project: Path) -> tuple[Locked, ...]:
     path = project / LOCK_FILE
     try:
-        found = msgspec.json.decode(read_inside(project, LOCK_FILE, LOCK_LIMIT), type=_Lock)
+        found = parse_json(read_inside(project, LOCK_FILE, LOCK_LIMIT), _Lock)
     except FileNotFoundError:
         return ()
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise _wrong(path, str(error)) from None
     if found.schema_version != LOCK_SCHEMA:
         raise _wrong(path, f"its schema_version is {found.schema_version[:60]!r}, not {LOCK_SCHEMA}")

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.dirs import state_dir
-from proofbox.core.programs import find_program
+from proofbox.core.files.programs import find_program
 from proofbox.errors import IdmapUnsupported, ProviderUnavailable
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.enforcement import refuse_unenforceable

@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Protocol
 
+from proofbox.core.files.programs import find_program, is_inside
 from proofbox.core.interpreter import script_child
-from proofbox.core.programs import find_program, is_inside
 from proofbox.errors import ToolError
 from proofbox.workspace.search.dialect import SearchPattern
 

@@ -21,7 +21,8 @@ import msgspec
 
 from proofbox.core.dirs import cache_dir
 from proofbox.core.files.atomic import write_document
-from proofbox.core.programs import directories_of, find_program, is_inside
+from proofbox.core.files.programs import directories_of, find_program, is_inside
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
 from proofbox.workspace.registry import is_registered
 
@@ -160,7 +161,7 @@ def _schema(binary: Binary, version: str) -> Schema:
     identity = f"{binary.path}\0{st.st_size}\0{st.st_mtime_ns}\0{version}"
     place = cache_dir() / f"codex-schema-{version}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
     try:
-        return msgspec.json.decode(place.read_bytes(), type=Schema)
+        return parse_json(place.read_bytes(), Schema)
     except (OSError, msgspec.DecodeError):
         pass
     with tempfile.TemporaryDirectory(prefix="proofbox-codex-") as scratch:
@@ -172,7 +173,7 @@ def _schema(binary: Binary, version: str) -> Schema:
 
 def _methods(path: Path) -> list[str]:
     try:
-        document: Any = msgspec.json.decode(path.read_bytes())
+        document = parse_json(path.read_bytes(), dict[str, Any])
         return sorted(each["properties"]["method"]["enum"][0] for each in document["oneOf"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError, IndexError):
         return []

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.documents import stored
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import RuntimeProtocolError, UsageError
 
 SCHEMA = "proofbox.thread/1"
@@ -73,7 +74,7 @@ class ThreadStore:
         if not _NAME.fullmatch(id) or not path.is_file():
             raise UsageError(f"thread {id[:80]!r} does not exist in this home", op="thread")
         try:
-            thread = msgspec.json.decode(path.read_bytes(), type=Thread)
+            thread = parse_json(path.read_bytes(), Thread)
         except (OSError, msgspec.DecodeError) as error:
             raise RuntimeProtocolError(f"can't read thread {id}: {error}", op="thread") from None
         if thread.schema_version != SCHEMA:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofbox.core.programs import find_program, is_inside
+from proofbox.core.files.programs import find_program, is_inside
 
 
 def program(path: Path) -> Path:
