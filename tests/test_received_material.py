@@ -531,6 +531,40 @@ def test_ledger_from_elsewhere_is_refused(stranger: Stranger, bundle: Path, kind
     assert stranger.secret.read_text() == f"{SECRET}\n"
 
 
+# Records of trials
+
+
+@pytest.mark.needs("bubblewrap")
+def test_record_from_elsewhere_decides_about_no_box_without_consent(stranger: Stranger) -> None:
+    """Its files are on this machine, as for a record that was published and came back changed."""
+    (stranger.top / "app").mkdir()
+    (stranger.top / "play.toml").write_text('[[step]]\nsay = "done"\n')
+    scripted = ("--strategies", "scripted", "--script", str(stranger.top / "play.toml"), *BOX)
+    stranger.run(
+        "runtime", "try", *scripted, "--prompt", "go", "--workspace", str(stranger.top / "app"), "--out", "mine"
+    )
+    own = ("runtime", "fork", "mine", "--step", "0", "--prompt", "go", "--workspace")
+    stranger.run(*own, str(stranger.top / "fork"))
+    shutil.copytree("mine", "theirs")
+    fork = ("runtime", "fork", "theirs", "--step", "0", "--prompt", "go", "--workspace", str(stranger.top / "new"))
+    assert stranger.refused(*fork) == "SANDBOX_CONSENT_REQUIRED"  # the script of another path
+    record = json.loads(Path("mine/trial.json").read_bytes())
+    stranger.program(stranger.place / "agent")
+    for change in (
+        {"provider": "off"},
+        {"policy": {"network": "full"}},
+        {"policy": {"mounts": ["/:/host"]}},
+        {"policy": {"doors": [{"port": 3000, "socket": "/run/docker.sock"}]}},
+        {"strategy": "process", "settings": {"command": [str(stranger.place / "agent")]}, "provider": "off"},
+    ):
+        Path("mine/trial.json").write_text(json.dumps(record | change))
+        assert stranger.refused(*own, str(stranger.top / "new")) == "SANDBOX_CONSENT_REQUIRED", change
+        assert not (stranger.top / "new").exists()
+    Path("mine/trial.json").write_text(json.dumps(record | {"policy": {"pids": 64, "doors": []}}))
+    stranger.run(*own, str(stranger.top / "new"))  # a limit narrows
+    stranger.run(*fork[:-1], str(stranger.top / "trusted"), "--trust")
+
+
 # Deliveries
 
 

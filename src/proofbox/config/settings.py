@@ -72,12 +72,12 @@ class Settings(msgspec.Struct, frozen=True):
         # They name programs to start and endpoints that receive a key.
         found += [f"[runtimes.{id}]" for id, values in self.runtimes.items() if values]
         if _differs(self.provider, users.provider or ("auto" if self.provider == "off" else None)):
-            found.append(f"provider = {_toml(self.provider)}")
+            found.append(f"provider = {toml_value(self.provider)}")
         if _is_wider(self.network, users.network):
-            found.append(f"network = {_toml(self.network)}")
+            found.append(f"network = {toml_value(self.network)}")
         # Different images or runtimes can't be compared for strictness, and no image means the host's own programs.
         found += [
-            f"{name} = {_toml(getattr(self, name))}"
+            f"{name} = {toml_value(getattr(self, name))}"
             for name in ("image", "runtime")
             if getattr(self, name) not in (None, getattr(users, name))
         ]
@@ -87,7 +87,7 @@ class Settings(msgspec.Struct, frozen=True):
         for name in ("cpus", "memory", "pids", "disk"):
             own, limit = getattr(self, name), getattr(users, name)
             if own is not None and limit is not None and _amount(own, name) > _amount(limit, name):
-                found.append(f"{name} = {_toml(own)}")
+                found.append(f"{name} = {toml_value(own)}")
         return found
 
 
@@ -172,9 +172,13 @@ def render(settings: Settings) -> str:
     lines = ["# Defaults for `proofbox` in this project. Flags override them."]
     for name, value in msgspec.structs.asdict(settings).items():
         if value not in (None, (), {}) and name != "runtimes":
-            lines.append(f"{name} = {_toml(value)}")
+            lines.append(f"{name} = {toml_value(value)}")
     for id, values in settings.runtimes.items():
-        lines += ["", f"[runtimes.{_toml(id)}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in values.items())]
+        lines += [
+            "",
+            f"[runtimes.{toml_value(id)}]",
+            *(f"{toml_value(name)} = {toml_value(value)}" for name, value in values.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -209,12 +213,12 @@ def _differs(own: str | None, users: str | None) -> bool:
     return None not in (own, users) and own != users
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """Encode a value as TOML. It is the same as JSON, except for objects and null (which no setting uses)."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(name)} = {_toml(member)}" for name, member in value.items()) + "}"
+        return "{" + ", ".join(f"{toml_value(name)} = {toml_value(member)}" for name, member in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_toml(member) for member in value) + "]"
+        return "[" + ",".join(toml_value(member) for member in value) + "]"
     return msgspec.json.encode(value).decode()
 
 

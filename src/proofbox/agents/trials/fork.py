@@ -7,6 +7,7 @@ thread as it was before the turn, and the new record says so (`fork.exact` is fa
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 from anyio.to_thread import run_sync
@@ -17,6 +18,7 @@ from proofbox.agents.registry import Registry
 from proofbox.agents.trials.record import check_chains, load_document
 from proofbox.agents.trials.result import SCHEMA, ForkedFrom, Trial, TrialRequest
 from proofbox.agents.trials.trial import RunningTrial
+from proofbox.config import consent
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import NotFoundError
@@ -28,6 +30,7 @@ async def fork_trial(
     step: int,
     request: TrialRequest,
     *,
+    trust: bool = False,
     registry: Registry | None = None,
     on_event: Listener | None = None,
     clock: Clock | None = None,
@@ -35,9 +38,12 @@ async def fork_trial(
 ) -> Trial:
     """Continue from a step of a recorded trial in a new workspace at `request.workspace`.
 
-    Strategy, settings, provider and policy default to those of the trial. Step 0 is the beginning of the trial.
+    Strategy, settings, provider and policy default to those of the trial. Step 0 is the beginning of the trial. Raises
+    `ConsentRequired` if a record that was made elsewhere, or changed since, requests more than the user's own settings
+    give; `trust` is that consent.
     """
     before, fork = await run_sync(_load, source, step)
+    await run_sync(_require_consent, source, before, request, trust)
     request = msgspec.structs.replace(
         request,
         strategies=request.strategies or f"{before.strategy}!",
@@ -54,6 +60,19 @@ async def fork_trial(
         return await session.fork_thread(fork.base_thread, fork.base_turn)
 
     return await RunningTrial(request, registry, on_event, clock, ids, fork).run(open_thread)
+
+
+def _require_consent(source: Path, before: Trial, request: TrialRequest, trust: bool) -> None:
+    record = source.resolve()
+    asked = consent.recorded_requests(
+        None if request.provider else before.provider,
+        {name: value for name, value in before.policy.items() if not request.policy.get(name)},
+        before.strategy,
+        {name: value for name, value in before.settings.items() if name not in request.flags},
+    )
+    if trust:
+        consent.agree(record, asked)
+    consent.require(record, asked, command=f"proofbox runtime fork {quote(str(source))} --trust …")
 
 
 def _load(directory: Path, step: int) -> tuple[Trial, ForkedFrom]:

@@ -28,9 +28,10 @@ from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.steps import StepRecorder, reach_of
 from proofbox.agents.strategies import CandidateResult, Chain, decide_chain, first_usable
-from proofbox.agents.trials.record import TrialRecord, bounded, copy_home
+from proofbox.agents.trials.record import TrialRecord, bounded, copy_home, load_document
 from proofbox.agents.trials.result import (
     RUNTIME_REPORTED,
+    SCHEMA,
     CallMade,
     ForkedFrom,
     Status,
@@ -39,7 +40,7 @@ from proofbox.agents.trials.result import (
     TrialRequest,
 )
 from proofbox.agents.usage import TokenCount
-from proofbox.config import settings
+from proofbox.config import consent, settings
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
@@ -202,6 +203,7 @@ class RunningTrial:
                     trial = self._trial(session, considered, summary, steps, outcome, first, last, workspace.id, record)
                     if record is not None:
                         record.finish(trial)
+                        _consent_to_forks(record.directory)
         return msgspec.convert(self.redactor.redact_json(msgspec.to_builtins(trial, enc_hook=str)), Trial)
 
     async def _seal(self, recording: Recording, workspace: Workspace, outcome: _Outcome) -> str:
@@ -334,6 +336,13 @@ class _Outcome:
         else:
             code = error.code if isinstance(error, ProofboxError) else type(error).__name__
             self.error = AgentError(str(error), op="trial", details={"cause": code})
+
+
+def _consent_to_forks(record: Path) -> None:
+    """Record that the user has chosen the options of this trial, so that its forks need no further consent."""
+    made = load_document(record, Trial, SCHEMA)
+    if asked := consent.recorded_requests(made.provider, made.policy, made.strategy, made.settings):
+        consent.agree(record, asked)
 
 
 def open_workspace(path: Path) -> Workspace:

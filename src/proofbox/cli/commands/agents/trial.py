@@ -204,19 +204,24 @@ def fork(
     workspace: Annotated[
         Path | None, Parameter(name="--workspace", help="The new workspace. Default: next to the record.")
     ] = None,
+    trust: Annotated[
+        bool,
+        Parameter(name="--trust", negative="", help="Consent to what a record made elsewhere requests for its box."),
+    ] = False,
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
     """Continue from a step of a recorded trial, with its files in a new workspace and the agent's thread.
 
     The fork is exact if the turn ended at that step. Within a turn, it uses the thread from before the turn, and the
-    record says so. Strategy, settings and box are those of the trial unless a flag overrides them.
+    record says so. Strategy, settings and box are those of the trial unless a flag overrides them. If a record was made
+    elsewhere, or changed since, what it requests beyond your own settings needs your consent (--trust).
 
     For example:
       proofbox runtime fork t1 --step 3 --prompt "now try it without the cache" --out t2
     """
     request = trial.request(workspace or _beside(record, step), box)
-    return _run_and_show(partial(fork_trial, record, step, request), json)
+    return _run_and_show(partial(fork_trial, record, step, request, trust=trust), json)
 
 
 def _run_and_show(run: Callable[..., Coroutine[Any, Any, Trial]], json: bool) -> int:
