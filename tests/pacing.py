@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -21,3 +24,19 @@ def in_time(attempt: Callable[[float], T], under_way: Callable[[T], object]) -> 
         if under_way(came):
             return came
     raise AssertionError(f"in {limit:g} s it did not get under way: {came}")
+
+
+@contextmanager
+def limited_time(seconds: float = 60.0) -> Iterator[None]:
+    """Raise TimeoutError after this time, so that blocking on a pipe or quadratic work fails the test."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -151,14 +151,31 @@ def test_threat_table_names_existing_checks_and_tests() -> None:
     table = (DOCS / "security.md").read_text().partition("## Threats")[2].partition("\n## ")[0]
     rows = [row for row in table.splitlines() if row.startswith("| ") and not row.startswith(("| threat", "|---"))]
     assert len(rows) >= 15
-    known = {check.name for check in sandbox_conformance.CHECKS}
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        known |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+    known = known_checks()
     for row in rows:
         threat, attacker, stopped_by, shown_by, _ = row.strip("|").split(" | ")
         names = re.findall(r"`([^`]+)`", shown_by)
         assert all((threat.strip(), attacker.strip(), stopped_by.strip(), names)), row
         assert not set(names) - known, row
+
+
+def test_table_of_received_files_names_existing_tests() -> None:
+    table = (DOCS / "security.md").read_text().partition("## Received files")[2].partition("\n## ")[0]
+    rows = [row for row in table.splitlines() if row.startswith("| ") and not row.startswith(("| received", "|---"))]
+    assert len(rows) >= 12
+    known = known_checks()
+    for row in rows:
+        received, opened_by, effect, shown_by = row.strip("|").split(" | ")
+        names = re.findall(r"`([^`]+)`", shown_by)
+        assert all((received.strip(), opened_by.strip(), effect.strip(), names)), row
+        assert not set(names) - known, row
+
+
+def known_checks() -> set[str]:
+    found = {check.name for check in sandbox_conformance.CHECKS}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        found |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+    return found
 
 
 def test_python_on_the_pages_uses_public_names() -> None:

@@ -180,7 +180,7 @@ def test_invalid_limit_on_the_command_line_is_a_usage_error(
         assert error["message"].startswith(message)
 
 
-@pytest.mark.needs("bubblewrap")
+@pytest.mark.needs("bubblewrap", "limits")
 def test_size_with_a_unit_on_the_command_line(project: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     words = ["exec", "--project", str(project), "--provider", "bubblewrap", "--access", "overlay", "--json"]
     assert main([*words, "--memory", "1g", "--disk", "64", "--", "true"]) == 0

@@ -9,20 +9,25 @@ does not.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from proofbox.config.settings import Settings, load_users, toml_value
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
 from proofbox.core.text import printable
-from proofbox.errors import ConsentRequired
+from proofbox.core.untrusted_json import parse_json
+from proofbox.errors import ConsentRequired, CorruptError, RequestInvalid
 
 CONSENTS = "proofbox.consents/1"
 SHOWN = 20
+_COMPARED = ("network", "access", "cpus", "memory", "pids", "disk", "image", "runtime")
+"""Options of a box that can be compared with the user's settings. All others count as requests."""
 
 
 class Widening(msgspec.Struct, frozen=True, order=True):
@@ -43,6 +48,24 @@ class _Consents(msgspec.Struct, frozen=True):
     plans: dict[str, str] = {}
     """By the id of a run that is not committed yet: the digest of its plan."""
     schema_version: str = CONSENTS
+
+
+def recorded_requests(
+    provider: str | None, policy: Mapping[str, Any], runtime: str, settings: Mapping[str, Any]
+) -> tuple[Widening, ...]:
+    """Return what a recorded attempt requests beyond the user's own settings, for an attempt that continues it.
+
+    `policy` are the options of its box, and `settings` those of its agent's runtime, which name programs and endpoints.
+    """
+    given = {name: value for name, value in policy.items() if value is not None and value not in ((), [], {})}
+    compared = {name: given.pop(name) for name in _COMPARED if name in given}
+    try:
+        asked = msgspec.convert({**compared, "provider": provider}, Settings).widening(load_users())
+    except (msgspec.ValidationError, RequestInvalid) as error:
+        raise CorruptError(f"the recorded options of the box are malformed: {error}", op="consent") from None
+    asked += [f"{name} = {toml_value(value)}" for name, value in given.items()]
+    asked += [f"{name} = {toml_value(value)} of {runtime}" for name, value in settings.items()]
+    return tuple(sorted({Widening(each, runtime) for each in asked}))
 
 
 def require(path: Path, asked: Iterable[Widening], *, command: str) -> None:
@@ -113,8 +136,8 @@ def _read() -> _Consents:
     try:
         data = _file().read_bytes()
         require_version(data, CONSENTS, _file())
-        return msgspec.json.decode(data, type=_Consents)
-    except (OSError, msgspec.DecodeError, RecursionError):
+        return parse_json(data, _Consents)
+    except (OSError, msgspec.DecodeError):
         return _Consents(paths={}, plans={})
 
 

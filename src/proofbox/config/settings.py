@@ -20,9 +20,10 @@ from proofbox.core.allowlist import parse_network
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
-from proofbox.core.files.plain import read_plain
+from proofbox.core.files.plain import read_inside, read_plain
 from proofbox.core.nearest import nearest
 from proofbox.core.size import Size, megabytes
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 
 PROJECT_FILE = Path(".proofbox/config.toml")
@@ -72,14 +73,14 @@ class Settings(msgspec.Struct, frozen=True):
         # They name programs to start and endpoints that receive a key.
         found += [f"[runtimes.{id}]" for id, values in self.runtimes.items() if values]
         if _differs(self.provider, users.provider or ("auto" if self.provider == "off" else None)):
-            found.append(f"provider = {_toml(self.provider)}")
+            found.append(f"provider = {toml_value(self.provider)}")
         if _is_wider(self.network, users.network):
-            found.append(f"network = {_toml(self.network)}")
-        # Different images or runtimes can't be compared for strictness.
+            found.append(f"network = {toml_value(self.network)}")
+        # Different images or runtimes can't be compared for strictness, and no image means the host's own programs.
         found += [
-            f"{name} = {_toml(getattr(self, name))}"
+            f"{name} = {toml_value(getattr(self, name))}"
             for name in ("image", "runtime")
-            if _differs(getattr(self, name), getattr(users, name))
+            if getattr(self, name) not in (None, getattr(users, name))
         ]
         # An overlay does not change the project, like `ro`.
         if self.access == "rw" and users.access not in (None, "rw"):
@@ -87,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True):
         for name in ("cpus", "memory", "pids", "disk"):
             own, limit = getattr(self, name), getattr(users, name)
             if own is not None and limit is not None and _amount(own, name) > _amount(limit, name):
-                found.append(f"{name} = {_toml(own)}")
+                found.append(f"{name} = {toml_value(own)}")
         return found
 
 
@@ -105,7 +106,7 @@ class _Trusted(msgspec.Struct, frozen=True):
 def load(project: Path) -> Settings:
     """Load the defaults for boxes over this project; fail if its file widens a box and is not trusted."""
     path = project / PROJECT_FILE
-    data = _read(path)
+    data = _read(PROJECT_FILE, project)
     own = _parse(data, path) if data is not None else Settings()
     users = load_users()
     widening = own.widening(users)
@@ -129,7 +130,7 @@ def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
         return None
     if given:
         return _read_script(project, settings.provision)
-    data = _read(project / PROJECT_FILE) or b""
+    data = _read(PROJECT_FILE, project) or b""
     found = _read_script(project, settings.provision)
     if _agreed().projects.get(str(project)) != _fingerprint(data, found):
         raise PolicyRefused(
@@ -142,7 +143,7 @@ def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
 
 def trust(project: Path) -> None:
     """Trust the current version of the project's file, and no later one."""
-    data = _read(project / PROJECT_FILE)
+    data = _read(PROJECT_FILE, project)
     if data is None:
         raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["create one: proofbox init"])
     settings = _parse(data, project / PROJECT_FILE)
@@ -174,9 +175,13 @@ def render(settings: Settings) -> str:
     lines = ["# Defaults for `proofbox` in this project. Flags override them."]
     for name, value in msgspec.structs.asdict(settings).items():
         if value not in (None, (), {}) and name != "runtimes":
-            lines.append(f"{name} = {_toml(value)}")
+            lines.append(f"{name} = {toml_value(value)}")
     for id, values in settings.runtimes.items():
-        lines += ["", f"[runtimes.{_toml(id)}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in values.items())]
+        lines += [
+            "",
+            f"[runtimes.{toml_value(id)}]",
+            *(f"{toml_value(name)} = {toml_value(value)}" for name, value in values.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -211,20 +216,21 @@ def _differs(own: str | None, users: str | None) -> bool:
     return None not in (own, users) and own != users
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """Encode a value as TOML. It is the same as JSON, except for objects and null (which no setting uses)."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(name)} = {_toml(member)}" for name, member in value.items()) + "}"
+        return "{" + ", ".join(f"{toml_value(name)} = {toml_value(member)}" for name, member in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_toml(member) for member in value) + "]"
+        return "[" + ",".join(toml_value(member) for member in value) + "]"
     return msgspec.json.encode(value).decode()
 
 
 def _read_script(project: Path, name: str) -> bytes:
-    path = project / name
-    found = _read(path)
+    found = _read(Path(name), project)
     if found is None:
-        raise UsageError(f"provision: {path} does not exist", op="config", fix_hints=["name a file in the project"])
+        raise UsageError(
+            f"provision: {project / name} does not exist", op="config", fix_hints=["name a file in the project"]
+        )
     return found
 
 
@@ -235,17 +241,18 @@ def _fingerprint(data: bytes, script: bytes | None) -> str:
     return "+".join(part.hexdigest() for part in parts)
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path, project: Path | None = None) -> bytes | None:
+    """Return the content of one of the user's files or, with `project`, of a file in it; None if it does not exist."""
+    shown = path if project is None else project / path
     try:
-        data = read_plain(path, SIZE_LIMIT + 1)
+        data = read_plain(path, SIZE_LIMIT + 1) if project is None else read_inside(project, path, SIZE_LIMIT + 1)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise UsageError(
-            f"{path} can't be read: {error.strerror}", op="config", fix_hints=["fix or remove it"]
-        ) from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "the path contains a NUL"
+        raise UsageError(f"{shown} can't be read: {why}", op="config", fix_hints=["fix or remove it"]) from None
     if len(data) > SIZE_LIMIT:
-        raise UsageError(f"{path} is larger than {SIZE_LIMIT >> 10} KiB", op="config", fix_hints=["shorten it"])
+        raise UsageError(f"{shown} is larger than {SIZE_LIMIT >> 10} KiB", op="config", fix_hints=["shorten it"])
     return data
 
 
@@ -286,8 +293,8 @@ def _agreed() -> _Trusted:
     try:
         data = _trusted_file().read_bytes()
         require_version(data, TRUSTED, _trusted_file())
-        return msgspec.json.decode(data, type=_Trusted)
-    except (OSError, msgspec.DecodeError, RecursionError):
+        return parse_json(data, _Trusted)
+    except (OSError, msgspec.DecodeError):
         return _Trusted()
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from proofbox.core.files.programs import find_program
 from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
 from proofbox.sandbox.client.calls import ActiveCall
 from proofbox.sandbox.client.requests import CommandRequest, encode_env, make_request
 from proofbox.sandbox.contract import DEFAULT_OUTPUT_CAP, Box, Diagnostic, ExecResult, Isolation, Policy
 from proofbox.sandbox.host import cgroups
-from proofbox.sandbox.host.binaries import find_program
 from proofbox.sandbox.options import COMMAND_OPTIONS, ExecOptions, refuse_unknown
 from proofbox.sandbox.paths import resolve_cwd
 

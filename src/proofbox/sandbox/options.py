@@ -17,6 +17,13 @@ from proofbox.sandbox.contract import Access, Door, Layers, Mount, Network, OnOu
 from proofbox.sandbox.paths import parse_mount, resolve_mounts
 
 MIN_DOOR = 1024  # a box can't listen on a lower port
+_MINIMUM = {
+    "memory": 4,  # MB; below this not even a shell starts
+    "cpus": 0.01,
+    "pids": 2,  # the command and one child
+    "disk": 1,  # MB
+}
+_FIELDS = {"memory": "memory_mb", "disk": "disk_mb"}
 
 Option = TypeVar("Option")
 
@@ -153,21 +160,8 @@ def _check_values(policy: Policy) -> None:
             raise RequestInvalid(
                 f"unknown {name} {word!r}", op="start", fix_hints=[f"choose one of: {', '.join(known)}"]
             )
-    for name, value, least in (
-        ("memory", policy.memory_mb, 4),  # below this not even a shell starts
-        ("cpus", policy.cpus, 0.01),
-        ("pids", policy.pids, 2),  # the command and one child
-        ("disk", policy.disk_mb, 1),
-    ):
-        kind = (int, float) if name == "cpus" else int
-        good = isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**40
-        if value is not None and not good:
-            unit = " MB" if name in ("memory", "disk") else ""
-            raise RequestInvalid(
-                f"invalid {name} limit: {value}{unit}",
-                op="start",
-                fix_hints=[f"give {least}{unit} or more" + (", such as 512 or 2g" if unit else "")],
-            )
+    for name in _MINIMUM:
+        check_limit(name, getattr(policy, _FIELDS.get(name, name)))
     if policy.doors and policy.network == "full":
         raise RequestInvalid(
             "a door is a port on the box's own loopback, but with network full the box uses the host's loopback",
@@ -192,4 +186,18 @@ def _check_values(policy: Policy) -> None:
             "a disk limit needs access overlay: the project's own directory has no quota",
             op="start",
             fix_hints=["add --access overlay"],
+        )
+
+
+def check_limit(name: str, value: float | None) -> None:
+    """Refuse a limit with which no box can work. `name` is that of the option; sizes are in MB."""
+    least = _MINIMUM[name]
+    kind = (int, float) if name == "cpus" else int
+    good = isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**40
+    if value is not None and not good:
+        unit = " MB" if name in _FIELDS else ""
+        raise RequestInvalid(
+            f"invalid {name} limit: {value}{unit}",
+            op="start",
+            fix_hints=[f"give {least}{unit} or more" + (", such as 512 or 2g" if unit else "")],
         )

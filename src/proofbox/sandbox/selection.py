@@ -18,6 +18,7 @@ import msgspec
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
 from proofbox.core.files.atomic import write_document
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
 from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.client.requests import encode_env, make_request
@@ -194,8 +195,8 @@ class _Trials(msgspec.Struct):
     @classmethod
     def load(cls) -> _Trials:
         try:
-            return msgspec.json.decode((cache_dir() / "trials.json").read_bytes(), type=cls)
-        except (OSError, ProofboxError, msgspec.DecodeError, RecursionError):
+            return parse_json((cache_dir() / "trials.json").read_bytes(), cls)
+        except (OSError, ProofboxError, msgspec.DecodeError):
             return cls()
 
     def save(self) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
@@ -15,6 +14,7 @@ import pytest
 from harbor_tasks import TOML, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pacing import limited_time
 
 from proofbox.core.spec_files.problems import MAX_PROBLEMS
 from proofbox.errors import SuiteInvalid
@@ -25,31 +25,14 @@ from proofbox.lab.suite.spec import SuiteDocument
 
 HEAD = '[suite]\nid = "a"\n[[mission]]\nid = "x"\n'
 PROMPTED = f'{HEAD}prompt = "p"\n'
-PATIENCE = 60.0
 
 pytestmark = pytest.mark.filterwarnings("ignore:Possible nested set")
-
-
-@contextlib.contextmanager
-def in_time() -> Iterator[None]:
-    """Limit the time, so that blocking on a pipe or quadratic work fails the test."""
-
-    def late(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def told(read: Callable[[], Suite]) -> list[dict[str, Any]] | None:
     """Return the problems, or None. Any other failure fails the test."""
     try:
-        with in_time():
+        with limited_time():
             read()
     except SuiteInvalid as error:
         found: list[dict[str, Any]] = error.details["problems"]
@@ -96,6 +79,11 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("line", "word"),
     [
         ("limits = { cpus = inf }", "finite"),
+        ("limits = { memory = 1 }", "invalid memory limit: 1 MBgive 4 MB or more"),
+        ('limits = { memory = "0g" }', "invalid memory limit"),
+        ("limits = { cpus = 0.001 }", "invalid cpus limit"),
+        ("limits = { pids = 1 }", "invalid pids limit"),
+        ('limits = { disk = "0m" }', "invalid disk limit"),
         ("script = { step = [{ say = nan }] }", "finite"),
         ("timeout = nan", "finite"),
         ("expect = { result_json = { a = 9007199254740992 } }", "integer"),
@@ -155,7 +143,7 @@ def test_malformed_json_is_reported_with_its_position() -> None:
 
 def test_suite_that_is_a_pipe_does_not_block(odd: Path) -> None:
     for name in ("pipe", "folder"):
-        with pytest.raises(SuiteInvalid), in_time():
+        with pytest.raises(SuiteInvalid), limited_time():
             read_suite(odd / name)
     with pytest.raises(SuiteInvalid) as caught:
         read_suite(odd / "latin")
@@ -334,13 +322,13 @@ def test_long_dockerfile_is_read_quickly(tmp_path: Path, text: str) -> None:
     root = task(tmp_path / "t", dockerfile=text)
     for number in range(200):
         (root / f"environment/{number}").touch()
-    with contextlib.suppress(SuiteInvalid), in_time():
+    with contextlib.suppress(SuiteInvalid), limited_time():
         assert len(notes(read_tasks(root, host_root=True))) <= 200
 
 
 def test_number_of_notes_is_bounded(tmp_path: Path) -> None:
     root = task(tmp_path / "t", toml=TOML + "".join(f"x{number} = 1\n" for number in range(60_000)))
-    with in_time():
+    with limited_time():
         assert len(notes(read_tasks(root))) <= 200
 
 
@@ -355,5 +343,5 @@ def test_unreadable_task_is_reported(tmp_path: Path) -> None:
     assert caught.value.details["problems"][0]["line"] == 2
     (root / "instruction.md").unlink()
     os.mkfifo(root / "instruction.md")
-    with pytest.raises(SuiteInvalid, match="neither"), in_time():
+    with pytest.raises(SuiteInvalid, match="neither"), limited_time():
         read_tasks(root)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from proofbox.core.files.programs import find_program
 from proofbox.core.text import preview, printable
 from proofbox.errors import RepositoryFailed
 
@@ -91,7 +92,7 @@ class Git:
         """Write a commit that no branch points to yet."""
         ref = _TEMPORARY + secrets.token_hex(8)
         process = subprocess.Popen(
-            ["git", *_OPTIONS, "fast-import", "--quiet", "--done", "--date-format=raw"],
+            [_git(), *_OPTIONS, "fast-import", "--quiet", "--done", "--date-format=raw"],
             cwd=self.directory,
             env=_environment(),
             stdin=subprocess.PIPE,
@@ -163,7 +164,7 @@ class Git:
         self, *words: str, stdin: bytes = b"", where: Path | None = Path(), env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            ["git", *_OPTIONS, *words],
+            [_git(), *_OPTIONS, *words],
             cwd=self.directory if where is not None else None,
             env={**_environment(), **(env or {})},
             input=stdin,
@@ -175,7 +176,7 @@ class Git:
 def check_git() -> None:
     """Check for a git version that can merge without a working tree."""
     try:
-        output = subprocess.run(["git", "--version"], env=_environment(), capture_output=True, text=True).stdout
+        output = subprocess.run([_git(), "--version"], env=_environment(), capture_output=True, text=True).stdout
         found = tuple(int(part) for part in output.split()[2].split(".")[:2])
     except (OSError, IndexError, ValueError):
         found = (0, 0)
@@ -191,6 +192,13 @@ def check_git() -> None:
 def blob_id(content: bytes) -> str:
     """Return git's object id of a blob."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _git() -> str:
+    found = find_program("git")
+    if found is None:
+        raise RepositoryFailed("git is not installed", op="backend", fix_hints=["install it: apt-get install git"])
+    return found
 
 
 def _environment() -> dict[str, str]:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from proofbox.core.files.plain import read_plain
+from proofbox.core.files.plain import read_inside
 from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import SettingsInvalid
@@ -189,7 +189,7 @@ def _dotenv(project: Path | None) -> dict[str, str]:
         return {}
     path = project / ".env"
     try:
-        text = read_plain(path, _DOTENV_LIMIT).decode("utf-8", "replace")
+        text = read_inside(project, Path(path.name), _DOTENV_LIMIT).decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return {}
     except OSError as error:

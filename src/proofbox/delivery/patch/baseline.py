@@ -19,6 +19,7 @@ from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
+from proofbox.core.untrusted_json import parse_json
 from proofbox.delivery.client.wire import RepoManifest
 from proofbox.errors import CorruptError
 
@@ -139,10 +140,10 @@ def encode_baseline(baseline: Baseline) -> bytes:
 def parse_baseline(data: bytes, where: str) -> Baseline:
     try:
         require_version(data, SCHEMA, where)
-        found = msgspec.json.decode(data, type=_Stored)
+        found = parse_json(data, _Stored)
         if sha256_hex(bytes(found.files)) == found.sha256:
-            return Baseline(msgspec.json.decode(found.files, type=dict[str, Owned]))
-    except msgspec.MsgspecError:
+            return Baseline(parse_json(bytes(found.files), dict[str, Owned]))
+    except msgspec.DecodeError:
         pass
     raise CorruptError(
         f"{where} is damaged",

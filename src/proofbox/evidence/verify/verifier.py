@@ -162,9 +162,12 @@ def _public_key(path: str) -> Any:
 
 
 def _bundle_of(path: str, packet: Packet | None) -> str | None:
+    """Return where the packet says its bundle is. A link that leads out of the packet's directory is not followed."""
     if packet is None or packet.bundle_path is None:
         return None
-    return os.path.join(os.path.dirname(path), packet.bundle_path)
+    beside = os.path.dirname(path)
+    place, base = os.path.join(beside, packet.bundle_path), os.path.realpath(beside or os.curdir)
+    return place if os.path.commonpath([os.path.realpath(place), base]) == base else None
 
 
 def _verify_bundle(result: Verification, directory: str) -> BundleCheck:

@@ -63,7 +63,7 @@ from proofbox.lab.run import pressure
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.suite.spec import Mission
-from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.workspace import Workspace
 

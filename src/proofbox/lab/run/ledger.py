@@ -13,9 +13,11 @@ with `LeaseLost`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sqlite3
+import stat
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -26,13 +28,14 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.documents import declare, require_version
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 from proofbox.lab.attempt.result import AttemptResult
 
 SCHEMA = "proofbox.ledger/1"
 Standing = Literal["planned", "claimed", "ended"]
 BUSY_SECONDS = 30.0
-MOST_NAMED = 10
+SHOWN = 10
 """Maximum number of attempts that an error names."""
 
 _TABLES = """
@@ -140,8 +143,9 @@ class Ledger:
     """An open ledger. Many processes can have it open; the threads of a process may share one object."""
 
     def __init__(self, path: Path, *, clock: Clock | None = None, read_only: bool = False) -> None:
-        if not path.exists():
+        if not os.path.lexists(path):
             raise RunUnknown(f"no ledger at {path}", op="ledger", fix_hints=["name the directory of a run"])
+        _refuse_planted(path)
         self.path = path
         self._clock: Clock = clock or SystemClock()
         self._mutex = threading.RLock()
@@ -157,7 +161,12 @@ class Ledger:
             undo.pop_all()
 
     def _refuse_other_schema(self) -> None:
-        require_version({"schema_version": self.about("schema_version")}, SCHEMA, self.path)
+        """Refuse another version, and everything that SQLite would run when a table is used: views and triggers."""
+        objects = _objects_in(self._db)
+        if not any(kind in ("view", "trigger") or "VIRTUAL" in sql.upper() for kind, _, sql in objects):
+            require_version({"schema_version": self.about("schema_version")}, SCHEMA, self.path)
+        if objects != _own_objects():
+            raise CorruptError(f"{self.path} has other tables than {SCHEMA}", op="ledger")
 
     @classmethod
     def create(
@@ -214,9 +223,13 @@ class Ledger:
             rows = self._db.execute("SELECT * FROM attempt WHERE id = ?", (id,)).fetchall()
             if not rows:
                 begins = "SELECT * FROM attempt WHERE substr(id, 1, ?) = ? ORDER BY number LIMIT ?"
-                rows = self._db.execute(begins, (len(id), id, MOST_NAMED + 1)).fetchall()
+                rows = self._db.execute(begins, (len(id), id, SHOWN + 1)).fetchall()
         if len(rows) != 1 or not id:
-            raise _unknown(id, [_attempt(row).id for row in rows])
+            found = [str(row["id"]) for row in rows]
+            listed = ", ".join(found[:SHOWN]) + (", …" if len(found) > SHOWN else "")
+            message = f"several attempts begin with {id[:80]!r}: {listed}" if rows else f"no attempt {id[:80]!r}"
+            hints = ["list the attempts: proofbox attempt list RUN"]
+            raise AttemptUnknown(message, op="attempt", fix_hints=hints, details={"attempts": found[:SHOWN]})
         return _attempt(rows[0])
 
     def to_retry(self) -> list[Attempt]:
@@ -411,18 +424,13 @@ def _row(attempt: PlannedAttempt, now: float) -> tuple[object, ...]:
     return (*msgspec.structs.astuple(attempt), now)
 
 
-def _unknown(id: str, found: list[str]) -> AttemptUnknown:
-    hints = ["list the attempts: proofbox attempt list RUN"]
-    if not found:
-        return AttemptUnknown(f"there is no attempt {id[:80]!r}", op="attempt", fix_hints=hints)
-    named = ", ".join(found[:MOST_NAMED]) + (", …" if len(found) > MOST_NAMED else "")
-    return AttemptUnknown(f"several attempts begin with {id[:80]!r}: {named}", op="attempt", fix_hints=hints)
-
-
 def _attempt(row: sqlite3.Row) -> Attempt:
     values = {name: row[name] for name in Attempt.__struct_fields__}
     if values["result"] is not None:
-        values["result"] = msgspec.json.decode(values["result"], type=Ended)
+        try:
+            values["result"] = parse_json(values["result"], Ended)
+        except msgspec.DecodeError as error:
+            raise CorruptError(f"the ledger's result of {row['id']} is malformed: {error}", op="ledger") from None
     return Attempt(**{**values, "interrupt": bool(values["interrupt"])})
 
 
@@ -453,3 +461,34 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(place, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     db.row_factory = sqlite3.Row
     return db
+
+
+def _refuse_planted(path: Path) -> None:
+    """Refuse files that SQLite would follow on behalf of the author of the output directory.
+
+    It writes to the write-ahead log and may delete a file that a rollback journal names. A ledger uses no such journal.
+    """
+    for name in (path, *(Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
+        try:
+            mode = name.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        regular = stat.S_ISREG(mode) or stat.S_ISDIR(mode)  # SQLite cannot open a directory and says so
+        if not regular or name.name.endswith("-journal"):
+            kind = "a rollback journal" if regular else "not a regular file"
+            raise CorruptError(
+                f"{name} is {kind}, so the ledger is not opened", op="ledger", fix_hints=[f"inspect it: ls -l {name}"]
+            )
+
+
+def _objects_in(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """Return the type, name and definition of every table, index, view and trigger."""
+    found = db.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master")
+    return {(str(kind), str(name), str(sql)) for kind, name, sql in found}
+
+
+@functools.cache
+def _own_objects() -> set[tuple[str, str, str]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(_TABLES)
+        return _objects_in(db)

@@ -26,6 +26,7 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
+from proofbox.core.untrusted_json import parse_json
 from proofbox.evidence.bundle.identity import is_alive
 
 SCHEMA = "proofbox.limiter/1"
@@ -115,7 +116,7 @@ def _read(path: Path) -> LimiterState:
     try:
         data = path.read_bytes()
         require_version(data, SCHEMA, path)
-        return msgspec.json.decode(data, type=LimiterState)
+        return parse_json(data, LimiterState)
     except (OSError, msgspec.DecodeError):  # a lost limit is learned again from the next refusal
         return LimiterState()
 

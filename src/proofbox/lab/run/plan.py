@@ -20,7 +20,8 @@ from proofbox.core.files.locks import locked
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.spec_files.text_files import Unreadable
-from proofbox.errors import SuiteInvalid
+from proofbox.core.untrusted_json import parse_json
+from proofbox.errors import CorruptError, SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.run.ledger import Ledger, PlannedAttempt
@@ -123,7 +124,10 @@ def is_conducted(out: Path, run_id: str) -> bool:
 
 
 def read_plan(ledger: Ledger) -> Plan:
-    return msgspec.json.decode(ledger.about(PLAN), type=Plan)
+    try:
+        return parse_json(ledger.about(PLAN), Plan)
+    except msgspec.DecodeError as error:
+        raise CorruptError(f"the plan in {ledger.path} is malformed: {error}", op="plan") from None
 
 
 def plan_digest(plan: Plan) -> str:

@@ -33,6 +33,7 @@ from proofbox.errors import (
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.spec import Mission, SuiteFields
 from proofbox.sandbox.client.requests import encode_env
+from proofbox.sandbox.options import check_limit
 from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
 from proofbox.workspace.tools.registry import TOOLS
 
@@ -79,6 +80,15 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
             parse_network(network)
         except RequestInvalid as error:
             problems.say((*at, *path), error.message, "; ".join(error.fix_hints))
+    limits = mission.limits
+    for limit, amount in (
+        *(("memory", limits.memory_mb), ("cpus", limits.cpus)),
+        *(("pids", limits.pids), ("disk", limits.disk_mb)),
+    ):
+        try:
+            check_limit(limit, amount)
+        except RequestInvalid as error:
+            problems.say((*at, "limits", limit), error.message, "; ".join(error.fix_hints))
     for number, each in enumerate(mission.env):
         _check_variable(each, problems, (*at, "env", number))
     for path, env in ((("verify", "env"), mission.verify.env), (("solution_env",), mission.solution_env)):

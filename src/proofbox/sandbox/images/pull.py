@@ -17,7 +17,8 @@ from proofbox.config.project_files import write_project_file
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import require_version, stored
-from proofbox.core.files.plain import read_plain
+from proofbox.core.files.plain import read_inside
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.images.catalogue import Image, all_images, architecture, find_image, resolve_default_image
 from proofbox.sandbox.images.download import OnProgress, download
@@ -143,19 +144,19 @@ def _lock(project: Path, image: Image) -> None:
     images = sorted([*others, Locked(image.name, image.arch, image.url, image.sha256)], key=lambda i: (i.name, i.arch))
     path = project / LOCK_FILE
     data = msgspec.json.format(msgspec.json.encode(_Lock(tuple(images))), indent=2) + b"\n"
-    if not path.exists() or read_plain(path, LOCK_LIMIT) != data:
+    if not path.exists() or read_inside(project, LOCK_FILE, LOCK_LIMIT) != data:
         write_project_file(project, LOCK_FILE, data)
 
 
 def _locked(project: Path) -> tuple[Locked, ...]:
     path = project / LOCK_FILE
     try:
-        data = read_plain(path, LOCK_LIMIT)
+        data = read_inside(project, LOCK_FILE, LOCK_LIMIT)
         require_version(data, LOCK_SCHEMA, path)
-        found = msgspec.json.decode(data, type=_Lock)
+        found = parse_json(data, _Lock)
     except FileNotFoundError:
         return ()
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise _wrong(path, str(error)) from None
     return found.images
 

@@ -18,11 +18,12 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.dirs import state_dir
+from proofbox.core.files.programs import find_program
 from proofbox.errors import IdmapUnsupported, ProviderUnavailable
 from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Placed, Policy
 from proofbox.sandbox.covering import placed, refuse_missing_place
 from proofbox.sandbox.host import cgroups
-from proofbox.sandbox.host.binaries import find_program, program
+from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.host.local_box import Plumbing, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
 from proofbox.sandbox.providers.environment import BOX_HOME, boxed

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Protocol
 
+from proofbox.core.files.programs import find_program, is_inside
 from proofbox.core.interpreter import script_child
 from proofbox.errors import ToolError
 from proofbox.workspace.search.dialect import SearchPattern
@@ -122,17 +122,11 @@ def best_engine(root: str | None = None) -> SearchEngine:
     An agent may have written the files below `root`, so a program among them is never run on the host.
     """
     found = _ripgrep(os.environ.get("PATH"))
-    if found is None or (root is not None and _is_below(found, os.path.realpath(root))):
+    if found is None or (root is not None and is_inside(found, [Path(os.path.realpath(root))])):
         return PythonEngine()
     return RipgrepEngine(found)
 
 
-def _is_below(program: str, root: str) -> bool:
-    places = (os.path.realpath(program), os.path.realpath(os.path.dirname(program)))
-    return any(os.path.commonpath((place, root)) == root for place in places)
-
-
 @functools.lru_cache(maxsize=8)
 def _ripgrep(path: str | None) -> str | None:
-    found = shutil.which("rg", path=path)
-    return None if found is None else os.path.abspath(found)
+    return find_program("rg", path)

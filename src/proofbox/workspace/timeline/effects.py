@@ -26,6 +26,7 @@ from proofbox.core.files.locks import locked
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import printable
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace.model import EffectsHead, Snapshot
 
@@ -135,7 +136,7 @@ def read_effects(path: Path, since: int = 0) -> Iterator[Effect]:
                     continue
                 try:
                     yield decode(line)
-                except msgspec.MsgspecError as error:
+                except msgspec.DecodeError as error:
                     raise WorkspaceCorrupt(
                         f"entry {number} of the effect log is damaged: {error}", op="effects"
                     ) from None
@@ -164,7 +165,7 @@ def current_head(home: Path, workspace_id: str) -> EffectsHead | None:
     if not last:
         return EffectsHead(0, origin(chain_name(workspace_id)))
     try:
-        return EffectsHead(msgspec.json.decode(last, type=_Seq).seq + 1, sha256_hex(last))
+        return EffectsHead(parse_json(last, _Seq).seq + 1, sha256_hex(last))
     except msgspec.MsgspecError as error:
         raise WorkspaceCorrupt(f"the effect log's last entry is damaged: {error}", op="effects") from None
 

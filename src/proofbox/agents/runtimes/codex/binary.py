@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,10 @@ import msgspec
 
 from proofbox.core.dirs import cache_dir
 from proofbox.core.files.atomic import write_document
+from proofbox.core.files.programs import directories_of, find_program, is_inside
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
+from proofbox.workspace.registry import is_registered
 
 MINIMUM = (0, 160, 0)
 INSTALL = (
@@ -76,8 +78,9 @@ def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
                 fix_hints=["check the path", *INSTALL[:2]],
             )
         return Binary(_native(found.resolve()) or found.resolve(), "setting")
-    on_path = shutil.which("codex", path=path)
+    on_path = find_program("codex", path)
     if on_path is not None:
+        _refuse_planted(on_path)
         real = Path(on_path).resolve()
         native = _native(real)
         return Binary(native, "npm") if native is not None else Binary(real, "PATH")
@@ -85,6 +88,27 @@ def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
     if packaged is not None:
         return Binary(packaged, "PyPI")
     raise StrategyUnavailable("codex is not installed", op="probe", fix_hints=INSTALL)
+
+
+def _refuse_planted(program: str) -> None:
+    """Refuse a program that a stranger or an agent could have put on PATH, because its version is asked on the host.
+
+    The current directory may come from a stranger, unless it contains the user's home directory. Agents write to
+    workspaces. A user who wants such a program names it in their settings.
+    """
+    here = Path(os.path.realpath(os.curdir))
+    untrusted = [] if Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(here) else [here]
+    above = {each for place in directories_of(program) for each in (place, *place.parents)}
+    if is_inside(program, [*untrusted, *(each for each in above if is_registered(str(each)))]):
+        raise StrategyUnavailable(
+            f"codex on PATH is {program}, in the current directory or in a workspace, so it is not run",
+            op="probe",
+            fix_hints=[
+                f"remove {os.path.dirname(program)} from PATH",
+                "or, if you trust it, set `binary` to its path in your own config.toml",
+            ],
+            details={"program": program},
+        )
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
@@ -137,7 +161,7 @@ def _schema(binary: Binary, version: str) -> Schema:
     identity = f"{binary.path}\0{st.st_size}\0{st.st_mtime_ns}\0{version}"
     place = cache_dir() / f"codex-schema-{version}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
     try:
-        return msgspec.json.decode(place.read_bytes(), type=Schema)
+        return parse_json(place.read_bytes(), Schema)
     except (OSError, msgspec.DecodeError):
         pass
     with tempfile.TemporaryDirectory(prefix="proofbox-codex-") as scratch:
@@ -149,7 +173,7 @@ def _schema(binary: Binary, version: str) -> Schema:
 
 def _methods(path: Path) -> list[str]:
     try:
-        document: Any = msgspec.json.decode(path.read_bytes())
+        document = parse_json(path.read_bytes(), dict[str, Any])
         return sorted(each["properties"]["method"]["enum"][0] for each in document["oneOf"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError, IndexError):
         return []

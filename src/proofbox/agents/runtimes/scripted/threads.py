@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.documents import require_version, stored
+from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import RuntimeProtocolError, UsageError
 
 SCHEMA = "proofbox.thread/1"
@@ -78,6 +79,6 @@ class ThreadStore:
         try:
             data = path.read_bytes()
             require_version(data, SCHEMA, path)
-            return msgspec.json.decode(data, type=Thread)
+            return parse_json(data, Thread)
         except (OSError, msgspec.DecodeError) as error:
             raise RuntimeProtocolError(f"can't read thread {id}: {error}", op="thread") from None

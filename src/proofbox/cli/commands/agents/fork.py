@@ -36,6 +36,9 @@ def fork(
     step: Annotated[int, Parameter(name="--step", help="The step to continue from; 0 is the start of the attempt.")],
     run: Run = Path("out"),
     attempt: AttemptArgs = NO_FLAGS,
+    trust: Annotated[
+        bool, Parameter(name="--trust", help="Consent to what an attempt made elsewhere requests for its box.")
+    ] = False,
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,
 ) -> int:
@@ -44,7 +47,8 @@ def fork(
     The agent's thread is continued if the runtime can fork threads and the thread was kept, which is so for attempts of
     `runtime try`. The fork is exact if the turn ended at that step; within a turn, it uses the thread from before the
     turn. Strategy, settings and box are those of the attempt unless a flag overrides them. The files must be on this
-    machine. Exit code 1 if the turn fails.
+    machine. If the attempt was made elsewhere, what it requests beyond your own settings needs your consent (--trust).
+    Exit code 1 if the turn fails.
 
     For example:
       proofbox attempt fork answer.1 retry --step 2 --run out
@@ -55,7 +59,7 @@ def fork(
     found = find(run, id)
     place = directory or _free_name(f"{found.attempt.id}-step{step}")
     prompt = attempt.read_prompt() if attempt.has_prompt else None
-    made = fork_attempt(found.bundle, step, place, prompt=prompt, **attempt.options(box, json=json))
+    made = fork_attempt(found.bundle, step, place, prompt=prompt, trust=trust, **attempt.options(box, json=json))
     continued = made.attempt
     ok = continued is None or continued.status == "completed"
     lines = [f"files after step {step} of {found.attempt.id}: {made.workspace}"]

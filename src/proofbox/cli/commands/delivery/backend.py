@@ -13,6 +13,7 @@ from proofbox.cli.parameters import Parameter
 from proofbox.core.dirs import state_dir
 from proofbox.core.files.plain import read_plain
 from proofbox.core.text import printable
+from proofbox.core.untrusted_json import parse_json
 from proofbox.delivery.client.wire import AppSpec
 from proofbox.errors import UsageError
 
@@ -86,8 +87,8 @@ def spec(
     if len(given) > SPEC_LIMIT:
         raise UsageError(f"{file} is larger than {SPEC_LIMIT >> 20} MiB", op="backend spec")
     try:
-        found = msgspec.json.decode(given, type=AppSpec)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        found = parse_json(given, AppSpec)
+    except msgspec.DecodeError as error:
         raise UsageError(f"{file} is not a valid spec: {error}", op="backend spec") from None
     try:
         store_spec(_place(data), enterprise_id, found)

@@ -24,12 +24,13 @@ from proofbox.core.clock import Clock
 from proofbox.errors import CorruptError, SnapshotUnknown, StepFilesGone
 from proofbox.evidence.bundle.reader import Bundle
 from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.adhoc.fork_consent import require_fork_consent
 from proofbox.lab.attempt.adhoc.home import home_of
 from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptOptions
 from proofbox.lab.attempt.adhoc.run import carry_out
 from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot, ForkedFrom, RunnerRef
 from proofbox.lab.reports.steps import load_attempt, step_of
-from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.workspace import Workspace
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -41,6 +42,7 @@ def fork_attempt(
     workspace: str | os.PathLike[str],
     *,
     prompt: str | None = None,
+    trust: bool = False,
     **options: Unpack[AttemptOptions],
 ) -> AttemptFork:
     """Create a workspace with the files after a step of an attempt, and with a prompt let the agent continue there.
@@ -50,9 +52,10 @@ def fork_attempt(
 
     `attempt` is the directory of an attempt's bundle, of a suite or made by hand. Step 0 is its beginning. Strategy,
     settings, provider and policy default to those of the attempt. Raises `StepFilesGone` if this machine does not have
-    the files.
+    the files, and `ConsentRequired` if an attempt that was made elsewhere requests more than your own settings give;
+    `trust` is that consent.
     """
-    return anyio.run(partial(fork_attempt_async, attempt, step, workspace, prompt=prompt, **options))
+    return anyio.run(partial(fork_attempt_async, attempt, step, workspace, prompt=prompt, trust=trust, **options))
 
 
 async def fork_attempt_async(
@@ -61,6 +64,7 @@ async def fork_attempt_async(
     workspace: str | os.PathLike[str],
     *,
     prompt: str | None = None,
+    trust: bool = False,
     **options: Unpack[AttemptOptions],
 ) -> AttemptFork:
     """Like `fork_attempt`, for async programs.
@@ -70,6 +74,8 @@ async def fork_attempt_async(
     If cancelled while the agent works, it ends the agent and commits the bundle as interrupted.
     """
     source = await run_sync(_Source, Path(attempt))
+    if prompt is not None:
+        await run_sync(partial(require_fork_consent, source.bundle, options, trust=trust))
     fork = await run_sync(source.fork_at, step, options, options.get("registry") or installed())
     place = Path(workspace)
     made_at = await run_sync(source.write_files, fork.snapshot, place, options.get("clock"))

@@ -19,7 +19,7 @@ from proofbox.errors import ProofboxError
 from proofbox.lab.attempt.cleaning import cleaned
 from proofbox.lab.attempt.documents import ForkedFrom, IntegrityFinding
 from proofbox.lab.attempt.result import AttemptResult
-from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.options import PolicyOptions
 
 Status = Literal["completed", "failed", "interrupted"]
 

@@ -38,6 +38,7 @@ from proofbox.errors import (
     WorkspaceUnknown,
 )
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.attempt.adhoc.fork_consent import agree_to_forks
 from proofbox.lab.attempt.adhoc.home import attempts_dir, copy_home, home_of
 from proofbox.lab.attempt.adhoc.request import (
     AttemptFailure,
@@ -54,7 +55,7 @@ from proofbox.lab.run.plan import redactor_for
 from proofbox.lab.suite.meaning import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import BoxLimits, Mission, SuiteDocument, SuiteFields
-from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.workspace import Workspace
 
 MISSION = "try"
@@ -157,6 +158,7 @@ class _AdHocSupervisor(Supervisor):
             ended = await supervise(self, self._bundle.name)
             if not self._turn_started:
                 raise self._infra or AgentError("the turn did not start", op="attempt")
+            await run_sync(agree_to_forks, self._bundle)
         finally:
             with anyio.CancelScope(shield=True):
                 await run_sync(self._tidy_up)

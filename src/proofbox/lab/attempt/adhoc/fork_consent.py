@@ -1,0 +1,55 @@
+"""Consent to what a recorded attempt requests, for forks that continue it.
+
+An attempt's evidence may come from a stranger, and a fork takes its box and its agent's settings from there. An attempt
+that was made here is recorded as agreed to, because the user has chosen its options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from proofbox.config import consent
+from proofbox.config.consent import Widening
+from proofbox.evidence.bundle.reader import Bundle
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.adhoc.request import AttemptOptions
+from proofbox.lab.attempt.documents import AttemptRecord, RunnerRef
+from proofbox.lab.reports.steps import load_attempt
+
+
+def require_fork_consent(bundle: Bundle, options: AttemptOptions, *, trust: bool) -> None:
+    """Raise `ConsentRequired` unless the user has consented to what the attempt requests and `options` do not override.
+
+    `trust` is that consent.
+    """
+    asked = _requests(bundle, options.get("provider"), options.get("policy", {}), options.get("settings", {}))
+    if trust:
+        consent.agree(Path(bundle.path), asked)
+    consent.require(Path(bundle.path), asked, command=f"proofbox attempt fork {quote(bundle.path)} --trust …")
+
+
+def agree_to_forks(path: Path) -> None:
+    """Record that the user has chosen the options of this attempt."""
+    bundle = load_attempt(path.resolve())
+    if asked := _requests(bundle, None, {}, {}):
+        consent.agree(Path(bundle.path), asked)
+
+
+def _requests(
+    bundle: Bundle, provider: str | None, policy: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[Widening, ...]:
+    record = msgspec.convert(bundle.read_json(artifacts.ATTEMPT), AttemptRecord)
+    runner = msgspec.convert(bundle.read_json(artifacts.RUNNER), RunnerRef)
+    used = {} if runner.settings is UNSET else runner.settings
+    return consent.recorded_requests(
+        None if provider else record.requested.provider,
+        {name: value for name, value in record.policy.items() if not policy.get(name)},
+        "" if runner.runtime is UNSET else runner.runtime,
+        {name: value for name, value in used.items() if name not in settings},
+    )
