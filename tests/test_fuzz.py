@@ -170,7 +170,7 @@ def test_images_lock(tmp_path: Path) -> None:
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a bundle `run`, a packet, a signed packet and a key. They name the machine, so it is no seed."""
     place = tmp_path_factory.mktemp("evidence")
-    with BundleWriter(place / "out") as bundle:
+    with BundleWriter.create(place / "out") as bundle:
         bundle.write_json("outcome.json", Outcome(Verdict("passed", "me", "so")).as_json())
         bundle.write_json("tree_manifest.json", tree_manifest([TreeEntry(b"a.txt", "100644", 3, "0" * 64)]))
         with bundle.open_log("events.jsonl") as log:

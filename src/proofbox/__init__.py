@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from proofbox.evidence.bundle.reader import open_bundle_unverified as open_bundle_unverified
     from proofbox.evidence.bundle.writer import BundleWriter as BundleWriter
     from proofbox.evidence.verify.verifier import verify as verify
-    from proofbox.probes.run import run_plan as run_plan
+    from proofbox.lab.attempt.adhoc.fork import fork_attempt as fork_attempt
+    from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
+    from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
+    from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
     from proofbox.lab.doctor import doctor as doctor
     from proofbox.lab.garbage import collect_garbage as collect_garbage
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
     from proofbox.lab.reports.promoting import emit_promotion as emit_promotion
     from proofbox.lab.reports.scoring import report as report
     from proofbox.lab.reports.scoring import validate as validate
+    from proofbox.lab.reports.steps import diff_attempt as diff_attempt
     from proofbox.lab.run.running import load_run as load_run
     from proofbox.lab.run.running import load_run_async as load_run_async
     from proofbox.lab.run.running import resume_suite as resume_suite
     from proofbox.lab.run.running import resume_suite_async as resume_suite_async
     from proofbox.lab.run.running import run_suite as run_suite
     from proofbox.lab.run.running import run_suite_async as run_suite_async
-    from proofbox.lab.attempt.adhoc.fork import fork_attempt as fork_attempt
-    from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
-    from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
-    from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
-    from proofbox.lab.reports.steps import diff_attempt as diff_attempt
+    from proofbox.probes.run import run_plan as run_plan
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.contract import Mount as Mount
     from proofbox.sandbox.images.catalogue import list_images as list_images

@@ -21,7 +21,14 @@ def picture(progress: Progress, width: int = 80) -> list[str]:
 
 
 def event(kind: EventKind, attempt: str, **members: str) -> SuiteEvent:
-    found = {"run_id": "run-1", "at": "2026-01-01T00:00:00Z", "event": kind, "attempt_id": attempt, "mission_id": "a", **members}
+    found = {
+        "run_id": "run-1",
+        "at": "2026-01-01T00:00:00Z",
+        "event": kind,
+        "attempt_id": attempt,
+        "mission_id": "a",
+        **members,
+    }
     return msgspec.convert(found, SuiteEvent)
 
 

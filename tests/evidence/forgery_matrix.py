@@ -35,7 +35,7 @@ from suites import HEAD, command, conduct, mission, plan, say, write
 from proofbox.core.digest import sha256_file
 from proofbox.errors import EvidenceIncomplete
 from proofbox.evidence.attest.keys import new_key
-from proofbox.lab.reports.promoting import promote
+from proofbox.lab.reports.promoting import emit_promotion
 
 CHECK = {"commands": ["grep -qx 42 a"]}
 COMMANDS = (VERIFY, VALIDATE, REPORT, SUITE_REPORT, EMIT, VERIFY_PACKET, DELIVER)
@@ -82,7 +82,7 @@ def lab(place: Path) -> Iterator[Lab]:
             for each in (scene, scene.older):
                 for of in ("run", GOOD, BAD):
                     sign = place / "release" if kind == "signed" else None
-                    promote(each.bundle(of), sign=sign)
+                    emit_promotion(each.bundle(of), sign=sign)
                     if sign is not None:
                         tree = (each.attempt(of) / "tree_manifest.json") if of != "run" else None
                         made.seen |= {index_of(each.bundle(of)), sha256_file(each.packet(of))[0]}

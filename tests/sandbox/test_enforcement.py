@@ -74,7 +74,7 @@ class Kept:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
     monkeypatch.setattr(Forgetful, "started", [], raising=False)
     monkeypatch.setitem(PROVIDERS, "forgetful", Forgetful)
-    monkeypatch.setitem(provisioning._STORES, "forgetful", Kept)
+    monkeypatch.setattr(provisioning, "_store_for", lambda _: Kept())
     monkeypatch.setattr(selection, "AUTO_ORDER", ("forgetful",))
     return Forgetful.started
 

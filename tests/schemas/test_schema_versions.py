@@ -15,9 +15,6 @@ from shapes import current_shapes, recorded_shapes
 
 from proofbox import BundleWriter, load_bundle
 from proofbox.agents.runtimes.scripted.threads import ThreadStore
-from proofbox.agents.trials.record import load_document
-from proofbox.agents.trials.result import SCHEMA as TRIAL
-from proofbox.agents.trials.result import Trial
 from proofbox.cli.commands.setup.contract import make_contract
 from proofbox.config import consent, settings
 from proofbox.core.canonical import canonical_bytes

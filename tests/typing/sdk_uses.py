@@ -9,9 +9,11 @@ import threading
 from pathlib import Path
 from typing import Any, assert_type
 
+from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptRun
+from proofbox.probes.run import PlanRun
+
 import proofbox
 from proofbox.agents.runtimes.listing import RuntimeFacts
-from proofbox.agents.trials.result import Trial
 from proofbox.delivery.documents import Delivery, DeliveryPlan
 from proofbox.delivery.patch.patchset import PatchChange
 from proofbox.delivery.proof import Standing
@@ -151,6 +153,16 @@ def projects_and_images() -> None:
     assert_type(proofbox.pull_image("debian", update=True), PulledImage)
 
 
-async def trials(request: proofbox.TrialRequest) -> None:
-    assert_type(await proofbox.run_trial(request), Trial)
-    assert_type(await proofbox.fork_trial(Path("record"), 2, request), Trial)
+def attempts_by_hand() -> None:
+    assert_type(proofbox.run_attempt("say hello", "project", strategies="scripted"), AttemptRun)
+    assert_type(proofbox.fork_attempt("t1", 2, "retry", prompt="go on", trust=True), AttemptFork)
+    assert_type(proofbox.diff_attempt("t1", 2), str)
+
+
+async def attempts_by_hand_async() -> None:
+    assert_type(await proofbox.run_attempt_async("say hello", "project"), AttemptRun)
+    assert_type(await proofbox.fork_attempt_async("t1", 2, "retry"), AttemptFork)
+
+
+def plans() -> None:
+    assert_type(proofbox.run_plan("bubblewrap", "out", only_probes=["network.tcp"]), PlanRun)

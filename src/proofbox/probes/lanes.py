@@ -22,9 +22,9 @@ from proofbox.errors import ProbeDriverFailed, ProofboxError, SandboxLost
 from proofbox.probes.decoys import DRIVER, ENVIRONMENT_VARIABLE, Decoys
 from proofbox.probes.operations import LOST, SELF_STATUS, Answer, Oracle, skipped
 from proofbox.probes.plan import Plan, Probe, Profile
-from proofbox.sandbox.options import PolicyOptions
 from proofbox.sandbox.contract import Mount, Output
 from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 
 PROBE_SECONDS: Final = 5.0

@@ -208,7 +208,7 @@ def signed(tmp_path: Path) -> Path:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "main.py").write_text("print(1)\n")
     passed = Outcome(Verdict("passed", "agent", "x"), Verdict("passed", "verifier", "x"), Verdict("ok", "us", "x"))
-    with BundleWriter(tmp_path / "out") as run:
+    with BundleWriter.create(tmp_path / "out") as run:
         log = ScheduleLog(run.open_log("schedule.jsonl"))
         run.write_json("results.json", {"schema_version": "example/1", "passed": 3, "by": {"x": [True, "y"]}})
         for name in ("a", "b", "c"):

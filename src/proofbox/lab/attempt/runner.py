@@ -53,7 +53,7 @@ from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext
 from proofbox.lab.attempt.documents import ForkedFrom
 from proofbox.lab.attempt.expectations import UnmetCondition, unmet
 from proofbox.lab.attempt.final_tree import finder
-from proofbox.lab.attempt.mission_box import MissionBoxes, asked_of_a_box
+from proofbox.lab.attempt.mission_box import MissionBoxes, requested_options
 from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.sharing import Started, refuse_to_share
 from proofbox.lab.attempt.states import Reason, State, States
@@ -368,7 +368,7 @@ class Supervisor:
 
     def _policy(self) -> PolicyOptions:
         """Return the requested options of the agent's box, for the record."""
-        return asked_of_a_box(self._mission)
+        return requested_options(self._mission)
 
     async def _wait(self, session: AgentSession, thread: str, turn: str) -> TurnResult:
         """Wait until the turn ends, times out or is stopped. Time spent in the queue does not count."""

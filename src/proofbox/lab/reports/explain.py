@@ -58,8 +58,8 @@ def explain_attempt(id: str, *, run: str | os.PathLike[str] = "out") -> Explanat
 
         print("\\n".join(proofbox.explain_attempt("answer.1", run="out").lines))
 
-    `id` is the attempt's id, a unique prefix of it, or the directory of its evidence. `run` is the run's directory, or an output directory, for its
-    last run. The lines quote the agent: escape them before printing them to a terminal.
+    `id` is the attempt's id, a unique prefix of it, or the directory of its evidence. `run` is the run's directory, or
+    an output directory, for its last run. The lines quote the agent: escape them before printing them to a terminal.
     """
     from proofbox.lab.reports.stored_attempts import find_attempt  # which itself asks for doubts
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proofbox.agents.events import Usage
-from proofbox.agents.usage import MOST_THREADS, TokenCount
+from proofbox.agents.usage import MAX_THREADS, TokenCount
 from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.verify.check import MAX_FINDINGS
 from proofbox.lab.attempt import artifacts
@@ -79,8 +79,8 @@ def check_tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Ite
     for event in bundle.read_log(EVENTS):
         if event["event"] == "usage":
             threads.add(_key(event["source"], event["thread"]))
-            if len(threads) > 2 * MOST_THREADS + 2:  # of each source, and requests without a thread
-                yield "trace_too_long", EVENTS, f"usage of more than {MOST_THREADS} threads; the rest is not checked"
+            if len(threads) > 2 * MAX_THREADS + 2:  # of each source, and requests without a thread
+                yield "trace_too_long", EVENTS, f"usage of more than {MAX_THREADS} threads; the rest is not checked"
                 return
             count.add(msgspec.convert(event, Usage))
     yield from same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(count.by_source()))

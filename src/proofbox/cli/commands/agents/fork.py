@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from proofbox.cli.parameters import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.attempt import Id, Run, find
 from proofbox.cli.commands.agents.trial import NO_FLAGS, AttemptArgs, summary
 from proofbox.cli.output import Document, show
+from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import UsageError
 from proofbox.lab.attempt.adhoc.request import AttemptRun

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-
 from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
 from proofbox.agents.contract import RuntimeCapabilities
 from proofbox.agents.runtimes.listing import RuntimeFacts, list_runtimes

@@ -18,12 +18,12 @@ from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
 from proofbox.cli.schemas import json_schema
 from proofbox.config.consent import Widening, agree, describe
+from proofbox.core.spec_files.problems import Problem
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid
 from proofbox.lab.reports.suite_run import SuiteRun
 from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
-from proofbox.core.spec_files.problems import Problem
 from proofbox.lab.suite.spec import SuiteDocument as SuiteFile
 
 if TYPE_CHECKING:

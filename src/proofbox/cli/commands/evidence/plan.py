@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from proofbox.cli.parameters import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.errors import PlanMismatch
@@ -148,9 +148,7 @@ def run(
         Parameter(name="--only-probe", help="Run only this probe, and the controls. Repeatable."),
     ] = (),
     dry: Annotated[bool, Parameter(name="--dry", help="Check everything, and run nothing.")] = False,
-    trust: Annotated[
-        bool, Parameter(name="--trust", help="Consent to what the plan asks for, now and later.")
-    ] = False,
+    trust: Annotated[bool, Parameter(name="--trust", help="Consent to what the plan asks for, now and later.")] = False,
     lock_mode: Annotated[
         Literal["fail", "wait"], Parameter(name="--lock-mode", help="If another run writes to the output directory.")
     ] = "fail",

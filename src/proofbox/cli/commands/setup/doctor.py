@@ -6,7 +6,6 @@ import platform
 import shlex
 from typing import Annotated
 
-
 from proofbox.agents.runtimes.listing import RuntimeFacts
 from proofbox.cli import flags
 from proofbox.cli.output import columns, show
