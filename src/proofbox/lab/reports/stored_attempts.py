@@ -40,10 +40,12 @@ def find_attempt(id: str, run: Path) -> StoredAttempt:
         return _by_evidence(by_hand[0])
     try:
         out, run_id = find_run(run)
-    except RunUnknown as error:
-        what = f"several attempts begin with {id[:80]!r}" if by_hand else f"there is no attempt {id[:80]!r}"
-        hints = ["name the directory of its evidence: proofbox attempt explain DIR", *error.fix_hints]
-        raise AttemptUnknown(f"{what}, and {error.message}", op="attempt", fix_hints=hints) from None
+    except RunUnknown:
+        if not id.startswith("attempt-"):
+            raise
+        what = "several attempts begin with" if by_hand else "there is no attempt"
+        hints = ["name the directory of its evidence: proofbox attempt explain DIR"]
+        raise AttemptUnknown(f"{what} {id[:80]!r}", op="attempt", fix_hints=hints) from None
     with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
         attempt = ledger.attempt(id)
         children = (each.id for each in ledger.attempts() if each.parent == attempt.id)
