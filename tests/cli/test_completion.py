@@ -55,6 +55,10 @@ def test_zsh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         terminal.type("proofbox session st\t\t")
         terminal.wait_for("start", 60.0)
         terminal.wait_for("stop")
+        terminal.type("\x15proofbox exec --acces\t")
+        terminal.wait_for("exec --access")
+        terminal.type(" o\t")
+        terminal.wait_for("verlay")
         terminal.type("\x15exit\n")  # Ctrl-U clears the line
         terminal.end()
     finally:

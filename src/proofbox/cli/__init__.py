@@ -146,12 +146,12 @@ GROUPS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words in (["--help"], ["-h"], ["help"]):
+    if words[:1] in ([], ["--help"], ["-h"]) or words == ["help"]:
         from proofbox.cli.help import root_help
 
         print(root_help())
         return 0
-    if words[0] in GROUPS and words[1:] in ([], ["--help"], ["-h"]):
+    if words[0] in GROUPS and words[1:2] in ([], ["--help"], ["-h"]):
         from proofbox.cli.help import group_help
 
         print(group_help(words[0]))
