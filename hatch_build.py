@@ -1,7 +1,7 @@
 """The build backend: hatchling, plus the box's C programs.
 
-Each program is one C file in `src/proofbox/sandbox/agent`, built as a static binary that runs in any root file system,
-into `bin/<name>-<arch>` beside it. What is built depends on what is asked for:
+Each program is one C file in `src/proofbox/sandbox/agent`, or a directory of C files with that name, built as a static
+binary that runs in any root file system, into `bin/<name>-<arch>` beside it. What is built depends on what is asked for:
 
     editable install   this machine's architecture, by the system's C compiler where it can link a static program
                        (musl's first: its programs start in half the time), else by zig (the PyPI package `ziglang`,
@@ -74,11 +74,11 @@ class Compiler(NamedTuple):  # not a dataclass: hatchling loads this file outsid
     identity: str
     is_zig: bool = False
 
-    def compile(self, source: Path, output: Path, arch: str, cache: Path) -> str:
-        """Compile one file; what went wrong, or an empty string.
+    def compile(self, sources: Sequence[Path], output: Path, arch: str, cache: Path) -> str:
+        """Compile the files of a program, all in one directory; what went wrong, or an empty string.
 
-        The compiler runs in the source's directory and sees a bare file name, so that no path of this machine gets
-        into the binary.
+        The compiler runs in that directory and sees bare file names, so that no path of this machine gets into the
+        binary.
         """
         env = {**os.environ, "LC_ALL": "C"}
         target: tuple[str, ...] = ()
@@ -87,7 +87,8 @@ class Compiler(NamedTuple):  # not a dataclass: hatchling loads this file outsid
             # which it is not in an isolated build: so its cache is worth keeping only if someone names a place for it.
             env = {"ZIG_GLOBAL_CACHE_DIR": str(cache), **env, "ZIG_LOCAL_CACHE_DIR": str(cache)}
             target = ("-target", f"{arch}-linux-musl")
-        return failure([*self.command, *target, *FLAGS, "-o", str(output), source.name], cwd=source.parent, env=env)
+        names = [source.name for source in sources]
+        return failure([*self.command, *target, *FLAGS, "-o", str(output), *names], cwd=sources[0].parent, env=env)
 
 
 class AgentBuildHook(BuildHookInterface[Any]):
@@ -136,34 +137,40 @@ def native_arch() -> str:
 def build_programs(root: Path, arches: Sequence[str]) -> None:
     """Bring `bin/` to exactly the programs wanted, each compiled only if anything it is made from has changed."""
     agent, bin_dir, work = root / AGENT, root / AGENT / "bin", root / ".tools" / "agent"
-    wanted = {f"{name}-{arch}": (agent / f"{name}.c", arch) for name in PROGRAMS for arch in arches}
+    wanted = {f"{name}-{arch}": (name, arch) for name in PROGRAMS for arch in arches}
     if bin_dir.is_dir():
         for left_over in set(os.listdir(bin_dir)) - set(wanted):
             (bin_dir / left_over).unlink()
     if not wanted:
         return
-    missing = [str(source.relative_to(root)) for source, _ in wanted.values() if not source.is_file()]
+    sources = {name: sources_of(agent, name) for name in PROGRAMS}
+    missing = [name for name, files in sources.items() if not files]
     if missing:
-        stop(f"missing source: {', '.join(sorted(set(missing)))}")
+        stop(f"missing source in {AGENT}: {', '.join(missing)}")
 
     compiler = choose_compiler(arches)
     bin_dir.mkdir(exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
-    headers = [path.read_bytes() for path in sorted(agent.glob("*.h"))]
+    headers = [path.read_bytes() for path in sorted(agent.rglob("*.h"))]
     # Compiled elsewhere and renamed: a box may be running the old binary, and another build may be at work.
     with tempfile.TemporaryDirectory(dir=work) as scratch:
-        for name, (source, arch) in wanted.items():
+        for name, (program, arch) in wanted.items():
             binary, stamp, output = bin_dir / name, work / f"{name}.stamp", Path(scratch) / name
-            recipe = digest(json.dumps([compiler.identity, FLAGS, arch]).encode(), source.read_bytes(), *headers)
+            files = [path.read_bytes() for path in sources[program]]
+            recipe = digest(json.dumps([compiler.identity, FLAGS, arch]).encode(), *files, *headers)
             if binary.is_file() and stamp.is_file() and stamp.read_text() == f"{recipe} {digest(binary.read_bytes())}":
                 continue
-            problem = compiler.compile(source, output, arch, cache=Path(scratch) / "cache")
+            problem = compiler.compile(sources[program], output, arch, cache=Path(scratch) / "cache")
             if problem:
-                stop(f"{source.name} for {arch} does not compile with {compiler.identity}:\n{problem}")
+                stop(f"{program} for {arch} does not compile with {compiler.identity}:\n{problem}")
             output.chmod(0o755)
             stamp_text = f"{recipe} {digest(output.read_bytes())}"
             output.replace(binary)
             stamp.write_text(stamp_text)
+
+
+def sources_of(agent: Path, program: str) -> list[Path]:
+    return sorted(agent.glob(f"{program}.c")) or sorted((agent / program).glob("*.c"))
 
 
 def choose_compiler(arches: Sequence[str]) -> Compiler:
@@ -195,7 +202,7 @@ def native_compiler(arches: Sequence[str], tried: list[str]) -> Compiler | None:
         with tempfile.TemporaryDirectory() as scratch:
             source, output = Path(scratch) / "trial.c", Path(scratch) / "trial"
             source.write_text(TRIAL)
-            problem = compiler.compile(source, output, native_arch(), cache=Path(scratch)) or failure([str(output)])
+            problem = compiler.compile([source], output, native_arch(), cache=Path(scratch)) or failure([str(output)])
         if not problem:
             return compiler
         tried.append(f"{shlex.join(command)}: makes no static program: {problem.splitlines()[-1]}")

@@ -120,9 +120,9 @@ def sources_digest() -> str:
     total = hashlib.sha256()
     python = VENV / "bin/python"
     total.update(f"{ROOT}\0{python.resolve(strict=True)}\0{python_version()}\0".encode())
-    agent_sources = sorted([*AGENT.glob("*.c"), *AGENT.glob("*.h")])
+    agent_sources = sorted([*AGENT.rglob("*.c"), *AGENT.rglob("*.h")])
     for path in [ROOT / "uv.lock", ROOT / "pyproject.toml", ROOT / "hatch_build.py", Path(__file__), *agent_sources]:
-        total.update(f"{path.name}\0".encode())
+        total.update(f"{path.relative_to(ROOT)}\0".encode())
         total.update(hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
 
@@ -141,7 +141,8 @@ def agent_binaries() -> list[Path]:
         return []
     if os.environ.get("PROOFBOX_BUILD_AGENT") == "none":
         return []
-    return [AGENT / "bin" / f"{source.stem}-{arch}" for source in AGENT.glob("*.c")]
+    programs = {*(source.stem for source in AGENT.glob("*.c")), *(source.parent.name for source in AGENT.glob("*/*.c"))}
+    return [AGENT / "bin" / f"{program}-{arch}" for program in programs]
 
 
 def make_venv(level: str) -> None:

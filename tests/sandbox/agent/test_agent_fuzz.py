@@ -24,7 +24,7 @@ from proofbox.sandbox.host.binaries import program
 
 # One worker runs all of these tests, so that the sanitizer build is made once.
 pytestmark = pytest.mark.xdist_group("fuzz")
-SOURCE = Path(wire.__file__).parents[1] / "agent" / "boxagent.c"
+SOURCES = sorted((Path(wire.__file__).parents[1] / "agent" / "boxagent").glob("*.c"))
 
 
 @pytest.fixture(scope="module", params=["as shipped", pytest.param("sanitized", marks=pytest.mark.needs("cc"))])
@@ -40,7 +40,8 @@ def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "-fno-sanitize-recover=all",
         "-fno-omit-frame-pointer",
     ]
-    built = subprocess.run(["cc", *flags, str(SOURCE), "-o", str(target)], capture_output=True, text=True, check=False)
+    argv = ["cc", *flags, *map(str, SOURCES), "-o", str(target)]
+    built = subprocess.run(argv, capture_output=True, text=True, check=False)
     if "sanitize" in built.stderr or "libasan" in built.stderr or "libubsan" in built.stderr:
         pytest.skip(f"cc has no sanitizers here: {built.stderr.splitlines()[-1]}")
     assert built.returncode == 0, built.stderr

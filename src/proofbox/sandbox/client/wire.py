@@ -1,4 +1,4 @@
-"""The box agent's wire format, without any I/O. It is documented in `agent/boxagent.c`."""
+"""The box agent's wire format, without any I/O. It is documented in `agent/boxagent/boxagent.h`."""
 
 from __future__ import annotations
 

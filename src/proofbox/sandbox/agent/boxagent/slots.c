@@ -1,0 +1,66 @@
+/* Slots: the child cgroups of commands. */
+#include "boxagent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct slot *slots;
+int cgroup_fd = -1;
+static uint32_t next_slot;
+
+bool slot_empty(struct slot *s) {
+    char c;
+    ssize_t n = pread(s->procs, &c, 1, 0);
+    if (n >= 0) return n == 0;
+    s->spent = true; /* it was removed from outside, which the kernel allows only while it is empty */
+    return errno == ENODEV;
+}
+
+struct slot *get_slot(void) {
+    for (struct slot *s = slots; s; s = s->next)
+        if (!s->busy && !s->spent && slot_empty(s) && !s->spent) return s->busy = true, s;
+    char name[32], path[64];
+    snprintf(name, sizeof name, "c%u", next_slot);
+    if (mkdirat(cgroup_fd, name, 0755)) return NULL;
+    struct slot *s = calloc(1, sizeof *s);
+    if (!s) die("out of memory");
+    s->number = next_slot++;
+    s->dir = openat(cgroup_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    snprintf(path, sizeof path, "%s/cgroup.procs", name);
+    s->procs = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof path, "%s/cgroup.kill", name);
+    s->kill = openat(cgroup_fd, path, O_WRONLY | O_CLOEXEC);
+    if (s->dir < 0 || s->procs < 0 || s->kill < 0) die("opening a cgroup");
+    s->busy = true;
+    s->next = slots;
+    return slots = s;
+}
+
+void kill_slot(struct slot *s) {
+    if (write(s->kill, "1", 1) != 1 && errno != ENODEV) die("cgroup.kill");
+    s->spent = true;
+}
+
+bool remove_slot(const struct slot *s) {
+    char name[32];
+    snprintf(name, sizeof name, "c%u", s->number);
+    return !unlinkat(cgroup_fd, name, AT_REMOVEDIR);
+}
+
+void return_slot(struct slot *s) {
+    s->busy = false;
+    for (struct slot **at = &slots; s->spent && *at; at = &(*at)->next)
+        if (*at == s) {
+            if (!remove_slot(s)) return; /* not empty yet: it is removed with the box */
+            *at = s->next;
+            close(s->dir);
+            close(s->procs);
+            close(s->kill);
+            free(s);
+            return;
+        }
+}
