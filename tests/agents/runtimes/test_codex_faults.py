@@ -19,7 +19,7 @@ from pacing import SOON
 
 from proofbox.agents.contract import AgentRuntime, AgentSession, RuntimeProbe
 from proofbox.agents.events import ApprovalDecision, Delta, Integrity, Notice, ToolCall, TurnEnded, Unrecognized
-from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings, supervisor
+from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings, ending, supervisor
 from proofbox.agents.runtimes.codex import session as session_module
 from proofbox.agents.runtimes.codex.binary import check_version, find_binary, parse_version
 from proofbox.agents.runtimes.codex.settings import config_toml
@@ -147,7 +147,7 @@ def test_crash_during_a_request_is_a_broken_transport(tmp_path: Path) -> None:
 
 @boxed
 def test_hanging_program_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "INTERRUPT_SECONDS", 0.3)
+    monkeypatch.setattr(ending, "INTERRUPT_SECONDS", 0.3)
 
     async def work(lab: Lab) -> None:
         async with lab.session(fake="hang") as seat:

@@ -16,7 +16,7 @@ from proofbox.agents.events import Event, Integrity, ToolCall
 from proofbox.agents.feed import Feed
 from proofbox.agents.jsonrpc.peer import RpcRefusal
 from proofbox.agents.runtimes.codex import decoder as decoding
-from proofbox.agents.runtimes.codex import open_items
+from proofbox.agents.runtimes.codex import items
 from proofbox.agents.runtimes.codex.approvals import answer
 from proofbox.agents.runtimes.codex.decoder import CodexDecoder, TurnOver
 from proofbox.agents.runtimes.codex.failures import classify
@@ -50,8 +50,8 @@ def test_deeply_nested_values_are_reported_without_raising(method: str) -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_items, "MAX_ITEMS", 5)
-    monkeypatch.setattr(open_items, "MAX_BYTES", 50_000)
+    monkeypatch.setattr(items, "MAX_ITEMS", 5)
+    monkeypatch.setattr(items, "MAX_BYTES", 50_000)
     monkeypatch.setattr(decoding, "REMEMBERED", 5)
     decoder = CodexDecoder()
 
@@ -84,7 +84,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("tu"), st.integers(0, 300), st.booleans()), max_size=30)
 )
 def test_size_of_open_items_is_tracked_exactly(steps: list[tuple[str, str, int, bool]]) -> None:
-    kept = open_items.OpenItems()
+    kept = items.OpenItems()
     model: dict[tuple[str, str], str] = {}
     for id, thread, size, begins in steps:
         if begins:

@@ -28,7 +28,7 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
-from proofbox.agents.runtimes.codex import fields, items, open_items
+from proofbox.agents.runtimes.codex import fields, items
 from proofbox.agents.runtimes.codex.failures import classify, essence
 from proofbox.agents.runtimes.codex.fields import NOTE, JsonObject
 from proofbox.agents.runtimes.codex.items import PAYLOAD, Open, of
@@ -81,7 +81,7 @@ class TurnOver(msgspec.Struct, frozen=True, kw_only=True):
 
 class CodexDecoder:
     def __init__(self) -> None:
-        self._open = open_items.OpenItems()
+        self._open = items.OpenItems()
         self._done: dict[tuple[str, str], None] = {}
         self._ended: dict[str, None] = {}
         self._errors: dict[str, JsonObject] = {}
@@ -102,7 +102,7 @@ class CodexDecoder:
         found = self._open.get((thread, item))
         return items.paths_of(found.item) if found is not None else []
 
-    def running(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[open_items.Key]:
+    def running(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[items.Key]:
         """Return the calls in progress of some threads or of one turn."""
         found = self._open.of(threads, turn)
         return [key for key, each in found if fields.text(each.item, "type") in items.TOOLS]

@@ -1,10 +1,10 @@
-"""Translate the finished items of a turn into events."""
+"""The items of a turn: translate finished ones into events, and keep those in progress, with limits."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,12 +18,18 @@ TEXT = 4 << 20
 OUTPUT = 1 << 20
 PAYLOAD = 64 << 10
 MAX_PATHS = 10_000
+MAX_ITEMS = 1000
+"""Maximum number of items in progress, and `MAX_BYTES` their total size."""
+MAX_BYTES = 64 << 20
+_KEPT = ("type", "command", "cwd", "tool", "name", "server", "namespace")
 _SHELL = re.compile(r"(?:/[^\s']*/)?(?:ba|da|z|k)?sh")
 TOOLS = (
     *("commandExecution", "fileChange", "mcpToolCall", "dynamicToolCall", "collabAgentToolCall", "webSearch"),
     *("imageView", "imageGeneration", "functionCallOutput", "sleep"),
 )
 E = TypeVar("E")
+Key = tuple[str, str]
+"""A thread and an item."""
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -140,3 +146,47 @@ def paths_of(item: JsonObject) -> list[str]:
     changes = item.get("changes")
     found = [fields.text(each, "path") for each in changes or () if isinstance(each, dict)]
     return [preview(path, 4096)[0] for path in found[:MAX_PATHS]]
+
+
+class OpenItems:
+    """The items in progress. If there are too many, or they are too large, the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._items: dict[Key, tuple[Open, int]] = {}
+        self._size = 0
+
+    def add(self, place: Open, id: str, item: JsonObject) -> Iterator[tuple[Key, Open]]:
+        """Add an item. Yield the items that were dropped to make room."""
+        kept, size = _needed(item)
+        self.pop((place.thread, id))
+        self._items[place.thread, id] = Open(place.thread, place.turn, kept), size
+        self._size += size
+        while len(self._items) > MAX_ITEMS or self._size > MAX_BYTES:
+            key = next(iter(self._items))
+            gone = self.pop(key)
+            if gone is not None:
+                yield key, gone
+
+    def pop(self, key: Key) -> Open | None:
+        opened, size = self._items.pop(key, (None, 0))
+        self._size -= size
+        return opened
+
+    def get(self, key: Key) -> Open | None:
+        return self._items.get(key, (None, 0))[0]
+
+    def of(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[tuple[Key, Open]]:
+        """Return the items of some threads and of one turn. None: of any."""
+        return [
+            (key, opened)
+            for key, (opened, _) in self._items.items()
+            if (threads is None or opened.thread in threads) and turn in (None, opened.turn)
+        ]
+
+
+def _needed(item: JsonObject) -> tuple[JsonObject, int]:
+    texts = {name: fields.cut(item, name, PAYLOAD) for name in _KEPT if name in item}
+    paths = paths_of(item)
+    return {**texts, "changes": [{"path": path} for path in paths]}, sum(map(len, texts.values())) + sum(
+        len(path) + 300 for path in paths
+    )

@@ -7,8 +7,7 @@ already have had effects.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -18,12 +17,13 @@ from proofbox.agents.agent_box import box_facts
 from proofbox.agents.background import Background
 from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.events import Listener, ThreadStarted
-from proofbox.agents.feed import Feed, Turn
+from proofbox.agents.feed import Feed
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.server import ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.runtimes.codex import fields
 from proofbox.agents.runtimes.codex.binary import Binary
+from proofbox.agents.runtimes.codex.ending import STOP_SECONDS, TurnEnder
 from proofbox.agents.runtimes.codex.listener import CodexListener
 from proofbox.agents.runtimes.codex.program import Program
 from proofbox.agents.runtimes.codex.settings import CodexSettings
@@ -32,17 +32,12 @@ from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.errors import (
-    AgentError,
     ProofboxError,
     RuntimeProtocolError,
     RuntimeStalled,
     TurnInterrupted,
     UsageError,
 )
-
-INTERRUPT_SECONDS = 10.0
-STOP_SECONDS = 5.0
-END_ROUNDS = 5
 
 
 class CodexSession:
@@ -87,6 +82,7 @@ class CodexSession:
             clock=self._clock,
             ids=self._ids,
         )
+        self._ender = TurnEnder(self._codex, self._listener, options.request_timeout)
         self._background = Background()
         self._opened = False
         self._folders: dict[str, str] = {}
@@ -202,29 +198,18 @@ class CodexSession:
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:
         if self.feed.turn(turn, thread).result is None:
-            await self._stop(self.feed.turn(turn), TurnInterrupted("the turn was interrupted", op="interrupt"))
+            await self._ender.stop(self.feed.turn(turn), TurnInterrupted("the turn was interrupted", op="interrupt"))
 
     async def wait_turn(self, turn: str) -> TurnResult:
         return await self.feed.wait_turn(turn)
 
     async def end_thread(self, thread: str) -> None:
-        """Interrupt the turns of the thread and its sub-agents, then end everything that they started."""
-        verdict = TurnInterrupted("the parent turn has ended", op="turn")
-        for _ in range(END_ROUNDS):  # the end of one turn may start another one in a waiting thread
-            family = self._family(thread)
-            under_way = [turn for turn in self.feed.turns_under_way() if turn.thread in family]
-            for turn in under_way:
-                await self._stop(turn, verdict)
-            await self._end_commands(family)
-            if not any(turn.thread in self._family(thread) for turn in self.feed.turns_under_way()):
-                return
-        message = "sub-agents keep starting turns after the end of their parent turn"
-        await self._listener.report_doubt(thread, "THREAD_NOT_ENDED", message)
+        await self._ender.end_thread(thread)
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
             if self._codex.program is not None and not self._codex.closing.is_set():
-                await self._end_left_over()
+                await self._ender.end_left_over()
             self._codex.closing.set()
             if self._opened:
                 with anyio.move_on_after(CLOSE_SECONDS + STOP_SECONDS):
@@ -259,84 +244,7 @@ class CodexSession:
         )
         return thread
 
-    # Ending turns
-
-    async def _stop(self, turn: Turn, verdict: AgentError) -> None:
-        """End a turn and its commands early. If Codex does not comply, kill the program."""
-        self._listener.verdicts.setdefault(turn.id, verdict)
-        running = self._listener.decoder.running
-        calls = set(running([turn.thread], turn.id))
-        with anyio.move_on_after(min(self._options.request_timeout, INTERRUPT_SECONDS)):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._interrupt, turn)
-                await turn.ended.wait()
-                tasks.cancel_scope.cancel()
-        if not turn.ended.is_set():
-            await self._codex.kill()
-            await turn.ended.wait()
-            return
-        await self._end_commands([turn.thread], turn.id, calls | set(running([turn.thread], turn.id)))
-
-    async def _interrupt(self, turn: Turn) -> None:
-        """Ask Codex to interrupt a turn. It does not respond if the turn is already ending, so errors are ignored."""
-        try:
-            await self._codex.request("turn/interrupt", lambda _: {"threadId": turn.thread, "turnId": turn.id})
-        except AgentError:
-            pass
-
-    async def _end_commands(
-        self, threads: Sequence[str], turn: str | None = None, calls: Collection[tuple[str, str]] = ()
-    ) -> None:
-        """End everything that these threads run, or only these calls of one turn, and wait until each call has ended.
-
-        Codex keeps the command of an interrupted turn running as a background terminal: clear those, then kill the
-        processes that detached themselves.
-        """
-        program, listener = self._codex.program, self._listener
-        if program is not None:
-            for thread in threads:
-                with anyio.move_on_after(STOP_SECONDS):
-                    await self._clear_terminals(thread)
-            marked = [(thread, "") for thread in threads] if turn is None else sorted(calls)
-            killed = [await program.kill_commands(thread, call) for thread, call in marked]
-            with anyio.move_on_after(STOP_SECONDS):
-                await self._codex.wait(
-                    lambda: not listener.decoder.running(threads, turn) or self._codex.program is not program
-                )
-            running = bool(listener.decoder.running(threads, turn))
-            if (running or not all(killed)) and not self.feed.turns_under_way():
-                await self._codex.kill()
-                await self._codex.wait(
-                    lambda: self._codex.program not in (None, program) or self._codex.broken is not None
-                )
-            elif not all(killed) and self._codex.program is program:
-                message = "processes that the agent started may keep running until the session ends"
-                await listener.report_doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
-        others = self.feed.turns_under_way()  # killing the program would end these as well
-        if await listener.abandon(threads, turn) and others:
-            message = "a command of a finished turn may keep running until the session ends"
-            await listener.report_doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
-
-    async def _clear_terminals(self, thread: str) -> None:
-        with contextlib.suppress(AgentError):
-            await self._codex.request("thread/backgroundTerminals/clean", lambda _: {"threadId": thread})
-
-    async def _end_left_over(self) -> None:
-        """Let Codex end the commands that outlived their turns, so that it reports their exit codes and output."""
-
-        def left_over() -> set[str]:
-            busy = {turn.thread for turn in self.feed.turns_under_way()}
-            return {thread for thread, _ in self._listener.decoder.running()} - busy
-
-        with anyio.move_on_after(CLOSE_SECONDS):
-            for thread in left_over():
-                await self._clear_terminals(thread)
-            await self._codex.wait(lambda: not left_over() or not self._codex.is_ready())
-
-    def _family(self, thread: str) -> list[str]:
-        """Return a thread and its sub-agents that are loaded in the current program."""
-        known, listener = self._listener.lineage.family(thread), self._listener
-        return [each for each in known if listener.threads.get(each) == listener.generation] or [thread]
+    # Watching
 
     async def _watch(self, seconds: float) -> None:
         """Stop turns that show no activity for this many seconds."""
@@ -348,7 +256,7 @@ class CodexSession:
                         f"the turn showed no activity for {seconds:g} s", op="turn", details={"seconds": seconds}
                     )
                     self._listener.verdicts[turn.id] = stalled
-                    self._background.spawn(self._stop, turn, stalled)
+                    self._background.spawn(self._ender.stop, turn, stalled)
 
     def _on_change(self) -> None:
         """Wake waiting tasks. If a listener failed, the record is incomplete, so stop all turns in progress."""
@@ -357,7 +265,7 @@ class CodexSession:
             for turn in self.feed.turns_under_way():
                 if turn.id not in self._listener.verdicts:
                     self._listener.verdicts[turn.id] = self.feed.failure
-                    self._background.spawn(self._stop, turn, self.feed.failure)
+                    self._background.spawn(self._ender.stop, turn, self.feed.failure)
 
 
 def _member(result: Any, outer: str, inner: str, *, method: str) -> str:
