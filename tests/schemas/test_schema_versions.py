@@ -158,9 +158,6 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.session_record/1": in_file(
         lambda place: place / SESSION / "session.json", lambda place: SessionStore(place).load(SESSION)
     ),
-    "proofbox.trial_record/1": in_file(
-        lambda place: place / "trial.json", lambda place: load_document(place, Trial, TRIAL)
-    ),
     **{
         name: in_bundle(name)
         for name in (
