@@ -13,7 +13,8 @@ ERROR = "proofbox.error/1"
 OPENING = """# Schemas
 
 Every document that proofbox prints with `--json` (its `schema` names it) or stores (`schema_version`). A reader
-refuses a version that it does not know. As JSON Schema they are in `proofbox contract --json`, under `schemas` and
+refuses a version that it does not know; `docs/schema-versions.md` says when a version changes and how old documents
+are read. As JSON Schema they are in `proofbox contract --json`, under `schemas` and
 `stored`.
 
 In the tables, *?* marks a member that may be absent. `sha256` is 64 lower-case hexadecimal digits, *time* is RFC 3339

@@ -29,9 +29,10 @@ from proofbox.errors import (
     StoreUntrusted,
     UsageError,
 )
+from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.store.contract import BundleStore, Stored, open_store
 from proofbox.evidence.store.local import Local
-from proofbox.evidence.store.transfer import pull_bundle, push_bundle
+from proofbox.evidence.store.transfer import SMALL_BYTES, pull_bundle, push_bundle
 from proofbox.evidence.store.trial import KEY, check_store
 
 BUCKET = "evidence"
@@ -240,6 +241,36 @@ def test_bundle_round_trips_through_a_store(tmp_path: Path, store: BundleStore) 
     push_bundle(run, store)  # again, and nothing happens
     with pytest.raises(BundleExists):
         pull_bundle(store, tmp_path / "back")
+
+
+def test_large_artifact_is_pushed_in_pieces(
+    tmp_path: Path, store: BundleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write(tmp_path / "out", content=os.urandom(20_000))
+    small = Bundle.read_bytes
+
+    def read_small(bundle: Bundle, path: str, *, limit: int | None = None) -> bytes:
+        assert bundle.artifact(path).file_size <= SMALL_BYTES, "a large artifact is not read whole"
+        return small(bundle, path, limit=limit)
+
+    monkeypatch.setattr(Bundle, "read_bytes", read_small)
+    push_bundle(run, store)
+    push_bundle(run, store)  # again, and nothing happens
+    assert contents(Path(pull_bundle(store, tmp_path / "back").path)) == contents(run)
+
+
+def test_large_artifact_that_changes_during_the_push_is_not_stored(tmp_path: Path, store: BundleStore) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"x" * (3 << 20)
+        raise BundleCorrupt("it has changed", op="bundle read")
+
+    with pytest.raises(BundleCorrupt):
+        store.upload("run/large", pieces())
+    assert store.get("run/large") is None
+    store.upload("run/large", iter([b"one", b"two"]))
+    assert store.get("run/large") is not None
+    with pytest.raises(StoreConflict):
+        store.upload("run/large", iter([b"other"]))
 
 
 def test_the_index_is_last(tmp_path: Path) -> None:

@@ -156,4 +156,4 @@ def test_first_forwarding_failure_is_raised() -> None:
         telling({"event": event})
     with pytest.raises(ValueError, match="first"):
         telling.check()
-    EventForwarder(None, SystemClock())({"event": "for nobody"})
+    EventForwarder(None, SystemClock())({"event": "without a listener"})
