@@ -9,9 +9,6 @@ import threading
 from pathlib import Path
 from typing import Any, assert_type
 
-from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptRun
-from proofbox.probes.run import PlanRun
-
 import proofbox
 from proofbox.agents.runtimes.listing import RuntimeFacts
 from proofbox.delivery.documents import Delivery, DeliveryPlan
@@ -20,6 +17,7 @@ from proofbox.delivery.proof import Standing
 from proofbox.evidence.bundle.reader import Bundle, UnverifiedBundle
 from proofbox.evidence.promotion.emit import Promotion
 from proofbox.evidence.verify.verification import Verification
+from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptRun
 from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
 from proofbox.lab.garbage import CollectedGarbage
 from proofbox.lab.reports.finding import EvidenceFinding
@@ -27,6 +25,7 @@ from proofbox.lab.reports.scoring import MetricsReport, Validation
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation, SuiteRun
 from proofbox.lab.run.events import EventKind, RunStarted, SuiteEvent
 from proofbox.lab.run.retention import RetentionItem
+from proofbox.probes.run import PlanRun
 from proofbox.sandbox.contract import ExecResult
 from proofbox.sandbox.images.catalogue import Image
 from proofbox.sandbox.images.pull import PulledImage
