@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -153,7 +154,7 @@ def _unpacked(each: inspect.Parameter, function: Any) -> list[inspect.Parameter]
     """Keywords that several calls share (`**options: Unpack[…]`), one by one."""
     if each.kind is not each.VAR_KEYWORD or not str(each.annotation).startswith("Unpack["):
         return [each]
-    options = function.__globals__[str(each.annotation).removeprefix("Unpack[").removesuffix("]")]
+    options = vars(sys.modules[function.__module__])[str(each.annotation).removeprefix("Unpack[").removesuffix("]")]
     return [
         inspect.Parameter(name, each.KEYWORD_ONLY, annotation=getattr(kind, "__forward_arg__", kind), default=...)
         for name, kind in options.__annotations__.items()

@@ -29,6 +29,7 @@ LOADED_LATE = (
         "proofbox.delivery.record",
         "proofbox.evidence.documents.witnesses",
         "proofbox.lab.run.limiter",
+        "proofbox.probes.documents",
     ),
 )
 """Modules that declare documents but are loaded by no command, only when an agent runs or a bundle is written."""
