@@ -25,11 +25,11 @@ BASE = "python -c pass"
 RATIOS = {
     "--help": 1.5,
     "--version": 1.5,
-    "exec --help": 5.0,
+    "exec --help": 5.5,
     "suite run --help": 8.0,
-    "exec -- true": 6.0,
-    "session exec ID -- true": 6.0,
-    "workspace status .": 9.0,
+    "exec -- true": 8.0,
+    "session exec ID -- true": 8.0,
+    "workspace status .": 10.0,
 }
 """Command line, and its largest ratio to the start of Python."""
 BOX = {"exec -- true", "session exec ID -- true"}
