@@ -1,7 +1,8 @@
 """The build backend: hatchling, plus the box's C programs.
 
 Each program is one C file in `src/proofbox/sandbox/agent`, or a directory of C files with that name, built as a static
-binary that runs in any root file system, into `bin/<name>-<arch>` beside it. What is built depends on what is asked for:
+binary that runs in any root file system, into `bin/<name>-<arch>` beside it. What is built depends on what is asked
+for:
 
     editable install   this machine's architecture, by the system's C compiler where it can link a static program
                        (musl's first: its programs start in half the time), else by zig (the PyPI package `ziglang`,

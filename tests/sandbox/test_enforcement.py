@@ -197,7 +197,7 @@ def test_command_line_refuses(project: Path, started: list[Policy], capfdbinary:
 def test_conformance_suite_sees_every_refusal(started: list[Policy]) -> None:
     report = run_conformance("forgetful", only=["policy.refusals"])
     [result] = report.results
-    # The suite also asks for a reason, and this provider gives none; what counts is that nothing is started.
+    # The suite also asks for a reason, and this provider gives none. Nothing may be started.
     assert (result.outcome, "no reason is given" in result.detail) == ("failed", True)
     assert started == []
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.sandbox.box_handle import BoxHandle
-from proofbox.sandbox.client.calls import ActiveCall
-from proofbox.sandbox.client.connection import Connection, RunningCall
-from proofbox.sandbox.client.requests import CommandRequest
+from proofbox.sandbox.client.blocking import Blocking, BlockingConnection, wait
+from proofbox.sandbox.client.connection import RunningCall
 from proofbox.sandbox.client.signals import forwarding_signals
 from proofbox.sandbox.client.terminal import (
     following_size,
@@ -31,65 +29,18 @@ from proofbox.sandbox.client.terminal import (
     raw_terminal,
     terminal_size,
 )
-from proofbox.sandbox.client.wire import Hello
 from proofbox.sandbox.contract import (
     DEFAULT_TTL,
     ExecResult,
     OnEvent,
-    OnOutput,
-    OnStart,
     ProbeResult,
     RunningCommand,
 )
 from proofbox.sandbox.host import freezing
 from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions
-from proofbox.sandbox.service_core import ServiceCore, SessionCore, wait
+from proofbox.sandbox.service_core import ServiceCore, SessionCore
 from proofbox.sandbox.sessions import SessionInfo
-
-T = TypeVar("T")
-
-
-class BlockingConnection:
-    """A connection whose awaits block."""
-
-    def __init__(self, blocking: Connection) -> None:
-        self.close = blocking.close
-        self._blocking = blocking
-
-    @property
-    def hello(self) -> Hello | None:
-        return self._blocking.hello
-
-    @property
-    def lost(self) -> bool:
-        return self._blocking.lost
-
-    @property
-    def running(self) -> int:
-        return self._blocking.running
-
-    async def run(self, request: CommandRequest, on_output: OnOutput | None, on_start: OnStart | None) -> ActiveCall:
-        return self._blocking.run(request, on_output, on_start)
-
-    async def greet(self, patience: float) -> Hello:
-        return self._blocking.greet(patience)
-
-    async def shutdown(self) -> None:
-        self._blocking.shutdown()
-
-
-class _Blocking:
-    """Waits by blocking the calling thread."""
-
-    def connect(self, stream: socket.socket, kill: Callable[[], None]) -> BlockingConnection:
-        return BlockingConnection(Connection(stream, kill))
-
-    async def call(self, work: Callable[[], T]) -> T:
-        return work()
-
-    def shielded(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
 
 
 class Session:
@@ -169,7 +120,7 @@ class Sandboxes:
         ids: IdSource | None = None,
     ) -> None:
         self._opener = BoxOpener(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
-        self._core = ServiceCore(_Blocking(), self._opener)
+        self._core = ServiceCore(Blocking(), self._opener)
 
     def probe(self, provider: str | None = None) -> ProbeResult:
         """Return the provider that would be used, after a real trial."""

@@ -1,8 +1,8 @@
 """The sandbox service without its waiting: sessions and commands, shared by `service.py` and `async_service.py`.
 
 Each method is written once, as a coroutine. `Waiting` decides what its awaits do: in `async_service.py` they wait on an
-event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread, and `wait` runs
-the coroutine to its end without an event loop.
+event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread
+(`client/blocking.py`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
 from proofbox.sandbox.client.calls import ActiveCall
@@ -69,16 +69,6 @@ class Waiting(Protocol[ConnectionT_co]):
 
     def shielded(self) -> contextlib.AbstractContextManager[object]:
         """Complete the block even if the caller is cancelled."""
-
-
-def wait(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine whose awaits block, and return its result."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("a blocking service does not wait on an event loop")
 
 
 class SessionCore(Generic[ConnectionT]):

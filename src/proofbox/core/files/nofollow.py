@@ -1,14 +1,17 @@
 """Open files and directories below a directory descriptor without following symbolic links.
 
-Each component of a path is opened relative to its parent with `O_NOFOLLOW`. If a link or another directory is swapped
-in during the walk, the open fails or stays below the root.
+Each component of a path is opened relative to its parent with `O_NOFOLLOW`, or all of them in one call of openat2. If a
+link or another directory is swapped in during the walk, the open fails or stays below the root.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,11 @@ from typing import BinaryIO
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+HANDLE = getattr(os, "O_PATH", os.O_RDONLY)  # other systems than Linux have no O_PATH
+_HANDLE_FLAGS = HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPENAT2 = 437  # the same number on every architecture
+_BENEATH, _NO_MAGICLINKS, _NO_SYMLINKS = 0x08, 0x02, 0x04
 
 
 def open_below(root: int, path: str, flags: int = READ) -> int:
@@ -64,3 +72,36 @@ def open_regular(name: str, folder: int) -> BinaryIO:
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", name)
     return open(fd, "rb")
+
+
+@contextmanager
+def opened_directory(name: str, folder: int | None) -> Iterator[int]:
+    """Yield a descriptor of a directory by its name in another one, or by its path."""
+    fd = os.open(name, DIRECTORY, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_beneath(root: int, path: str) -> int | None:
+    """Return a handle of a nested directory with one call of openat2, if the kernel supports it.
+
+    Return None on any error: walking the path finds the same error and reports it better.
+    """
+    syscall = _syscall()
+    if syscall is None:
+        return None
+    how = _How(_HANDLE_FLAGS, 0, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
+    long = ctypes.c_long
+    fd: int = syscall(long(_OPENAT2), long(root), os.fsencode(path), ctypes.byref(how), long(ctypes.sizeof(how)))
+    return fd if fd >= 0 else None
+
+
+@functools.cache
+def _syscall() -> ctypes._NamedFuncPointer | None:
+    return ctypes.CDLL(None).syscall if sys.platform == "linux" else None

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from proofbox.workspace.scanning.directories import OPEN_DIRECTORY, opened
+from proofbox.core.files.nofollow import DIRECTORY, opened_directory
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.scanning.mappings import MappedFiles
 from proofbox.workspace.scanning.suspects import suspects
@@ -108,7 +108,7 @@ class Scanner:
         """Scan everything. `thorough` lists every directory and reads every file regardless of times."""
         self._begin(relies=False, reads_all=thorough)
         self._skipped.clear()
-        with opened(self._root, None) as root:
+        with opened_directory(self._root, None) as root:
             if self._watcher:
                 self._watch_known(root, directory)
             everything = dict.fromkeys([path for path, _ in directory.walk()]) if thorough else None
@@ -129,7 +129,7 @@ class Scanner:
             names = dirty.setdefault(folder, set())
             if names is not None:
                 names.add(name)
-        with opened(self._root, None) as root:
+        with opened_directory(self._root, None) as root:
             self._scan_dirty(root, directory, dirty)
         self._name_trees(directory)
 
@@ -146,7 +146,7 @@ class Scanner:
         assert self._watcher is not None  # noqa: S101
         for path, _ in directory.walk():
             try:
-                with opened(path or ".", root) as fd:
+                with opened_directory(path or ".", root) as fd:
                     self._watcher.watch(path, fd)
             except OSError as error:
                 if error.errno not in (*_GONE, errno.EACCES):  # the scan handles these
@@ -173,7 +173,7 @@ class Scanner:
                     return  # removed or new: its parent is dirty as well, and handles it
                 line.append(child)
                 try:
-                    below = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
+                    below = os.open(part, DIRECTORY, dir_fd=fd)
                 except OSError as error:
                     parts = parts[: len(line) - 1]
                     self._not_opened(line[-2], "/".join(parts[:-1]), part, error)
@@ -290,7 +290,7 @@ class Scanner:
         if too_far := beyond(path):
             return self._skip(parent, folder, name, too_far)
         try:
-            with opened(name, fd) as below:
+            with opened_directory(name, fd) as below:
                 info = os.fstat(below)
                 mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
                 if child is None:
@@ -431,7 +431,7 @@ def _file_clock() -> int:
 
 def settle(directory: Directory, root: str) -> None:
     """Mark files of a newly written directory as UNSETTLED if they can change without a change of their times."""
-    with opened(root, None) as fd:
+    with opened_directory(root, None) as fd:
         _settle(directory, _file_clock() if protects_on_writeback(fd) else None)
 
 

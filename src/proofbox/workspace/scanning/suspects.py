@@ -19,9 +19,9 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
+from proofbox.core.files.nofollow import DIRECTORY
 from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox.host.binaries import program
-from proofbox.workspace.scanning.directories import OPEN_DIRECTORY
 from proofbox.workspace.tree import Directory, int64, times_of
 
 Suspects = dict[str, set[str] | None]
@@ -73,7 +73,7 @@ def _each(root: int, jobs: Sequence[_Job]) -> Iterator[tuple[str, Directory, int
     """Yield every directory with an open descriptor, or with None if it was removed."""
     for path, directory in jobs:
         try:
-            fd = os.open(path or ".", OPEN_DIRECTORY, dir_fd=root)
+            fd = os.open(path or ".", DIRECTORY, dir_fd=root)
         except OSError:
             yield path, directory, None
             continue

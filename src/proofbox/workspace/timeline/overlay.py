@@ -25,10 +25,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proofbox.core.files.nofollow import opened_directory
 from proofbox.core.files.removal import remove_tree
 from proofbox.sandbox.contract import Layers
 from proofbox.workspace.model import Change
-from proofbox.workspace.scanning.directories import opened
 from proofbox.workspace.scanning.scanner import MAX_FILE_SIZE, beyond
 from proofbox.workspace.store.large_objects import chunks_of
 from proofbox.workspace.store.objects import ObjectStore
@@ -65,7 +65,7 @@ class Overlay:
             self._layers: tuple[Path, ...] = (lower.path,)
             if lower.over:
                 over.mkdir()
-                with opened(str(over), None) as top:
+                with opened_directory(str(over), None) as top:
                     _write_over(store, top, tree, lower.over)
                 os.chmod(over, stat.S_IMODE(root_mode))
                 self._layers = (over, lower.path)
@@ -82,7 +82,7 @@ class Overlay:
 
     def changes(self) -> list[Change]:
         """Return the box's changes to the snapshot, found from the files it has written."""
-        with self._store.use(), opened(str(self.upper), None) as upper:
+        with self._store.use(), opened_directory(str(self.upper), None) as upper:
             return as_changes(list(_differences(self._store, upper, self._tree, "")))
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ def _write_over(store: ObjectStore, top: int, tree: bytes, found: Iterable[TreeD
         if new is not None and new.kind == "directory":
             make(path)
             continue
-        with opened(folder or ".", top) as fd:
+        with opened_directory(folder or ".", top) as fd:
             if new is None:
                 os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=fd)  # a whiteout
                 deleted_prefix = path + "/" if old is not None and old.kind == "directory" else "/"
@@ -172,7 +172,7 @@ def _open_entry(folder: int, name: str, path: str) -> Iterator[tuple[StoredEntry
             info = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(info.st_mode):
                 if not beyond(path):
-                    below = stack.enter_context(opened(name, folder))
+                    below = stack.enter_context(opened_directory(name, folder))
                     entry = StoredEntry(stat.S_IFDIR | stat.S_IMODE(os.fstat(below).st_mode), EMPTY_TREE)
             elif stat.S_ISLNK(info.st_mode):
                 target = os.fsencode(os.readlink(name, dir_fd=folder))

@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from proofbox.core.files.nofollow import opened_directory
 from proofbox.core.files.removal import remove_tree
-from proofbox.workspace.scanning.directories import opened
 from proofbox.workspace.store.large_objects import write_sparse
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
@@ -52,7 +52,7 @@ class Restorer:
 
     def restore(self, current: Directory, tree: bytes) -> None:
         """Restore a tree and sync it. `current` is the directory's known state, which is updated."""
-        with opened(self._root, None) as self._root_fd:
+        with opened_directory(self._root, None) as self._root_fd:
             self.remove_temporary()
             self._directory(self._root_fd, current, tree, "")
             if len(self._devices) > 1:
@@ -99,7 +99,7 @@ class Restorer:
                 if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=fd)
                     os.mkdir(name, 0o700, dir_fd=fd)
-        with opened(name, fd) as below:
+        with opened_directory(name, fd) as below:
             current.dirs[name] = child
             if child.tree_id != entry.digest:
                 self._directory(below, child, entry.digest, path)
@@ -139,7 +139,7 @@ class Restorer:
             return
         child.distrust()
         child.ctime_ns = UNSETTLED
-        with opened(name, fd) as below:
+        with opened_directory(name, fd) as below:
             _make_writable(below)
             for each in [*child.files, *child.dirs]:
                 with self._noting(_join(path, each)):
@@ -214,7 +214,7 @@ def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
 
     def files(job: tuple[str, Directory, dict[str, StoredEntry]]) -> None:
         path, directory, entries = job
-        with opened(path or ".", top) as fd:
+        with opened_directory(path or ".", top) as fd:
             for name, entry in entries.items():
                 if not stat.S_ISDIR(entry.mode):
                     info = write_file(store, fd, name, entry)
@@ -223,7 +223,7 @@ def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
         entries.clear()
 
     # Relative to a descriptor: a path in a snapshot may already have the maximum length without a prefix.
-    with opened(root, None) as top:
+    with opened_directory(root, None) as top:
         whole = directories("", tree, 0)
         with ThreadPoolExecutor(_THREADS) as pool:
             for _ in pool.map(files, made):

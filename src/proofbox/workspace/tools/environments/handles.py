@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from proofbox.core.files.atomic import TEMPORARY_PREFIX
+from proofbox.core.files.nofollow import HANDLE, open_beneath
 from proofbox.core.text import printable
 from proofbox.errors import IoFailed, ProofboxError
-from proofbox.workspace.tools.environments.beneath import HANDLE, open_beneath
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.results import EntryType
 from proofbox.workspace.tools.tree import Access, AllowAll, DirectoryItem, Guard, OpenedFile, absent, wrong_kind
