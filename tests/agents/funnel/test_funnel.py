@@ -472,9 +472,8 @@ def test_agent_that_does_not_read_does_not_block_the_end_of_the_turn(
     driven = drive(ProcessRuntime(), tmp_path, {"command": command}, work)
     (call,) = driven.of(ToolCall)
     assert call.output == "x" * (1 << 20) + f"\n[proofbox: {3_000_000 - (1 << 20)} bytes left out]\n"
-    events = [
-        event for event in driven.events if not isinstance(event, Notice)
-    ]  # the process that was left is reported
+    # A notice after the end of the turn reports the process that was left.
+    events = [event for event in driven.events if not isinstance(event, Notice)]
     assert isinstance(events[-1], TurnEnded), "the calls must be reported before the end of the turn"
 
 
