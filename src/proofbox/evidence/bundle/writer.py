@@ -146,7 +146,12 @@ class BundleWriter:
 
         It commits independently. The outer bundle, committed later, covers its index by digest.
         """
-        bundle = cls(_inside(directory, path), _run_id(run_id, "bundle", options), **options)
+        return cls.create_at(_inside(directory, path).path, run_id=run_id, **options)
+
+    @classmethod
+    def create_at(cls, path: _Path, *, run_id: str | None = None, **options: Unpack[WriterOptions]) -> Self:
+        """Create a bundle at exactly this path, which may be inside another bundle, as with `create_nested`."""
+        bundle = cls(_at(Path(path)), _run_id(run_id, "bundle", options), **options)
         with bundle._locked("create"):
             bundle._create()
         return bundle
@@ -428,7 +433,10 @@ def _in_output(out: _Path, run_id: str, mode: Mode, timeout: float, options: Wri
 
 
 def _inside(directory: _Path, path: str) -> _Place:
-    place = Path(directory) / check_artifact_path(path, "bundle nested")
+    return _at(Path(directory) / check_artifact_path(path, "bundle nested"))
+
+
+def _at(place: Path) -> _Place:
     return _Place(place, None, lambda _: holding(place))
 
 

@@ -81,17 +81,17 @@ class _Interrupted(Exception):
 
 async def run_attempt(attempt: Attempt, context: RunContext, control: AttemptControl) -> Ended:
     """Run an attempt of a run. Every failure is recorded in its bundle; an exception means that there is no bundle."""
-    return await supervise(Supervisor(attempt, context, control), attempt.path)
+    return await supervise(Supervisor(attempt, context, control))
 
 
-async def supervise(supervisor: Supervisor, path: str) -> Ended:
-    """Run an attempt and commit its bundle, at `path` below the directory of its run.
+async def supervise(supervisor: Supervisor, place: Path | None = None) -> Ended:
+    """Run an attempt and commit its bundle, in the directory of its run or at a place that the user chose.
 
     If cancelled, the bundle is committed with what the agent did until then.
     """
-    place = supervisor.context.run_dir / path
+    place = place or supervisor.context.run_dir / supervisor.attempt.path
     try:
-        await _record(supervisor, path)
+        await _record(supervisor, place)
     except LeaseLost:
         raise
     except Exception as error:
@@ -104,14 +104,13 @@ async def supervise(supervisor: Supervisor, path: str) -> Ended:
 
 
 @contextlib.asynccontextmanager
-async def _bundle(supervisor: Supervisor, path: str) -> AsyncIterator[BundleWriter]:
+async def _bundle(supervisor: Supervisor, place: Path) -> AsyncIterator[BundleWriter]:
     """Open and commit the bundle in a thread, so that nothing else in this process waits for the disk."""
     context = supervisor.context
     bundle = await run_sync(
         partial(
-            BundleWriter.create_nested,
-            context.run_dir,
-            path,
+            BundleWriter.create_at,
+            place,
             expected=artifacts.EXPECTED,
             run_id=artifacts.bundle_id(context.run_id, supervisor.attempt.id),
             redactor=context.redactor,
@@ -132,8 +131,8 @@ async def _bundle(supervisor: Supervisor, path: str) -> AsyncIterator[BundleWrit
     await run_sync(bundle.commit)
 
 
-async def _record(supervisor: Supervisor, path: str) -> None:
-    async with _bundle(supervisor, path) as bundle:
+async def _record(supervisor: Supervisor, place: Path) -> None:
+    async with _bundle(supervisor, place) as bundle:
         try:
             await supervisor.run(bundle)
         finally:

@@ -155,7 +155,7 @@ class _AdHocSupervisor(Supervisor):
         """Run the attempt. If its turn does not start, remove what was recorded and raise the reason."""
         try:
             await run_sync(self._make_home)
-            ended = await supervise(self, self._bundle.name)
+            ended = await supervise(self, self._bundle)
             if not self._turn_started:
                 raise self._infra or AgentError("the turn did not start", op="attempt")
             await run_sync(agree_to_forks, self._bundle)
