@@ -163,6 +163,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
         for name in (
             *("proofbox.attempt/1", "proofbox.attempt_report/1", "proofbox.attempt_verification/1"),
             *("proofbox.feedback/1", "proofbox.final_snapshot/1"),
+            *("proofbox.plan_manifest/1", "proofbox.runtime_results/1"),
         )
     },
 }
@@ -182,6 +183,15 @@ NOT_READ = {
     **dict.fromkeys(("proofbox.effect/1", "proofbox.step/1", "proofbox.tool_call/1"), "lines of a log"),
     "proofbox.run_summary/1": "derived from the attempts and compared; another version is not compared",
     "proofbox.suite/1": "written by people, without a version",
+    "proofbox.plan/1": "the copy of a plan in its evidence, which no command reads",
+    **dict.fromkeys(
+        (
+            *("proofbox.apply_preflight/1", "proofbox.baseline_results/1", "proofbox.expected_matrix/1"),
+            *("proofbox.mismatch_summary/1", "proofbox.oracle_results/1", "proofbox.plan_summary/1"),
+            "proofbox.runtime_events/1",
+        ),
+        "read by promotion policies, which name the members they need",
+    ),
 }
 
 

@@ -72,4 +72,4 @@ def _decision(result: ProbeResult | None) -> str | None:
 
 
 def _read(bundle: Bundle, name: str, kind: Any) -> Any:
-    return msgspec.convert(bundle.read_json(name), kind)
+    return msgspec.convert(bundle.read_json(name, schema=kind.__struct_defaults__[-1]), kind)

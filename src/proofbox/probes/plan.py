@@ -18,16 +18,20 @@ class PlanFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """The table `[plan]`."""
 
     id: Identifier
+    """The plan's id."""
     description: str = ""
+    """What the plan measures."""
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A box to measure: a provider and its policy."""
 
     id: Identifier
+    """The profile's id."""
     provider: str | None = None
     """Absent: the plan's provider is given on the command line."""
     description: str = ""
+    """What the profile is about."""
     network: Literal["none", "full"] = "none"
     access: Literal["rw", "ro", "overlay"] = "rw"
     memory: str | None = None
@@ -47,6 +51,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """One operation, and what is expected of it."""
 
     id: Identifier
+    """The probe's id."""
     operation: Text
     args: tuple[str, ...] = ()
     """The target and further arguments. `{outside}` and the like stand for decoys that the run creates."""
@@ -59,6 +64,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     effect: Literal["host", "box"] = "host"
     """Where an allowed change takes effect: on the host, or only in the box, as with access `overlay`."""
     baseline: Literal["run", "skip"] = "run"
+    """`skip`: do not run it without a sandbox."""
     baseline_reason: str = ""
     """Why the baseline is skipped."""
     control: bool = False
@@ -72,8 +78,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A set of measurements of a sandbox."""
 
     plan: PlanFields
+    """The plan's id and description."""
     profile: Annotated[tuple[Profile, ...], msgspec.Meta(min_length=1, max_length=50)]
+    """The profiles that the probes run in."""
     probe: Annotated[tuple[Probe, ...], msgspec.Meta(min_length=1, max_length=2000)]
+    """The probes."""
     schema_version: Literal["proofbox.plan/1"] = SCHEMA
 
     @property

@@ -1,15 +1,10 @@
-"""Compare what was measured with what was expected."""
+"""The result of one probe, and the reasons for a mismatch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
-
-from proofbox.probes.lanes import LaneResult, Measured, Observation
-from proofbox.probes.operations import Ruling, decide, skipped
-from proofbox.probes.plan import Decision, Plan, Probe
 
 Reason = Literal[
     "unexpected_allow",
@@ -35,91 +30,34 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """One probe in one profile."""
 
     profile: str
+    """The profile's id."""
     probe_id: str
+    """The probe's id."""
     operation: str
     args: tuple[str, ...]
+    """The arguments, with the decoys filled in."""
     expected: Literal["allow", "deny", "unknown"]
+    """The decision that the plan expects; `unknown`: the baseline is not clear."""
     decision: Literal["allow", "deny", "unknown"]
+    """Whether the sandbox allowed the operation."""
     evidence_class: str
+    """`host_fact`, `constrained_observation` or `self_report`."""
     detail: str
     errno: int
+    """The kernel's error number; 0: no error."""
     error: str
     duration_ns: int
+    """The time that the operation took, in nanoseconds."""
     baseline: str
     """The decision without a sandbox, or the reason why the baseline was skipped."""
     matched: bool
+    """Whether the result is as expected."""
     mismatch: Reason | None
+    """How the result differs from the plan; null: it does not."""
     explained: str
     """The plan's explanation of a mismatch; empty without one."""
-
-
-def judge(plan: Plan, measured: Measured) -> list[ProbeResult]:
-    """Return the result of every probe in every profile."""
-    probes = {probe.id: probe for probe in plan.probe}
-    baseline = {each.probe: rule_on(probes[each.probe], each) for each in measured.baseline.observations}
-    results = []
-    for lane in measured.scenario:
-        found = [(probes[each.probe], each, rule_on(probes[each.probe], each)) for each in lane.observations]
-        wanted = {probe.id: _expected(probe, baseline) for probe, _, _ in found}
-        controls_hold = all(
-            _fits(probe, wanted[probe.id], each, ruling) is None for probe, each, ruling in found if probe.control
-        )
-        for probe, each, ruling in found:
-            mismatch = _mismatch(lane, probe, wanted[probe.id], each, ruling, controls_hold)
-            results.append(
-                ProbeResult(
-                    profile=lane.profile,
-                    probe_id=probe.id,
-                    operation=probe.operation,
-                    args=each.args,
-                    expected=wanted[probe.id],
-                    decision=ruling.decision,
-                    evidence_class=ruling.evidence,
-                    detail=ruling.detail,
-                    errno=each.answer.errno if each.answer else 0,
-                    error=each.answer.error if each.answer else "",
-                    duration_ns=each.answer.ns if each.answer else 0,
-                    baseline=skipped(probe) or baseline[probe.id].decision,
-                    matched=mismatch is None,
-                    mismatch=mismatch,
-                    explained=probe.gap if mismatch in ("unexpected_allow", "unexpected_deny") else "",
-                )
-            )
-    return results
 
 
 def unexplained(results: list[ProbeResult]) -> list[ProbeResult]:
     """Return the mismatches that the plan does not explain."""
     return [result for result in results if not result.matched and not result.explained]
-
-
-def rule_on(probe: Probe, each: Observation) -> Ruling:
-    return decide(probe.operation, each.answer, each.oracle, secret=each.secret, problem=each.problem)
-
-
-def _expected(probe: Probe, baseline: Mapping[str, Ruling]) -> Decision:
-    return probe.expect if probe.expect != "baseline" else baseline[probe.id].decision
-
-
-def _mismatch(
-    lane: LaneResult, probe: Probe, expected: Decision, each: Observation, ruling: Ruling, controls_hold: bool
-) -> Reason | None:
-    if lane.problem:
-        return "profile_not_applied"
-    if not lane.driver_intact:
-        return "driver_changed"
-    wrong = _fits(probe, expected, each, ruling)
-    if wrong is None and not controls_hold:
-        return "control_failed"
-    return wrong
-
-
-def _fits(probe: Probe, expected: Decision, each: Observation, ruling: Ruling) -> Reason | None:
-    """Return how the result differs from what is expected; None if it does not."""
-    if probe.effect == "box" and each.oracle is not None and each.oracle.happened:
-        return "reached_the_host"
-    if ruling.decision == "unknown" or ruling.evidence == "self_report":
-        return "unknown"
-    if ruling.decision != expected:
-        return "unexpected_allow" if ruling.decision == "allow" else "unexpected_deny"
-    return None

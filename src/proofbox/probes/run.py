@@ -26,11 +26,12 @@ from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import documents
 from proofbox.probes.adapters import ADAPTERS, command_line
+from proofbox.probes.judging import judge, rule_on
 from proofbox.probes.lanes import Measured, Progress, measure
 from proofbox.probes.operations import skipped
 from proofbox.probes.plan import Plan
 from proofbox.probes.reading import LoadedPlan, load_plan
-from proofbox.probes.results import ProbeResult, judge, rule_on, unexplained
+from proofbox.probes.results import ProbeResult, unexplained
 
 Channel = Literal["direct", "clean"]
 MEASURE_SECONDS: Final = 600.0
@@ -95,6 +96,8 @@ def run_plan(
     clock: Clock | None = None,
 ) -> PlanRun:
     """Run the probes of a plan in a sandbox and without one, and commit the results as a bundle in `out`.
+
+    For example:
 
         run = proofbox.run_plan("bubblewrap", "out")
         for result in run.unexplained:

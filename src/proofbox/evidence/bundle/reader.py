@@ -257,7 +257,9 @@ class UnverifiedBundle:
 def open_bundle_unverified(path: _Path) -> UnverifiedBundle:
     """Open a bundle in any state (in progress, damaged, failed) and list the differences from its index.
 
-    At most `MAX_UNVERIFIED_BYTES` are read; larger files are findings (`not_checked`). For example:
+    At most `MAX_UNVERIFIED_BYTES` are read; larger files are findings (`not_checked`).
+
+    For example:
 
         print(proofbox.open_bundle_unverified("out").missing)
     """

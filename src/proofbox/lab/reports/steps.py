@@ -20,6 +20,8 @@ from proofbox.lab.attempt.trace import DIFFS, STEPS
 def diff_attempt(attempt: str | os.PathLike[str], step: int | None = None) -> str:
     """Return what an attempt changed in its workspace, or what one of its steps changed, as a unified diff.
 
+    For example:
+
         print(proofbox.diff_attempt("t1", step=2))
 
     `attempt` is the directory of an attempt's bundle, of a suite or made by hand. The diff comes from the verified

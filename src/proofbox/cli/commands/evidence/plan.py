@@ -21,8 +21,11 @@ PlanName = Annotated[str, Parameter(help="A built-in plan (see `plan list`), or 
 
 class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    """The plan's id."""
     description: str
+    """What the plan measures."""
     profiles: int
+    """The number of profiles."""
     probes: int
     """Probes in all profiles together."""
 
@@ -30,49 +33,66 @@ class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
 class PlanListDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.plan_list/1"
     plans: tuple[PlanFacts, ...]
+    """The built-in plans."""
 
 
 class PlanDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.plan_shown/1"
     id: str
+    """The plan's id."""
     digest: str
     """The digest of everything that decides what the plan measures."""
     profiles: tuple[Profile, ...]
+    """The profiles that the probes run in."""
     probes: tuple[Probe, ...]
+    """The probes."""
 
 
 class PlanRunDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.plan_run/1"
     plan_id: str
+    """The plan's id."""
     plan_digest: str
+    """The digest of everything that decides what the plan measures."""
     run_id: str
     path: str | None
     """The bundle; null for a dry run."""
     probes: int
+    """The number of results."""
     allowed: int
     denied: int
+    """The number of denied operations."""
     unknown: int
+    """The number of results that are not clear."""
     mismatches: tuple[ProbeResult, ...]
+    """The results that differ from the plan."""
     error: ErrorBody | None
     """The error, if `ok` is false."""
 
 
 class ChangeFacts(msgspec.Struct, frozen=True):
     profile: str
+    """The profile's id."""
     probe_id: str
+    """The probe's id."""
     first: str | None
+    """The decision in the first run; null: it has no such probe."""
     second: str | None
+    """The decision in the second run; null: it has no such probe."""
 
 
 class PlanComparisonDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.plan_comparison/1"
     first: str
+    """The id of the first run."""
     second: str
+    """The id of the second run."""
     facts: dict[str, tuple[str, str]]
     """Versions, kernels and other facts that differ."""
     decisions: tuple[ChangeFacts, ...]
     """Probes whose decision differs; null: only the other run has the probe."""
     same: int
+    """The number of probes with the same decision in both."""
 
 
 def list_(*, json: flags.Json = False) -> int:

@@ -41,6 +41,7 @@ MAX_DENIED = 20
 class DeniedHost(msgspec.Struct, frozen=True):
     host: str
     port: int
+    """The port."""
     count: int
     """Number of requests."""
     reason: str

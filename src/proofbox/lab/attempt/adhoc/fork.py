@@ -47,6 +47,8 @@ def fork_attempt(
 ) -> AttemptFork:
     """Create a workspace with the files after a step of an attempt, and with a prompt let the agent continue there.
 
+    For example:
+
         fork = proofbox.fork_attempt("t1", 3, "retry", prompt="now try it without the cache")
         print(fork.fork.exact, fork.attempt.final_message)
 
@@ -68,6 +70,8 @@ async def fork_attempt_async(
     **options: Unpack[AttemptOptions],
 ) -> AttemptFork:
     """Like `fork_attempt`, for async programs.
+
+    For example:
 
         fork = await proofbox.fork_attempt_async("t1", 3, "retry")
 

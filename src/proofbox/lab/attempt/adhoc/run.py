@@ -64,6 +64,8 @@ MISSION = "try"
 def run_attempt(prompt: str, workspace: str | os.PathLike[str], **options: Unpack[AttemptOptions]) -> AttemptRun:
     """Give one prompt to an agent in a box over a workspace, and record the attempt as evidence.
 
+    For example:
+
         attempt = proofbox.run_attempt("fix the failing test", "project", strategies="codex_app_server")
         print(attempt.status, attempt.final_message, attempt.bundle)
         for step in attempt.steps:
@@ -79,6 +81,8 @@ async def run_attempt_async(
     prompt: str, workspace: str | os.PathLike[str], **options: Unpack[AttemptOptions]
 ) -> AttemptRun:
     """Like `run_attempt`, for async programs.
+
+    For example:
 
         attempt = await proofbox.run_attempt_async("fix the failing test", "project", timeout=600)
 
