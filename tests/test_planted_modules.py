@@ -133,7 +133,7 @@ def test_the_auditors_command_imports_nothing_from_the_bundles_directory(hostile
     hostile.proofbox("suite", "run", "suite.toml", "--out", "out", "--provider", "bubblewrap")
     run = (hostile.place / "out/LATEST").read_text().strip()
     hostile.plant(hostile.place / "out")
-    assert hostile.run(*AUDIT, "out").startswith(f"holds: {run}")
+    assert hostile.run(*AUDIT, "out").startswith(f"valid: {run}")
     inside = subprocess.run([*AUDIT, run], cwd=hostile.place / "out", capture_output=True, text=True)
     assert (inside.returncode, hostile.imported()) == (0, []), inside.stderr
 

@@ -134,7 +134,7 @@ def test_doctor_reports_and_stores_its_measurement(
     Limiter("https://model KEY", 1).usage_limited(9e11)
     assert main(["doctor", "--quick", "--provider", "off"]) == 0
     shown = capsys.readouterr().out
-    assert "network none is not enforced" in shown
+    assert "not enforced: network none, " in shown
     assert "usage limit (cut to 8 days: a later time was given): https://model KEY is not used until 2" in shown
     assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 1  # the requested provider is missing
     refused = json.loads(capsys.readouterr().out)

@@ -132,9 +132,9 @@ def test_help_shows_only_meaningful_defaults(path: str, capsys: pytest.CaptureFi
     [
         ("exec", "proofbox exec [OPTIONS] -- COMMAND [ARG]..."),
         ("up", "proofbox up [OPTIONS] [-- COMMAND [ARG]...]"),
-        ("session exec", "proofbox session exec ID [OPTIONS] -- COMMAND [ARG]..."),
+        ("session exec", "proofbox session exec [OPTIONS] SESSION_ID -- COMMAND [ARG]..."),
         ("bundle pull", "proofbox bundle pull [OPTIONS] STORE [OUT]"),
-        ("mcp serve", "proofbox mcp serve --workspace VALUE [OPTIONS]"),
+        ("mcp serve", "proofbox mcp serve --workspace PATH [OPTIONS]"),
     ],
 )
 def test_usage_shows_the_form_of_the_command_line(path: str, usage: str, capsys: pytest.CaptureFixture[str]) -> None:

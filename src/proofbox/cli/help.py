@@ -91,7 +91,7 @@ def usage(command: Command, description: str, signature: CommandSignature) -> st
     stated = description.partition("\n")[0].partition(f": {start} ")[2]
     if stated:
         return f"{start} {stated}"
-    required = [f"{each.name} VALUE" for each in signature.inputs if each.kind == "flag" and each.required]
+    required = [_label(each) for each in signature.inputs if each.kind == "flag" and each.required]
     arguments = [each for each in signature.inputs if each.kind == "argument"]
     named = [each.name if each.required else f"[{each.name}]" for each in arguments]
     return " ".join([start, *required, "[OPTIONS]", *named])
@@ -105,8 +105,10 @@ def _label(option: CommandInput) -> str:
 def _meaning(each: CommandInput) -> str:
     if each.required:
         return f"{each.declared.help} [required]"
-    shown = "" if each.default in (None, False, (), "") else f" [default: {each.default}]"
-    return each.declared.help + shown
+    if each.default in (None, False, (), ""):
+        return each.declared.help
+    default = f"{each.default:g}" if isinstance(each.default, float) else each.default
+    return f"{each.declared.help} [default: {default}]"
 
 
 def _table(rows: Iterable[tuple[str, str]], width: int = 0) -> str:
@@ -131,14 +133,14 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _lines(text: str, start: str, indent: str) -> Iterator[str]:
-    """Break text into lines that fit the terminal."""
+    """Break text into lines that fit the terminal, but not between `[default:` and the value."""
     line, empty, width = start, True, _columns()
-    for word in text.split():
+    for word in text.replace("[default: ", "[default:\0").split():
         if not empty and len(line) + 1 + len(word) > width:
-            yield line
+            yield line.replace("\0", " ")
             line, empty = indent, True
         line, empty = line + word if empty else f"{line} {word}", False
-    yield line.rstrip()
+    yield line.replace("\0", " ").rstrip()
 
 
 def _columns() -> int:

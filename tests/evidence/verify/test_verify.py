@@ -45,7 +45,7 @@ def test_a_good_run_holds_and_says_how_much_was_checked(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
     own = (run.path / "artifact_index.json").stat().st_size
     assert said == {"files": 6, "bytes": size - own, "bundles": 2, "chains": 2}
-    assert result.line().startswith(f"holds: {run.run_id} (ok): 6 files")
+    assert result.line().startswith(f"valid: {run.run_id} (ok): 6 files")
 
 
 def test_notes_mention_newer_failed_runs(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_bundle_is_audited_with_the_standard_library_alone(tmp_path: Path) -> 
     run = write(tmp_path)
     done = audit(str(tmp_path), cryptography=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"holds: {run.run_id}")
+    assert done.stdout.startswith(f"valid: {run.run_id}")
     (run.path / "results.json").write_bytes(b'{"passed":truE}')
     done = audit(str(tmp_path), "--json", cryptography=False)
     assert done.returncode == 1, done.stderr
@@ -220,7 +220,7 @@ def test_the_command_exits_1_on_any_finding(tmp_path: Path, capfdbinary: pytest.
     assert document["error"]["code"] == "BUNDLE_CORRUPT"
     assert main(["bundle", "verify", str(tmp_path)]) == 1
     said = capfdbinary.readouterr().out
-    assert b"DOES NOT HOLD" in said
+    assert b"INVALID" in said
     assert b"\x1b" not in said
     assert main(["verify", str(tmp_path / "absent"), "--json"]) == 2
     assert json.loads(capfdbinary.readouterr().out)["error"]["code"] == "BUNDLE_NOT_FOUND"

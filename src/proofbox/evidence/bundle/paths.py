@@ -223,7 +223,7 @@ def resolve(path: _Path) -> str:
     """Return the bundle directory for `path`: itself, or the run that its LATEST names."""
     place = os.fspath(path)
     if not os.path.isdir(place):
-        raise BundleNotFound(f"{shown(place)} is not a directory", op="bundle resolve", fix_hints=["check the path"])
+        raise BundleNotFound(f"there is no directory {shown(place)}", op="bundle resolve", fix_hints=["check the path"])
     if any(os.path.lexists(os.path.join(place, name)) for name in (INDEX, STATUS)):
         return place
     name = read_latest(place)

@@ -74,7 +74,7 @@ class Verification:
             (checked.chains, "chain"),
         )
         amount = ", ".join(counted(number, what) for number, what in amounts)
-        parts = [f"{'holds' if self.ok else 'DOES NOT HOLD'}: {what}: {amount}"]
+        parts = [f"{'valid' if self.ok else 'INVALID'}: {what}: {amount}"]
         if self.packet is not None:
             by = f" by a custom policy: {self.policy!r}" if self.own_policy else ""
             parts.append(("promotable" if self.promotable else "not promotable") + by)

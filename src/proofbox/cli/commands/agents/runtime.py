@@ -107,12 +107,12 @@ def _matrix(document: RuntimesDocument) -> str:
     usable = ("yes" if each.available and each.compatible else "no" for each in document.runtimes)
     rows.append(("usable here", *usable))
     notes = [
-        f"{each.strategy}: {line}"
+        line
         for each in document.runtimes
         if not (each.available and each.compatible)
-        for line in (each.reason, *(f"  fix: {hint}" for hint in each.fix_hints))
+        for line in (f"{each.strategy}: {each.reason}", *(f"  fix: {hint}" for hint in each.fix_hints))
     ]
-    notes.append(f"tried without --strategies: {document.chain} (from {document.chain_origin})")
+    notes.append(f"without --strategies: {document.chain} (source: {document.chain_origin})")
     return columns(rows) + "\n\n" + printable("\n".join(notes))
 
 

@@ -228,7 +228,11 @@ def _table(found: tuple[RunFacts, ...]) -> str:
 
 def _details(document: BundleDocument) -> str:
     facts = msgspec.to_builtins(document.bundle)
-    lines = [(name, str(value)) for name, value in facts.items()]
+    words = {True: "yes", False: "no", None: "-"}
+    lines = [
+        (name, words[value] if value is None or isinstance(value, bool) else str(value))
+        for name, value in facts.items()
+    ]
     if document.failure:
         lines.append(("failure", "{stage}: {error}: {message}".format(**document.failure)))
     parts = [columns(lines)]
@@ -244,6 +248,6 @@ def _reindexed(document: ReindexDocument) -> str:
     if document.mode == "strict":
         lines = [f"finding: {each.code} {each.path}: {each.detail}" for each in document.findings]
         return printable("\n".join(lines or ["the bundle matches its index"]))
-    kinds = {(True, True): "changed", (False, True): "added", (True, False): "gone"}
+    kinds = {(True, True): "changed", (False, True): "added", (True, False): "removed"}
     lines = [f"{kinds[bool(each['before']), bool(each['after'])]}: {each['path']}" for each in document.changes]
-    return printable("\n".join([*lines, f"repaired {document.repairs}×" if lines else "nothing to repair"]))
+    return printable("\n".join([*lines, f"repairs so far: {document.repairs}" if lines else "nothing to repair"]))

@@ -93,7 +93,7 @@ def _freed(found: CollectedGarbage) -> str:
         (item.kind, f"{item.bytes / 1e6:.1f} MB", "delete" if item.free else "keep", item.reason, item.path)
         for item in found.items
     ]
-    table = columns([("KIND", "SIZE", "", "WHY", "PATH"), *rows]) + "\n" if rows else ""
+    table = columns([("KIND", "SIZE", "ACTION", "REASON", "PATH"), *rows]) + "\n" if rows else ""
     left = "".join(f"not deleted: {printable(item.left)}\n" for item in found.items if item.left)
     return f"{table}{left}{'would free' if found.dry_run else 'freed'} {found.freed / 1e6:.1f} MB"
 

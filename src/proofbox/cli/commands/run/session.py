@@ -76,7 +76,7 @@ def exec_(
     command: CommandArgs = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Run a command in a session: proofbox session exec ID [OPTIONS] -- COMMAND [ARG]...
+    """Run a command in a session: proofbox session exec [OPTIONS] SESSION_ID -- COMMAND [ARG]...
 
     Exit codes, output and signals are those of `proofbox exec`.
 

@@ -28,9 +28,9 @@ from proofbox.errors import DemoFailed, ProofboxError
 ANSWER_TIMEOUT = 30.0
 BOLD, DIM, CYAN = "1", "2", "36"
 HIGHLIGHTS = {  # the start of a line, and its colour
-    "holds:": "32",
-    "DOES NOT HOLD:": "31",
-    "lie.1: claimed success, and failed": "31",
+    "valid:": "32",
+    "INVALID:": "31",
+    "lie.1: claimed success but failed": "31",
     "+++": BOLD,
     "---": BOLD,
     "+": "32",

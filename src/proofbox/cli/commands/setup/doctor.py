@@ -20,7 +20,10 @@ from proofbox.sandbox.providers import provider_named
 
 def doctor(
     *,
-    provider: flags.Provider = None,
+    provider: Annotated[
+        str | None,
+        Parameter(name="--provider", help="Check only this one: bubblewrap, docker, off, apple-vm. Default: all."),
+    ] = None,
     quick: Annotated[bool, Parameter(name="--quick", help="Run only a few checks.")] = False,
     image: flags.Image = None,
     runtime: flags.Runtime = None,
@@ -69,7 +72,10 @@ def _text(document: DoctorReport) -> str:
         latency = f"{found.exec_ms:.1f} ms"
         rows.append((name, "yes", found.works.isolation.value, *counts, latency, report.enforcement.kill_tree))
         notes += [f"{name}: FAILED {result.check}: {result.detail}" for result in failed]
-        notes += [f"{name}: {what} is not enforced: {why}" for what, why in report.enforcement.gaps.items()]
+        gaps: dict[str, list[str]] = {}
+        for what, why in report.enforcement.gaps.items():
+            gaps.setdefault(why, []).append(what)
+        notes += [f"{name}: not enforced: {', '.join(parts)} ({why})" for why, parts in gaps.items()]
     return columns(rows) + "\n\n" + printable("\n".join(notes)) + "\n\n" + _rest(document)
 
 
