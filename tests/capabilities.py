@@ -1,6 +1,6 @@
-"""The real parts that tests may need: one table of how each is found, and how to get it.
+"""The external programs and privileges that tests may need: how each is detected, and how to install it.
 
-`@pytest.mark.needs("bubblewrap", …)` names them; conftest.py skips or fails a test by what is missing.
+`@pytest.mark.needs("bubblewrap", …)` names them; conftest.py skips or fails a test that needs a missing one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOBODY = 65534
 
 
 class Capability(NamedTuple):
-    """`probe` tries the part and gives an empty string, or why it is not to be had."""
+    """`probe` tests for the capability. It returns an empty string, or the reason why it is missing."""
 
     probe: Callable[[], str]
     how_to_get: str
@@ -34,15 +34,15 @@ class Capability(NamedTuple):
 
 
 def trial(argv: Sequence[str], **options: Any) -> str:
-    """Run a command for a probe: empty if it succeeded, else what it said last."""
+    """Run a command for a probe. Return an empty string if it succeeded, else its last line of output."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, **options)
     except (OSError, subprocess.SubprocessError) as problem:
         return str(problem)
     if done.returncode == 0:
         return ""
-    said = (done.stderr or done.stdout).strip().splitlines()
-    return f"{argv[0]}: {said[-1] if said else f'ended with {done.returncode}'}"
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return f"{argv[0]}: {lines[-1] if lines else f'exit code {done.returncode}'}"
 
 
 def probe_bubblewrap() -> str:
@@ -56,7 +56,9 @@ def probe_root() -> str:
 
 def probe_limits() -> str:
     here = cgroups.tree()
-    return "" if here.can_limit("memory") else f"no control group of ours limits memory: {here.reason}"
+    return (
+        "" if here.can_limit("memory") else f"proofbox can't create a control group that limits memory: {here.reason}"
+    )
 
 
 class OrdinaryUser(NamedTuple):
@@ -68,7 +70,7 @@ class OrdinaryUser(NamedTuple):
     identity: Mapping[str, Any]
 
     def run_code(self, code: str, *words: str) -> str:
-        """What a program in Python prints, run as that user; it has to succeed."""
+        """Run Python code as that user and return its output. It must succeed."""
         argv = [self.python, "-c", code, *words]
         done: subprocess.CompletedProcess[str] = subprocess.run(
             argv, env=dict(self.env), cwd="/", capture_output=True, text=True, check=False, **self.identity
@@ -79,10 +81,10 @@ class OrdinaryUser(NamedTuple):
 
 @cache
 def find_ordinary_user() -> OrdinaryUser | str:
-    """This user if it is an ordinary one, else nobody, with an interpreter that nobody may run.
+    """Return the current user, or the user `nobody` if this is root, with a Python interpreter that the user can run.
 
-    Root's interpreter may live where no one else can look (a home directory of mode 0700). Then the system's, of the
-    same version, takes its place over the same packages.
+    Root's interpreter may be in a directory that other users cannot read, such as a home directory with mode 0700. In
+    that case the system's interpreter of the same version is used with the same packages.
     """
     if os.geteuid() != 0:
         return OrdinaryUser(os.geteuid(), sys.executable, dict(os.environ), {})
@@ -164,7 +166,7 @@ def probe_uv() -> str:
 
 
 def probe_index() -> str:
-    """Whether uv can have a package: from an index, or from what it has kept of one."""
+    """Check that uv can install a package, from an index or from its cache."""
     uv = find_uv()
     if not uv:
         return "no uv, neither scripts/setup's nor on the PATH"
@@ -194,7 +196,7 @@ def probe_gvisor() -> str:
 
 
 def probe_codex() -> str:
-    # Here, not above: what every test imports must not rest on a room under test.
+    # Imported here, because every test imports this module, which must not depend on a package under test.
     from proofbox.agents.runtimes.codex.binary import find_binary
     from proofbox.errors import ProofboxError
 
@@ -205,7 +207,7 @@ def probe_codex() -> str:
 
 
 def probe_git() -> str:
-    """2.38 or newer: the reference backend merges without a working tree."""
+    """Check for git 2.38 or newer: the reference backend merges without a working tree."""
     git = shutil.which("git")
     if not git:
         return "no git on the PATH"
@@ -215,8 +217,8 @@ def probe_git() -> str:
 
 
 def probe_debian() -> str:
-    """For tests that compare messages to the letter: coreutils and dash as Debian and Ubuntu have them."""
-    return "" if Path("/etc/debian_version").exists() else "not a Debian or one of its kin"
+    """Check for Debian or Ubuntu, whose coreutils and dash print the messages that some tests compare exactly."""
+    return "" if Path("/etc/debian_version").exists() else "this is not Debian or Ubuntu"
 
 
 CAPABILITIES = {
@@ -233,7 +235,7 @@ CAPABILITIES = {
     "git": Capability(probe_git, "scripts/setup --test installs it; 2.38 or newer", True),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "index": Capability(probe_index, "a Python package index that uv can reach", True),
-    "limits": Capability(probe_limits, "as root, or in a session with a control group of its own", False),
+    "limits": Capability(probe_limits, "as root, or in a session with a delegated control group", False),
     "podman": Capability(probe_podman, "as root: apt-get install podman runc busybox-static", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),
@@ -242,7 +244,7 @@ CAPABILITIES = {
     "unprivileged-user": Capability(
         probe_ordinary_user, "not as root, or with checkout and interpreter readable by uid 65534", True
     ),
-    "uv": Capability(probe_uv, "scripts/setup gets it", True),
+    "uv": Capability(probe_uv, "scripts/setup installs it", True),
     "venv": Capability(probe_venv, "apt-get install python3-venv", False),
     "zensical": Capability(probe_zensical, "scripts/setup --docs installs it", True),
     "zig": Capability(probe_zig, "scripts/setup --test installs it", True),
@@ -252,5 +254,5 @@ CAPABILITIES = {
 
 @cache
 def missing(name: str) -> str:
-    """Why a capability is not to be had here; empty if it is. Tried once a process."""
+    """Return why a capability is missing here; empty if it is available. Probed once per process."""
     return CAPABILITIES[name].probe()

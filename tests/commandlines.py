@@ -1,4 +1,4 @@
-"""Command lines of proofbox in a text, held against the real command tree without running them."""
+"""Find proofbox command lines in a text, and check that they parse, without running them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INLINE = re.compile(r"`(proofbox [^`]+)`")
 
 
 def in_markdown(text: str) -> Iterator[str]:
-    """Every line that a page shows as a command: in shell blocks, indented, and in running text."""
+    """Yield every command line on a page: in shell blocks, indented, and inline."""
     for block in BLOCK.finditer(text):
         for line in re.sub(r"\\\n\s*", " ", block[1]).splitlines():
             if "proofbox" in line:
@@ -28,7 +28,7 @@ def in_markdown(text: str) -> Iterator[str]:
 
 
 def invocations(line: str) -> list[list[str]]:
-    """The words behind each `proofbox` of a shell line: several, where commands are joined."""
+    """Return the arguments of each `proofbox` call on a shell line, which may join several commands."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = "#"
@@ -42,7 +42,7 @@ def invocations(line: str) -> list[list[str]]:
 
 
 def refuse_unknown(words: list[str]) -> None:
-    """Raise UsageError unless this parses: the command, its flags, their types, what is required."""
+    """Raise UsageError unless the command exists, and its flags and required arguments parse."""
     if not words or words[-1] in ("--help", "--version"):
         return
     command = find_command(words)

@@ -1,11 +1,11 @@
-"""What every test stands on: random testing profiles, capabilities, a time limit, and a run that leaves nothing behind.
+"""Shared test setup: Hypothesis profiles, capabilities, timeouts, and a check for leftovers at the end of the run.
 
-- Hypothesis runs a sample by default and everything under `scripts/soak` (PROOFBOX_SOAK=1); the fixture `rounds`
-  gives a plain loop the same choice.
-- `@pytest.mark.needs("bubblewrap", …)` names real parts. A missing one skips the test with its reason; with CI=true a
-  missing part that is expected on Linux fails it instead, so that a run can't be green by testing nothing.
-- `@pytest.mark.timeout(seconds)` changes the limit on each of a test's setup, call and teardown.
-- The user's state, cache, configuration and temporary files are elsewhere for the whole run, and at its end no
+- Hypothesis runs a sample by default and all examples under `scripts/soak` (PROOFBOX_SOAK=1). The fixture `rounds`
+  does the same for plain loops.
+- `@pytest.mark.needs("bubblewrap", …)` names capabilities. If one is missing, the test is skipped with the reason. With
+  CI=true, a missing capability that is expected on Linux is a failure, so that a run can't pass by skipping tests.
+- `@pytest.mark.timeout(seconds)` changes the timeout of each of a test's setup, call and teardown.
+- The user's state, cache, configuration and temporary directories are redirected for the whole run. At its end, no
   process, container, mount, socket, control group or temporary directory of the run may be left.
 """
 
@@ -44,9 +44,9 @@ IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 USER_DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
 
-# Random testing. A pull request must not turn red by chance for what it did not touch, so CI draws the same examples
-# every time. At a desk and in a soak the draws are new each time: that is where new failures are wanted, and
-# print_blob says how to repeat one. No deadline: on a busy machine it measures the neighbours.
+# Random tests. CI uses the same examples every time, so that a pull request never fails by chance. Elsewhere, and in a
+# soak, the examples are new each time, and print_blob shows how to reproduce a failure. There is no deadline, because it
+# would depend on the load of the machine.
 hypothesis.settings.register_profile(
     "sample",
     max_examples=60,
@@ -64,7 +64,7 @@ hypothesis.settings.load_profile("soak" if SOAK else "sample")
 
 @pytest.fixture(scope="session")
 def rounds() -> Callable[[int, int], int]:
-    """`rounds(sample, full)`: how often a random test without hypothesis goes round."""
+    """`rounds(sample, full)`: the number of iterations of a random test without Hypothesis."""
     return lambda sample, full: full if SOAK else sample
 
 
@@ -76,7 +76,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def deep_path(tmp_path: Path) -> Generator[Path]:
-    """For directories that Python can't remove, and pytest is to at its end, some runs later."""
+    """A directory for trees that are too deep for Python, and so for pytest, to remove."""
     yield tmp_path
     subprocess.run(["rm", "-rf", "--", tmp_path], check=True)
 
@@ -86,7 +86,7 @@ def deep_path(tmp_path: Path) -> Generator[Path]:
 
 @pytest.fixture(scope="session")
 def ordinary_user() -> OrdinaryUser:
-    """Someone without privileges, with a home of their own; goes with `needs("unprivileged-user")`."""
+    """An unprivileged user with a separate home directory; use it with `needs("unprivileged-user")`."""
     found = find_ordinary_user()
     assert isinstance(found, OrdinaryUser), found
     if not found.identity:
@@ -103,7 +103,7 @@ def ordinary_user() -> OrdinaryUser:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        # xdist says an item's group by `_nodeid`, where pytest does not look any more since 9.2: groups had no effect.
+        # xdist stores an item's group in `_nodeid`, which pytest ignores since 9.2, so groups would have no effect.
         grouped = vars(item).get("_nodeid")
         if grouped is not None and grouped != item.nodeid:
             item._id = type(item._id).parse(grouped)
@@ -121,11 +121,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             continue
         message = f"needs {name}: {reason} ({CAPABILITIES[name].how_to_get})"
         if IN_CI and CAPABILITIES[name].expected_in_ci and sys.platform == "linux":
-            pytest.fail(f"{message}; with CI=true it must be there", pytrace=False)
+            pytest.fail(f"{message}; with CI=true it is required", pytrace=False)
         pytest.skip(message)
 
 
-# A limit on every test's time. Each phase has its own, so that a costly fixture is bounded as well.
+# A timeout for every test. Each phase has its own, so that a slow fixture is limited as well.
 
 DEFAULT_SECONDS = 300.0
 GRACE_SECONDS = 30.0
@@ -133,7 +133,7 @@ GRACE_SECONDS = 30.0
 
 @contextmanager
 def time_limit(item: pytest.Item) -> Generator[None]:
-    """Fail the test in time; and if it can't be failed (stuck in C, or swallowing everything), end the process.
+    """Fail a test that takes too long. If that has no effect (stuck in C, or every exception caught), exit the process.
 
     The alarm repeats, because an event loop may catch the failure that the first one raises.
     """
@@ -156,7 +156,7 @@ def time_limit(item: pytest.Item) -> Generator[None]:
 
 
 class TimeLimit:
-    """A plugin of its own, because a module can hold one hook of a name, and capabilities have the one for setup."""
+    """A separate plugin, because this module already has a hook named `pytest_runtest_setup`, for capabilities."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -174,7 +174,7 @@ class TimeLimit:
             return (yield)
 
 
-# A place of its own for the run, and the proof at its end that nothing is left.
+# The run's directory, and the check at its end that nothing is left.
 
 REAL_STDERR = pytest.StashKey[int]()
 RUN = pytest.StashKey["Run"]()
@@ -182,10 +182,10 @@ RUN = pytest.StashKey["Run"]()
 
 @dataclass
 class Run:
-    """One test run: the directory that holds all it writes, shared by xdist's controller and workers."""
+    """One test run. Its directory is shared by xdist's controller and workers."""
 
     base: Path
-    worker: str | None  # None in the controller, and where there are no workers
+    worker: str | None  # None in the controller, and without xdist
     left_over: list[str]
 
     @property
@@ -198,31 +198,32 @@ class Run:
 
     @property
     def engines(self) -> list[str]:
-        """Directories of the container engines that were started: those are elsewhere."""
+        """The directories of the container engines that were started, which are outside the run's directory."""
         listed = self.base / private_engine.LIST
         return listed.read_text().split() if listed.exists() else []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"needs(*names): real parts the test needs, of: {', '.join(CAPABILITIES)}")
+    config.addinivalue_line("markers", f"needs(*names): capabilities the test needs: {', '.join(CAPABILITIES)}")
     config.addinivalue_line(
-        "markers", f"timeout(seconds): the limit on each phase of the test, in place of {DEFAULT_SECONDS:g} s"
+        "markers", f"timeout(seconds): the timeout of each phase of the test (default: {DEFAULT_SECONDS:g} s)"
     )
     config.pluginmanager.register(TimeLimit())
-    # A shell's background job, or what nohup starts, has these ignored, and so would everything that is tested here.
+    # In a shell's background job, or under nohup, these signals are ignored, and the tested programs would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    config.stash[REAL_STDERR] = os.dup(2)  # pytest captures 2 during tests; the last word must be seen
+    config.stash[REAL_STDERR] = os.dup(2)  # pytest captures 2 during tests; the final traceback must be visible
 
     worker: str | None = getattr(config, "workerinput", {}).get("workerid")
     if worker:
         base = Path(os.environ["PROOFBOX_TEST_RUN"])
     else:
-        # pytest's own directories stay where they are, and outlive a failed run for whoever looks into it.
+        # pytest's own directories stay in the usual place, and are kept after a failed run for inspection.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        # Short, because sockets live below it and their paths may have 107 bytes; open to look through, because some
-        # tests run as another user; not named like the directories that proofbox makes, which are looked for below.
+        # The name is short, because paths of sockets below it are limited to 107 bytes, and differs from the names that
+        # proofbox uses, because the check for leftovers looks for those. Other users can read it, because some tests
+        # run as another user.
         base = Path(tempfile.mkdtemp(prefix="pbt-"))
         base.chmod(0o755)
         os.environ["PROOFBOX_TEST_RUN"] = str(base)
@@ -241,7 +242,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Look for what the run left: each worker for its own, the controller, last, for everything else."""
+    """Look for leftovers: each worker for its own, then the controller for all others."""
     run = session.config.stash[RUN]
     if run.worker:
         found = wait_for_none(own_leftovers)
@@ -250,7 +251,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     own: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     places = [str(run.base), str(own), *run.engines]
     found = wait_for_none(lambda: own_leftovers() + leftovers_of_run(run, places))
-    sweep(tree())  # as the next proofbox would: tests kill clients, whose empty groups stay until somebody comes
+    sweep(tree())  # as the next proofbox would: the empty groups of clients that tests killed are left until then
     for report in sorted(run.reports.iterdir()):
         found += report.read_text().splitlines()
     run.left_over += sorted(set(found))
@@ -261,23 +262,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def discard(own: Path) -> None:
-    """pytest's own directory of a run in which nothing failed: there is nothing to look into."""
+    """Remove pytest's own directory after a run without failures."""
     shutil.rmtree(own, ignore_errors=True)
     latest = own.parent / "pytest-current"
     if latest.is_symlink() and not latest.exists():
         latest.unlink(missing_ok=True)
-    with suppress(OSError):  # those of runs that failed are still there
+    with suppress(OSError):  # it still contains the directories of failed runs
         own.parent.rmdir()
 
 
 def own_leftovers() -> list[str]:
-    """What this process started, and the groups that it made: no one else's, whoever works on this machine."""
+    """Return the remaining descendants of this process and the control groups that it created."""
     found = describe_processes(children_of(os.getpid()))
     return found + [f"control group {path}" for path, maker in groups_and_makers() if maker == str(os.getpid())]
 
 
 def leftovers_of_run(run: Run, places: Sequence[str]) -> list[str]:
-    """What is in the run's own directories, or names one of them."""
+    """Return everything left in the run's directories, and every process that refers to one of them."""
 
     def inside(path: str) -> bool:
         return any(path.startswith(f"{place}/") for place in places)
@@ -300,7 +301,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     run = config.stash.get(RUN, None)
-    # Never through a mount that was left: what is behind it is not ours to delete.
+    # Never delete through a leftover mount: the files behind it belong to someone else.
     if run and not run.worker and not mounts_below([str(run.base)]):
         shutil.rmtree(run.base, ignore_errors=True)
     if REAL_STDERR in config.stash:
@@ -309,7 +310,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def processes_of_run(run: Run) -> set[int]:
-    """Those that left the tree and still bear the run's directory: in arguments, environment, cwd or an open file."""
+    """Return detached processes that name the run's directory in their arguments, environment, cwd or open files."""
     mark = str(run.base)
     found: set[int] = set()
     for entry in Path("/proc").glob("[0-9]*"):
@@ -317,10 +318,10 @@ def processes_of_run(run: Run) -> set[int]:
             if mark in (entry / "cmdline").read_text(errors="replace"):
                 found.add(int(entry.name))
                 continue
-            # From here on for our own processes alone, unless root asks.
+            # The rest is readable only for our own processes, unless this is root.
             links = (os.readlink(link) for link in (entry / "cwd", *(entry / "fd").iterdir()))
             if mark in (entry / "environ").read_text(errors="replace") or any(mark in link for link in links):
                 found.add(int(entry.name))
-        except OSError:  # gone, or not ours to look into
+        except OSError:  # it has ended, or belongs to another user
             continue
     return found - {os.getpid()}

@@ -1,4 +1,4 @@
-"""Time limits as behaviour, on a machine of any speed."""
+"""Tests of timeouts that work on a machine of any speed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 SOON = 30.0
-"""Below this nothing was waited for that takes a minute or for ever; the rest is a busy machine's."""
+"""If a call returns within this many seconds, it did not wait for anything that takes a minute or never ends."""
 
 
 def in_time(attempt: Callable[[float], T], under_way: Callable[[T], object]) -> T:
-    """What came of something that its time limit ended once it was under way.
+    """Call `attempt` with growing timeouts until one is long enough for it to be under way, and return that result.
 
-    How long it takes to get there is the machine's affair: the limit grows until it was enough. What it then did is the
-    test's.
+    How long the start takes depends on the machine, so it must not decide the outcome of the test.
     """
     for limit in (0.7, 3.0, 12.0, 48.0):
-        came = attempt(limit)
-        if under_way(came):
-            return came
-    raise AssertionError(f"in {limit:g} s it did not get under way: {came}")
+        result = attempt(limit)
+        if under_way(result):
+            return result
+    raise AssertionError(f"not under way within {limit:g} s: {result}")
 
 
 @contextmanager

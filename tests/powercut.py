@@ -1,4 +1,4 @@
-"""What a power cut would leave, by a program's system calls: a kill leaves the page cache alone and proves nothing."""
+"""Compute from a program's system calls what a power cut could lose. Killing it would not lose the page cache."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OF_DESCRIPTOR = re.compile(r"(?:AT_FDCWD|\d+)<([^>]*)>")
 
 
 class Disk:
-    """What a power cut would leave: which files have bytes, and which directories names, that were never synced."""
+    """The files with unsynced content and the directories with unsynced entries, which a power cut could lose."""
 
     def __init__(self) -> None:
         self.dirty_files: set[str] = set()
         self.dirty_directories: set[str] = set()
 
     def happened(self, name: str, arguments: str, result: str) -> tuple[str, str] | None:
-        """Take note of one call; the two names of a rename."""
+        """Record one call. Return the old and new path if it is a rename."""
         if result.startswith("-"):
             return None
         bases, names = OF_DESCRIPTOR.findall(arguments), PATH.findall(arguments)
@@ -36,7 +36,7 @@ class Disk:
             old, new = self.full(bases, names, 0), self.full(bases, names, 1)
             self.named(old)
             self.named(new)
-            self.dirty_files.discard(new)  # what was there is replaced
+            self.dirty_files.discard(new)  # the previous file is replaced
             for pool in (self.dirty_files, self.dirty_directories):
                 for path in [path for path in pool if path == old or path.startswith(old + "/")]:
                     pool.remove(path)
@@ -53,7 +53,7 @@ class Disk:
 
 
 def calls_of(argv: Sequence[str], place: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Run a program to its end, under strace: each line, and the call's name, arguments and result in it."""
+    """Run a program under strace, and yield each line with the call's name, arguments and result."""
     trace = ["strace", "-f", "-y", "-s", "400", "-e", f"trace={TRACED}", "-o", str(place / "calls"), *argv]
     done = subprocess.run(trace, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def calls_of(argv: Sequence[str], place: Path) -> Iterator[tuple[str, str, str, 
 
 
 def _joined(lines: list[str]) -> list[str]:
-    """Calls that another thread interrupted, put together again where they ended."""
+    """Join the parts of calls that strace split because another thread was scheduled, at the place where they ended."""
     begun: dict[str, str] = {}
     whole = []
     for line in lines:

@@ -1,7 +1,7 @@
-"""A Docker engine of the tests' own: private, without a network, gone afterwards with all it held.
+"""A private Docker or Podman engine for tests, without a network. It is removed afterwards with everything in it.
 
-Its one image is made here, from a static busybox: no registry is needed. Where this machine has perl, as every Debian
-does, it is in there too, with the libraries it needs: some attacks take more than a shell.
+Its only image is built here from a static busybox, so no registry is needed. If this machine has perl, as Debian does,
+the image also contains perl with its libraries, because some attacks need more than a shell.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox.containers.engine import ContainerEngine
 
 IMAGE = "proofbox-test:latest"
-LIST = "engines"  # a file in the run's directory: where engines were, for the look at what is left
-# An engine that leaves the host's network alone.
+LIST = "engines"  # a file in the run's directory that lists the engines' directories, for the check for leftovers
+# These keep the engine from changing the host's network.
 FLAGS = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
 RUNSC_FLAGS = ["--network=none", "--platform=ptrace"]
 UP_SECONDS = 120.0
@@ -39,14 +39,14 @@ class PrivateEngine(NamedTuple):
 
 def missing() -> str:
     if os.geteuid() != 0:
-        return "an engine of our own needs root"
+        return "a private engine needs root"
     absent = [name for name in ("dockerd", "containerd", "busybox") if shutil.which(name) is None]
     return f"not on the PATH: {', '.join(absent)}" if absent else ""
 
 
 @contextlib.contextmanager
 def private_engine() -> Iterator[PrivateEngine]:
-    # Short, for its sockets; in /tmp itself, since an engine's overlay can't lie on another overlay.
+    # The path is short because of its sockets, and in /tmp, because an engine's overlay can't be on another overlay.
     base = _place("pbe-")
     config = base / "daemon.json"
     config.write_text(
@@ -82,20 +82,20 @@ def private_engine() -> Iterator[PrivateEngine]:
 
 def missing_podman() -> str:
     if os.geteuid() != 0:
-        return "a podman of our own needs root"
+        return "a private podman needs root"
     absent = [name for name in ("podman", "conmon", "runc", "busybox") if shutil.which(name) is None]
     return f"not on the PATH: {', '.join(absent)}" if absent else ""
 
 
 @contextlib.contextmanager
 def private_podman() -> Iterator[PrivateEngine]:
-    """The same by Podman's socket. By runc: crun refuses the mixed control groups that some machines have."""
+    """Start Podman instead. It uses runc, because crun refuses the hybrid control groups of some machines."""
     base = _place("pbp-")
     places = {"--root": "root", "--runroot": "run", "--tmpdir": "tmp"}
     words = ["podman", *(word for flag, name in places.items() for word in (flag, str(base / name)))]
     words += ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
     host = f"unix://{base / 'sock'}"
-    # What it does besides, as when it is reset, it does in the default store, which is to be here too.
+    # Other operations, such as a reset, use the default store, so the default must be in this directory as well.
     (base / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\ngraphroot = "{base}/root"\nrunroot = "{base}/run"\n'
     )
@@ -139,9 +139,7 @@ def _wait_until_up(engine: ContainerEngine, process: subprocess.Popen[bytes], lo
             engine.call("GET", "/_ping", op="answer", timeout=5)
         except ProviderUnavailable:
             if process.poll() is not None or time.monotonic() > end:
-                raise AssertionError(
-                    f"the engine did not come up:\n{log.read_text(errors='replace')[-3000:]}"
-                ) from None
+                raise AssertionError(f"the engine did not start:\n{log.read_text(errors='replace')[-3000:]}") from None
             time.sleep(0.05)
         else:
             return
@@ -177,7 +175,7 @@ def _add_perl(tar: tarfile.TarFile) -> None:
         return
     places = subprocess.run([perl, "-e", "print join qq(\n), @INC"], capture_output=True, text=True, check=True)
     base = [place for place in places.stdout.split() if place.endswith("/perl-base")]
-    programs = [perl, "/usr/bin/id"]  # the second is what a check plants in a project as setuid
+    programs = [perl, "/usr/bin/id"]  # a conformance check copies `id` into a project as a setuid program
     listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout.split()
     libraries = {word for word in listed if word.startswith("/") and not word.endswith(":")}
     for path in sorted({perl, *base, *libraries}):
@@ -191,13 +189,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    # Its containerd and shims are in its session; what still runs there had no time to end.
+    # Its containerd and shims are in its process group; kill those that have not ended in time.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _kill_below(base: Path) -> None:
-    """What an engine that was itself killed has left running; all of it names the engine's directory."""
+    """Kill what a killed engine left running: processes with the engine's directory in their command line."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"{base}/".encode() in (entry / "cmdline").read_bytes():
@@ -205,7 +203,7 @@ def _kill_below(base: Path) -> None:
 
 
 def _remove_groups(container: str) -> None:
-    """An engine that was itself killed has left its containers' control groups, and perhaps somebody in them."""
+    """Remove the control groups that a killed engine left for a container, and kill the processes in them."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     for _, mount, kind, *_ in mounts:
         group = Path(mount) / "docker" / container

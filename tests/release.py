@@ -1,4 +1,4 @@
-"""What is published: an sdist of the checkout, and the wheel of that. Built once a process, and installed at will."""
+"""Build a release (an sdist of the checkout, and a wheel from it) once per process, and install it in clean environments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Built(NamedTuple):
 
 @cache
 def built_release() -> Built:
-    """A wheel of the unpacked sdist: the checkout's own binaries stay as they are."""
+    """Build the wheel from the unpacked sdist, so that the binaries in the checkout stay unchanged."""
     place = Path(tempfile.mkdtemp(prefix="release-"))
     sdist = build("sdist", ROOT, place)
     return Built(sdist, build("wheel", unpack(sdist, place), place))
@@ -29,17 +29,17 @@ def built_release() -> Built:
 
 def unpack(sdist: Path, into: Path) -> Path:
     with tarfile.open(sdist) as archive:
-        # Not the argument `filter`, which came in 3.11.4; without either, later versions warn.
+        # The argument `filter` exists only since 3.11.4. Without a filter, later versions warn.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(into)  # noqa: S202 - our own archive, made a moment ago
+        archive.extractall(into)  # noqa: S202 - our own archive
     return into / sdist.name.removesuffix(".tar.gz")
 
 
 def build(kind: str, source: Path, into: Path) -> Path:
-    """One call of the build backend, as a frontend makes it, with what is installed here: the locked zig."""
+    """Call the build backend like a frontend does, with the installed packages, including the locked zig."""
     program = f"import sys, hatch_build; print('built', hatch_build.build_{kind}(sys.argv[1]))"
     env = {name: value for name, value in os.environ.items() if name != "PROOFBOX_BUILD_AGENT"}
-    # The run's own caches are thrown away after it; what zig built of its libc is worth keeping between runs.
+    # The test run's cache directory is deleted at its end, but zig's build of its libc is worth keeping.
     env |= {"ZIG_GLOBAL_CACHE_DIR": str(ROOT / ".tools/zig-cache"), "SOURCE_DATE_EPOCH": "1704067200"}
     done = subprocess.run(
         [sys.executable, "-c", program, str(into)], cwd=source, env=env, capture_output=True, text=True, timeout=580
@@ -49,13 +49,13 @@ def build(kind: str, source: Path, into: Path) -> Path:
 
 
 class Installed:
-    """The wheel in an environment of its own, used from an empty directory: nothing leads to the checkout."""
+    """The wheel installed in a new environment, used from an empty directory, without any reference to the checkout."""
 
     def __init__(self, place: Path, extra: str = "") -> None:
         self.bin = place / "venv/bin"
         self.cwd = place / "empty"
         self.cwd.mkdir(parents=True)
-        # The user's own cache of downloads, and not the run's; and the certificates that this machine trusts.
+        # Use the user's download cache instead of the test run's, and the certificates that this machine trusts.
         cache = {"UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache/uv"))}
         trust = {name: os.environ.get(name, "true") for name in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS")}
         uv = find_uv() or "uv"

@@ -37,7 +37,7 @@ SYSTEM_CALLS = (
 )
 
 CERTAIN = (1, 60, 1_000_000)
-"""Calls at which the first runs die: at the first, in the middle, never. So each outcome is seen, however few runs."""
+"""Calls at which the first runs die: the first, one in the middle, and none. Even a few runs cover every outcome."""
 
 
 def drive(name: str, directory: Path, *arguments: object) -> Any:
@@ -49,9 +49,9 @@ def drive(name: str, directory: Path, *arguments: object) -> Any:
 
 
 def kill(directory: str, rounds: str, seed: str) -> dict[str, Any]:
-    """Kill a run at random points of its life, by its own hand at a system call or by another's at any time.
+    """Kill runs at random: the process kills itself at a system call, or the parent kills it at any time.
 
-    After each death a reader must see a bundle in progress or a committed one, and every acknowledged line.
+    After each kill a reader must see a bundle in progress or a committed one, and every acknowledged line.
     """
     chance = random.Random(int(seed))
     seen = {"committed": 0, "in_progress": 0, "nothing": 0, "lines": 0}
@@ -66,7 +66,7 @@ def kill(directory: str, rounds: str, seed: str) -> dict[str, Any]:
 
 
 def _die(out: Path, chance: random.Random, certain: int | None) -> int:
-    """One run and its death; how many log lines it had been told were written."""
+    """Start a run and kill it. Return the number of log lines that were acknowledged."""
     read_end, write_end = os.pipe()
     at = chance.randrange(1, 160) if certain is None else certain
     by_itself = certain is not None or chance.random() < 0.7
@@ -128,10 +128,10 @@ def _judge(out: Path, acknowledged: int, seen: dict[str, int]) -> str:
     latest = (out / "LATEST").read_text().strip() if (out / "LATEST").exists() else None
     visible = sorted(path.name for path in out.iterdir() if path.name[0] != ".") if out.is_dir() else []
     if [name for name in visible if name != "LATEST"] != runs:
-        return f"something is there that is no run: {visible}"
+        return f"there are entries that are not runs: {visible}"
     if not runs:
         seen["nothing"] += 1
-        return "lines were acknowledged, and there is no run" if acknowledged else ""
+        return "lines were acknowledged, but there is no run" if acknowledged else ""
     (run,) = runs
     seen["lines"] += acknowledged
     log = out / run / "trace.jsonl"
@@ -151,14 +151,14 @@ def _judge(out: Path, acknowledged: int, seen: dict[str, int]) -> str:
         complete = log.read_bytes().count(b"\n")
         report = verify_chain(log, f"{run}/trace.jsonl")
         if complete < acknowledged:
-            return f"{acknowledged} lines acknowledged, {complete} there"
+            return f"{acknowledged} lines acknowledged, {complete} found"
         if {finding.code for finding in report.findings} - {"torn_tail"}:
             return f"the chain is broken: {report.findings[0]}"
     return ""
 
 
 def read_while_writing(directory: str, runs: str) -> dict[str, Any]:
-    """A reader at all times, while runs are written and committed: in progress or committed, and nothing else."""
+    """Read runs while they are written: each must be in progress or committed at all times."""
     out = Path(directory) / "out"
     out.mkdir()
     pid = os.fork()
@@ -192,7 +192,7 @@ def read_while_writing(directory: str, runs: str) -> dict[str, Any]:
 
 
 def exclude(directory: str, processes: str, times: str) -> dict[str, Any]:
-    """Processes that take the lock again and again; inside, each must be alone."""
+    """Let several processes take the lock repeatedly. Only one may hold it at a time."""
     out = Path(directory)
 
     def take_turns() -> None:
@@ -225,7 +225,7 @@ def commit_at_once(directory: str, processes: str) -> dict[str, Any]:
 
 
 def die_with_lock(directory: str) -> dict[str, Any]:
-    """A holder that is killed, and one whose forked child outlives it: neither may keep the lock."""
+    """Kill a holder whose forked child outlives it. Neither process may keep the lock."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -237,7 +237,7 @@ def die_with_lock(directory: str) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     before = read_holder(directory)
-    # Not `fail`: between its birth and its first step the grandchild has the descriptor still.
+    # Wait instead of failing: right after the fork, the grandchild still has the descriptor.
     with RunLock(directory, purpose="after", timeout=60) as lock:
         inherited = lock.took_over_from
         now = read_holder(directory)
@@ -275,7 +275,7 @@ def refuse_while_held(directory: str) -> dict[str, Any]:
 
 
 def _fork_all(works: list[Callable[[], None]]) -> int:
-    """All at once; how many did not end well."""
+    """Run the functions in concurrent processes, and return how many failed."""
     pids = []
     for work in works:
         pid = os.fork()
@@ -294,7 +294,7 @@ def _fork_all(works: list[Callable[[], None]]) -> int:
 
 
 def write_one(directory: str) -> dict[str, Any]:
-    """One run with everything in it, for a test that watches the system calls."""
+    """Write one run with all kinds of files, for a test that traces the system calls."""
     with BundleWriter.create(Path(directory) / "out", expected=["results.json"]) as bundle:
         with bundle.open_log("logs/trace.jsonl", sync_every=10) as log:
             for n in range(25):
