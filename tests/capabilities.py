@@ -56,9 +56,7 @@ def probe_root() -> str:
 
 def probe_limits() -> str:
     here = cgroups.tree()
-    return (
-        "" if here.can_limit("memory") else f"proofbox can't create a control group that limits memory: {here.reason}"
-    )
+    return "" if here.can_limit("memory") else f"no control group can limit memory: {here.reason}"
 
 
 class OrdinaryUser(NamedTuple):

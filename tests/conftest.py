@@ -45,8 +45,8 @@ SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 USER_DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
 
 # Random tests. CI uses the same examples every time, so that a pull request never fails by chance. Elsewhere, and in a
-# soak, the examples are new each time, and print_blob shows how to reproduce a failure. There is no deadline, because it
-# would depend on the load of the machine.
+# soak, the examples are new each time, and print_blob shows how to reproduce a failure. There is no deadline, because
+# it would depend on the load of the machine.
 hypothesis.settings.register_profile(
     "sample",
     max_examples=60,
@@ -209,7 +209,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"timeout(seconds): the timeout of each phase of the test (default: {DEFAULT_SECONDS:g} s)"
     )
     config.pluginmanager.register(TimeLimit())
-    # In a shell's background job, or under nohup, these signals are ignored, and the tested programs would inherit that.
+    # In a shell's background job, or under nohup, these signals are ignored, and tested programs would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

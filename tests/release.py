@@ -1,4 +1,4 @@
-"""Build a release (an sdist of the checkout, and a wheel from it) once per process, and install it in clean environments."""
+"""Build a release once per process (an sdist of the checkout, and a wheel from it), and install it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site of the documentation is whole, loads nothing from elsewhere, and names only what exists."""
+"""The documentation site is complete, loads nothing from other hosts, and names only things that exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build(place: Path) -> subprocess.CompletedProcess[str]:
 
 
 class References(HTMLParser):
-    """What a page loads or leads to, as (attribute, address)."""
+    """Collects the references of a page as (attribute, address)."""
 
     def __init__(self) -> None:
         super().__init__()

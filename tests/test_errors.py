@@ -1,4 +1,4 @@
-"""The errors are one tree and read alike: drawn as they are, each with a code and a way out, all in one form."""
+"""All errors form one tree, each with a code and hints, and their messages have one style."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_given_hints_replace_the_class_defaults() -> None:
 
 
 class Text(NamedTuple):
-    """A message or a hint as the source has it, with `{}` for what is filled in."""
+    """A message or a hint in the source, with `{}` for inserted values."""
 
     where: str
     text: str
@@ -76,7 +76,7 @@ def texts(node: ast.AST, where: str) -> Iterator[Text]:
 
 
 def made() -> Iterator[tuple[str, ast.Call]]:
-    """Every error that is made in the source, and where."""
+    """Yield every error that the source creates, with its location."""
     for path in sorted(SRC.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
@@ -84,7 +84,7 @@ def made() -> Iterator[tuple[str, ast.Call]]:
 
 
 def raised(part: str) -> list[Text]:
-    """Messages, or members that are given by name, as far as they are written out."""
+    """Return the messages, or the keyword arguments of that name, that are literals."""
     found: list[Text] = []
     for where, node in made():
         named = [keyword.value for keyword in node.keywords if keyword.arg == part]
@@ -152,5 +152,5 @@ def test_commands_in_hints_exist() -> None:
         ("then proofbox workspace log DIR lists them", False),
     ],
 )
-def test_the_form_is_told_from_others(text: str, sound: bool) -> None:
+def test_style_check_detects_violations(text: str, sound: bool) -> None:
     assert (not wrong_with(text)) == sound

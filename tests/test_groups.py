@@ -1,4 +1,4 @@
-"""Tests that share a costly fixture run in one worker: without that it is made in each."""
+"""Tests that share a slow fixture run in one worker; otherwise each worker would create it."""
 
 from __future__ import annotations
 

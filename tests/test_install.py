@@ -1,4 +1,4 @@
-"""The wheel with its dependencies in a clean environment, far from any checkout: it runs, and each extra alone does."""
+"""The wheel works in a clean environment without a checkout, with no extra and with each extra."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_mount_is_found(watched: Watched) -> None:
 
 
 def test_network_namespace_and_control_group_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In places of the test's own: another proofbox on this machine removes a group whose maker is dead."""
+    """Use directories of the test, because another proofbox on this machine removes groups of dead processes."""
     monkeypatch.setattr(leftovers, "CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(leftovers, "NAMESPACES", (tmp_path / "netns",))
     (tmp_path / "memory/proofbox").mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_network_namespace_and_control_group_are_found(tmp_path: Path, monkeypat
 
 
 def test_container_is_found(watched: Watched, tmp_path: Path) -> None:
-    """By what the engine's own command lists; here a command that lists one more each time."""
+    """The engine's command lists the containers; here it is replaced by one that lists one more each time."""
     engine = tmp_path / "docker"
     engine.write_text(f'#!/bin/sh\ncat "{tmp_path}/list"\nprintf "%s\\n" "abc /project" >>"{tmp_path}/list"\n')
     engine.chmod(0o755)

@@ -195,7 +195,7 @@ def test_the_demo_with_its_backend_imports_nothing_from_the_current_directory(ho
     hostile.proofbox("demo", "--json")
 
 
-def test_a_child_has_no_directory_of_the_parents_script(hostile: HostileDirectory) -> None:
+def test_child_does_not_import_from_the_directory_of_the_parents_script(hostile: HostileDirectory) -> None:
     script = hostile.place / "app" / "main_program.py"
     script.write_text(
         "import sys\n"
@@ -211,9 +211,7 @@ def test_a_child_has_no_directory_of_the_parents_script(hostile: HostileDirector
 # The one place that starts interpreters
 
 
-def test_the_import_path_keeps_what_pythonpath_names_by_an_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_import_path_keeps_absolute_entries_of_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, installed = tmp_path / "here", tmp_path / "installed"
     here.mkdir()
     installed.mkdir()

@@ -427,7 +427,7 @@ def test_bundle_with_traps(stranger: Stranger, bundle: Path) -> None:
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("trap", ["link", "pipe"])
 def test_bundle_whose_files_lead_outside(stranger: Stranger, bundle: Path, trap: str) -> None:
-    """Each file in turn leads to a copy that has the right content: following it would go unnoticed."""
+    """Each file in turn is a link to a copy with the right content, so that only the link itself can be detected."""
     outside = stranger.top / "private/copy"
     shutil.copytree(bundle, outside)
     ledger = bundle.with_name(f"{bundle.name}.ledger")
@@ -535,8 +535,8 @@ def test_ledger_from_elsewhere_is_refused(stranger: Stranger, bundle: Path, kind
 
 
 @pytest.mark.needs("bubblewrap")
-def test_record_from_elsewhere_decides_about_no_box_without_consent(stranger: Stranger) -> None:
-    """Its files are on this machine, as for a record that was published and came back changed."""
+def test_settings_of_a_record_from_elsewhere_need_consent(stranger: Stranger) -> None:
+    """The record's files are on this machine, as if it had been published and returned with changes."""
     (stranger.top / "app").mkdir()
     (stranger.top / "play.toml").write_text('[[step]]\nsay = "done"\n')
     scripted = ("--strategies", "scripted", "--script", str(stranger.top / "play.toml"), *BOX)

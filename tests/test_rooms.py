@@ -1,7 +1,7 @@
-"""The rooms of the package keep their order: imports go one way.
+"""Packages import each other only in the allowed order.
 
-Every import counts: at the top, inside a function, under TYPE_CHECKING, and `import_module` of a literal name. A
-dependency that is hidden from the interpreter is still one for the reader.
+Every import is checked: at the top, inside a function, under TYPE_CHECKING, and `import_module` of a literal name. An
+import that is not executed is still a dependency for readers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGE = SRC / "proofbox"
 
-# Room → the rooms it may import, besides itself and `errors`. A room that does not exist yet is fine.
+# Package → the packages it may import, besides itself and `errors`. They need not exist yet.
 BELOW_LAB = frozenset({"core", "config", "sandbox", "workspace", "agents", "evidence", "probes", "delivery"})
 ALLOWED: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -33,18 +33,17 @@ ALLOWED: dict[str, frozenset[str]] = {
     "delivery": frozenset({"core", "evidence", "workspace"}),
     "lab": BELOW_LAB,
     "viewer": BELOW_LAB | {"lab"},
-    # The public face, proofbox/__init__.py. Rooms do not import it: that would be a way around this table.
+    # The public API, proofbox/__init__.py. Packages do not import it, which would bypass this table.
     "proofbox": BELOW_LAB | {"lab", "viewer"},
     "cli": BELOW_LAB | {"lab", "viewer", "proofbox"},
 }
 
-# What a third party needs in order to audit, so that it runs on any Python: these, and the modules of those that are
-# packages, use the standard library alone.
+# The modules and packages that an auditor needs. They use only the standard library, so that they run on any Python.
 BARE = ("errors", "core.files.atomic", "core.canonical", "core.chain", "core.digest", "core.documents")
 
 
 class Import(NamedTuple):
-    """One import of one of our modules, or of a top-level module of someone else's."""
+    """An import of one of our modules, or of a top-level module of another project."""
 
     where: str
     name: str
@@ -69,7 +68,7 @@ def room(module: str) -> str:
 
 @cache
 def ours() -> frozenset[str]:
-    """Every module and room of the package, by dotted name; the known rooms too, whether they exist yet or not."""
+    """Return every module and package of proofbox by dotted name, including packages that do not exist yet."""
     names = {dotted(path) for path in modules()}
     return frozenset(names | {f"proofbox.{name}" for name in ALLOWED if name != "proofbox"})
 
@@ -137,7 +136,7 @@ def test_auditor_modules_import_only_the_standard_library() -> None:
 
 @pytest.mark.parametrize("module", bare_modules())
 def test_auditor_modules_load_without_installed_packages(module: str) -> None:
-    # -S leaves site-packages out, so that what the packages' own __init__ pull in counts as well.
+    # -S leaves out site-packages, so that imports of the packages' __init__ modules are checked as well.
     program = f"import sys; sys.path.insert(0, {str(SRC)!r}); import {module}"
     done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -173,7 +172,7 @@ def test_no_package_is_empty() -> None:
         ("import os.path", {"os.path"}),
     ],
 )
-def test_every_form_of_import_is_seen(
+def test_every_form_of_import_is_detected(
     source: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "SRC", tmp_path)

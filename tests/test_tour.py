@@ -106,7 +106,7 @@ def test_output_matching(expected: str, output: str, same: bool) -> None:
 
 @pytest.mark.needs("bubblewrap")
 def test_page_with_wrong_output_fails(tmp_path: Path) -> None:
-    """The executor itself: what differs, what fails in silence, what ends the shell, and what is left running."""
+    """The runner detects wrong output, silent failures and an exited shell, and ends background processes."""
     page = tmp_path / "page.md"
     page.write_text(
         '```toml title="made/here.txt"\nx = 1\n```\n\n'

@@ -1,4 +1,4 @@
-"""The wheel serves both Linux architectures: built once a session, from the sdist, as a release is."""
+"""The wheel supports both Linux architectures. It is built once per session from the sdist, like a release."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHES = ("x86_64", "aarch64")
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 BIN = "proofbox/sandbox/agent/bin"
 
-# Half a minute for zig's libc of each architecture where it is not in the cache yet, and the same again when busy.
+# Building zig's libc takes half a minute per architecture if it is not cached, and twice that on a busy machine.
 pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.timeout(600)]
 EVERY_BINARY = [f"{name}-{arch}" for name in PROGRAMS for arch in ARCHES]
 
@@ -36,7 +36,7 @@ def built() -> Built:
     params=[pytest.param("uv", marks=pytest.mark.needs("uv")), pytest.param("pip", marks=pytest.mark.needs("venv"))],
 )
 def site_packages(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the wheel lands in a clean environment, without its dependencies: the binaries need none."""
+    """Install the wheel without its dependencies, which the binaries do not need, and return the directory."""
     venv = tmp_path_factory.mktemp("clean") / "venv"
     if request.param == "uv":
         uv = find_uv() or "uv"

@@ -1,4 +1,4 @@
-"""Who is responsible for the failure of a turn: the agent, or the infrastructure it runs on."""
+"""A failed turn is attributed to the agent or to the infrastructure."""
 
 from __future__ import annotations
 

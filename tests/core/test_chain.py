@@ -49,8 +49,8 @@ def codes(report: ChainReport) -> list[str]:
     return [finding.code for finding in report.findings]
 
 
-def test_the_documented_format_by_hand(good: tuple[bytes, str]) -> None:
-    """As a third party would check it: with nothing but json and sha256."""
+def test_documented_format_can_be_checked_by_hand(good: tuple[bytes, str]) -> None:
+    """Check a chain like a third party would, using only json and sha256."""
     data, head = good
     previous = hashlib.sha256(f'{{"format":"proofbox.chain/1","name":"{NAME}"}}'.encode()).hexdigest()
     assert origin(NAME) == previous
@@ -284,7 +284,7 @@ def test_the_name_of_a_new_chain_is_synced(tmp_path: Path, monkeypatch: pytest.M
     assert synced[2:] == [(tmp_path / "log").stat().st_ino], "its name is there for good"
 
 
-def test_syncs_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_syncs_are_batched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     with ChainWriter(tmp_path / "log", NAME, sync_every=10) as writer:
         monkeypatch.setattr(chain, "_datasync", lambda fd: synced.append(writer.count))

@@ -15,7 +15,7 @@ from proofbox.core.digest import digest_of, sha256_file, sha256_hex
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_the_known_vector() -> None:
+def test_known_vector() -> None:
     assert sha256_hex(b"abc") == sha256_hex(memoryview(b"abc")) == sha256_hex(bytearray(b"abc")) == ABC
 
 

@@ -31,7 +31,7 @@ class Clock:
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=30), st.randoms(use_true_random=False))
-def test_ids_increase_even_when_the_clock_stands_or_steps_back(times: list[int], random: Random) -> None:
+def test_ids_increase_even_if_the_clock_stops_or_goes_back(times: list[int], random: Random) -> None:
     source = IdSource(Clock(times), random.randbytes)
     made = [source.new_id("run") for _ in times]
     assert made == sorted(set(made))
@@ -106,7 +106,7 @@ def test_unsafe_prefixes_are_refused(prefix: str) -> None:
         IdSource().new_id(prefix)
 
 
-def test_only_ids_are_ids() -> None:
+def test_other_strings_are_not_ids() -> None:
     made = IdSource().new_id("run")
     assert not is_id(made, "attempt")
     for wrong in (made[:-1], made + "0", made.upper(), made + "\n", "run-8" + made[5:], made[:-1] + "u", "run-", ""):

@@ -164,7 +164,7 @@ def test_ordinary_text_is_not_redacted(text: str) -> None:
     assert PLAIN.redact(text) == text
 
 
-def test_known_values_come_before_patterns() -> None:
+def test_known_values_take_precedence_over_patterns() -> None:
     redactor = Redactor(["sk-ant-api03-AbCdEf_123-456"])
     assert redactor.redact("Authorization: Bearer sk-ant-api03-AbCdEf_123-456") == "Authorization: Bearer [redacted]"
     assert redactor.redact(f"{PEM[:60]}sk-ant-api03-AbCdEf_123-456{PEM[60:]}") == "[redacted:private_key]"
@@ -272,7 +272,7 @@ pieces = st.lists(
 
 
 @given(pieces, st.lists(st.integers(0, 400), max_size=12))
-def test_a_stream_is_redacted_as_if_it_came_at_once(parts: list[str], cuts: list[int]) -> None:
+def test_stream_is_redacted_like_the_whole_text(parts: list[str], cuts: list[int]) -> None:
     data = "".join(parts).encode()
     stream = StreamRedactor(KNOWN)
     edges = [0, *sorted(cuts), len(data)]
@@ -308,7 +308,7 @@ def test_no_part_of_a_long_line_ends_inside_a_secret() -> None:
 
 
 @pytest.mark.parametrize("block", [PEM, MULTILINE])
-def test_a_secret_of_several_lines_is_held_until_it_is_whole(block: str) -> None:
+def test_multi_line_secret_is_held_back_until_it_is_complete(block: str) -> None:
     stream = StreamRedactor(KNOWN)
     lines = block.encode().splitlines(keepends=True)
     assert [stream.feed(line) for line in lines] == [b""] * len(lines)

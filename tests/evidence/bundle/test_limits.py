@@ -92,7 +92,7 @@ def test_small_bytes_that_are_large_values_are_refused(tmp_path: Path, place: st
     assert in_a_gigabyte(bundle.path)["found"]
 
 
-def test_an_index_over_the_limit_is_a_finding_of_its_own(tmp_path: Path) -> None:
+def test_index_over_the_limit_has_a_separate_finding(tmp_path: Path) -> None:
     with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("a", b"a")
     sparse(bundle.path / "artifact_index.json", MAX_INDEX_BYTES + 1)
@@ -119,7 +119,7 @@ def test_index_over_the_read_limit_is_not_written(tmp_path: Path, monkeypatch: p
     assert json.loads((bundle.path / "run_status.json").read_bytes())["state"] == "in_progress"
 
 
-def test_writer_and_reader_agree_on_how_many_values_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_and_reader_have_the_same_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canonical, "MAX_VALUES", 10)
     assert parse_strict(canonical_bytes([0] * 10)) == [0] * 10
     for refused in (lambda: canonical_bytes([0] * 11), lambda: parse_strict(b"[" + b"0," * 10 + b"0]")):

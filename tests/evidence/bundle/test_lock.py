@@ -21,7 +21,7 @@ def test_32_processes_take_turns(tmp_path: Path, rounds: Callable[[int, int], in
     assert drive("exclude", tmp_path, 32, times) == {"failures": 0, "count": 32 * times}
 
 
-def test_32_runs_at_once_all_commit(tmp_path: Path) -> None:
+def test_32_concurrent_runs_all_commit(tmp_path: Path) -> None:
     output = drive("commit_at_once", tmp_path, 32)
     assert output.pop("latest").startswith("run-")
     assert output == {"failures": 0, "runs": 32, "left": [".runtime.lock"]}
@@ -60,13 +60,13 @@ def test_fail_does_not_wait(tmp_path: Path) -> None:
         assert lock.took_over_from is None
 
 
-def test_a_writer_in_mode_fail_says_who_holds_the_lock(tmp_path: Path) -> None:
+def test_writer_in_mode_fail_names_the_holder_of_the_lock(tmp_path: Path) -> None:
     with RunLock(tmp_path, purpose="commit run-1"), pytest.raises(BundleLocked, match="commit run-1"):
         BundleWriter.create(tmp_path, lock="fail")
 
 
-def test_a_lock_on_a_removed_file_is_no_lock(tmp_path: Path) -> None:
-    """Another removes the file between our opening and our locking it."""
+def test_lock_on_a_removed_file_does_not_count(tmp_path: Path) -> None:
+    """Another process removes the file after this one opened it and before it locks it."""
     opened: list[str] = []
     real_open = os.open
 

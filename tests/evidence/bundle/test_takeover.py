@@ -131,7 +131,7 @@ def test_a_process_of_another_pid_namespace_is_not_known_to_be_dead(
 
 @pytest.fixture
 def taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every writer seems dead, as a bug or a clock may have it. A taker's identity is another, though."""
+    """Make every writer look dead, as after a bug or a clock change. The new writer has another identity."""
     real = identity.process_identity
     pids = iter(range(1 << 22, 1 << 23))
     monkeypatch.setattr(writer_module, "is_alive", lambda _: False)

@@ -23,7 +23,7 @@ from proofbox.evidence.documents.witnesses import check_witnesses, witness, witn
 # Outcomes
 
 
-def test_an_outcome_keeps_three_things_apart() -> None:
+def test_outcome_keeps_claimed_verified_and_infra_separate() -> None:
     outcome = Outcome(Verdict("passed", "runtime_reported", "final message"), Verdict("failed", "verifier", "pytest"))
     document = outcome.as_json()
     assert parse_outcome(document) == outcome
@@ -191,7 +191,7 @@ def test_macos_path_comes_from_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert seen.normalized_path == "/System/Volumes/Data/Users/x"
 
 
-def test_witnesses_go_into_a_bundle(tmp_path: Path) -> None:
+def test_witnesses_are_stored_in_a_bundle(tmp_path: Path) -> None:
     strange = tmp_path / os.fsdecode(b"\xff")
     strange.touch()
     with BundleWriter.create(tmp_path / "out") as bundle:

@@ -132,7 +132,7 @@ def test_unknown_is_not_good_and_every_failed_rule_is_named(
     done = emit_promotion(tmp_path / "out")
     assert (done.promotable, list(done.reasons)) == (False, reasons)
     result = verify(tmp_path / "out")
-    assert result.ok, "a packet that says no is a good packet"
+    assert result.ok, "a packet with a negative verdict is valid"
     assert result.promotable is False
 
 
@@ -346,7 +346,7 @@ LENIENT = {**ATTEMPT, "acceptable": [], "rules": [{"reason": "integrity_failed",
 UNVERIFIED = Outcome(GOOD.claimed, Verdict("failed", "verifier", "tests"), GOOD.infra)
 
 
-def test_a_lenient_policy_under_a_known_name_is_found(tmp_path: Path, tree: Path) -> None:
+def test_lenient_policy_with_a_built_in_name_is_detected(tmp_path: Path, tree: Path) -> None:
     with BundleWriter.create(tmp_path / "out") as bundle:
         attempt(bundle, tree, UNVERIFIED)
     done = emit_promotion(bundle.path)
@@ -378,7 +378,7 @@ def test_result_names_a_custom_policy(tmp_path: Path, tree: Path) -> None:
     assert (result.as_json()["policy"], result.as_json()["own_policy"]) == ("lenient", True)
 
 
-def test_every_single_falsification_of_a_packet_is_found(tmp_path: Path, tree: Path) -> None:
+def test_every_falsification_of_a_packet_is_detected(tmp_path: Path, tree: Path) -> None:
     """Each member and item, taken out, replaced, or joined by another; but the time, and where the bundle lies.
 
     A built-in policy under another name is a policy of one's own: no lie, and said in the answer.
@@ -410,12 +410,12 @@ def test_every_single_falsification_of_a_packet_is_found(tmp_path: Path, tree: P
         holder.clear()
         holder.update(without) if isinstance(holder, dict) else holder.extend(without)
     packet.write_text(json.dumps(document))
-    assert verify(bundle.path).ok, "all was put back"
+    assert verify(bundle.path).ok, "every change was reverted"
     assert tried > 300
 
 
 def other_values(value: Any) -> list[Any]:
-    """What a forger may put there: another of its kind, one that Python calls the same, and more or less of it."""
+    """Return values that a forger might use instead: of the same type, equal in Python, longer or shorter."""
     match value:
         case bool():
             return [not value, int(value)]
@@ -530,7 +530,7 @@ def test_custom_policy_is_used(tmp_path: Path) -> None:
 # Keys and signatures
 
 
-def test_an_envelope_is_what_another_implementation_verifies(tmp_path: Path) -> None:
+def test_another_implementation_verifies_the_envelope(tmp_path: Path) -> None:
     public = new_key(tmp_path / "key")
     decision(tmp_path / "out")
     done = emit_promotion(tmp_path / "out", sign=tmp_path / "key")
@@ -548,7 +548,7 @@ def test_an_envelope_is_what_another_implementation_verifies(tmp_path: Path) -> 
         envelope.verify([other], 1)
 
 
-def test_another_implementation_s_signature_is_verified_here(tmp_path: Path) -> None:
+def test_signature_of_another_implementation_is_verified(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from securesystemslib.signer._crypto_signer import CryptoSigner
 

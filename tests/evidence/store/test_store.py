@@ -79,7 +79,7 @@ def store(store_url: str) -> BundleStore:
 
 
 def race(work: Callable[[int], object]) -> list[int]:
-    """Many at once; which of them were not refused."""
+    """Run the functions concurrently, and return those that were not refused."""
     barrier = threading.Barrier(WRITERS)
 
     def run(number: int) -> int | None:
@@ -352,7 +352,7 @@ def test_damaged_bundle_is_neither_pushed_nor_pulled(tmp_path: Path) -> None:
         push_bundle(run / "attempts" / "a-1", store)
 
 
-def test_another_run_under_the_name_is_not_pulled(tmp_path: Path) -> None:
+def test_run_with_another_id_is_not_pulled(tmp_path: Path) -> None:
     runs = []
     for name in ("a", "b"):
         with BundleWriter.create(tmp_path / "out", run_id=name) as run:

@@ -77,7 +77,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every member and item of a document: where it is kept, and under what name."""
+    """Yield the container and the key of every member and item of a document."""
     found: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         found += [(value, name) for name in value]
@@ -91,7 +91,7 @@ def parse_envelope(document: Any) -> None:
 
 
 def parse_index_document(document: Any) -> None:
-    """As a forger writes it: canonical, and with a digest that fits."""
+    """Parse the document as a forger would write it: canonical, and with a matching digest."""
     if isinstance(document, dict) and "index_sha256" in document:
         rest = {name: value for name, value in document.items() if name != "index_sha256"}
         document = {**rest, "index_sha256": digest_of(rest)}
@@ -144,7 +144,7 @@ def test_any_document_is_handled(kind: str, document: Any) -> None:
 
 
 @given(data=st.data())
-def test_a_policy_that_is_one_never_breaks_the_evaluation(samples: dict[str, Any], data: st.DataObject) -> None:
+def test_valid_policy_never_breaks_the_evaluation(samples: dict[str, Any], data: st.DataObject) -> None:
     policy = copy.deepcopy(POLICIES[data.draw(st.sampled_from(sorted(POLICIES)))])
     for rule in policy["rules"]:
         for name in rule.keys() - {"reason", "check"}:

@@ -125,7 +125,7 @@ def add_directory(root: Path, chance: random.Random) -> str:
 
 
 def link(root: Path, chance: random.Random) -> str:
-    """The same bytes by way of a symbolic link are another thing than a file."""
+    """Replace a file by a symbolic link to the same bytes, which is not the same entry."""
     path = pick(root, chance)
     away = root.parent / "away"
     shutil.copyfile(path, away)

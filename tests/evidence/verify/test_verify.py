@@ -36,7 +36,7 @@ def codes(path: Path, **options: Any) -> list[str]:
     return [finding.code for finding in verify(path, **options).findings]
 
 
-def test_a_good_run_holds_and_says_how_much_was_checked(tmp_path: Path) -> None:
+def test_valid_run_reports_how_much_was_checked(tmp_path: Path) -> None:
     run = write(tmp_path)
     result = verify(tmp_path)
     assert result.ok
@@ -75,7 +75,7 @@ def test_a_broken_chain_is_found_although_every_digest_fits(tmp_path: Path) -> N
     assert codes(tmp_path) == ["chain_wrong_count", "chain_wrong_head"]
 
 
-def test_a_log_of_another_run_is_found(tmp_path: Path) -> None:
+def test_log_of_another_run_is_detected(tmp_path: Path) -> None:
     other = write(tmp_path / "other")
     with BundleWriter.create(tmp_path / "out") as run:
         log = run.open_log("trace.jsonl")
@@ -98,7 +98,7 @@ def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
 # The forger, who may rewrite everything but does not hold the key
 
 
-def test_a_recomputed_bundle_is_found_by_the_signature_alone(tmp_path: Path) -> None:
+def test_recomputed_bundle_is_detected_only_by_the_signature(tmp_path: Path) -> None:
     new_key(tmp_path / "key")
     key = str(tmp_path / "key.pub")
     out = tmp_path / "out"
@@ -244,7 +244,7 @@ def test_list_and_show(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
     assert main(["bundle", "list", str(tmp_path / "absent"), "--json"]) == 2
 
 
-def test_a_copy_under_another_name_is_noted(tmp_path: Path) -> None:
+def test_copy_with_another_name_is_noted(tmp_path: Path) -> None:
     run = write(tmp_path / "out")
     shutil.copytree(run.path, tmp_path / "copy")
     (tmp_path / "link").symlink_to(run.path)

@@ -472,7 +472,7 @@ def test_conducting_a_committed_run_again_changes_nothing(out: Path, tmp_path: P
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_a_run_is_found_by_its_output_directory_its_own_and_its_ledger(out: Path, tmp_path: Path) -> None:
+def test_run_is_found_by_output_directory_run_directory_and_ledger(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("answer", *DOES_IT), out, tmp_path)
     for place in (out, out / made.run_id, out / f"{made.run_id}.ledger"):
         assert find_run(place) == (out, made.run_id)

@@ -46,7 +46,7 @@ def test_cloud_and_forge_variables_are_not_secret_by_prefix(
     assert load_bundle(run).index.status == "ok"
 
 
-def test_the_redactor_of_a_run_knows_secrets_by_name_and_the_keys_that_are_named() -> None:
+def test_redactor_of_a_run_covers_secret_variables_and_configured_keys() -> None:
     made = Plan(
         run_id="r",
         suite_name="s",
@@ -113,7 +113,7 @@ def test_a_suite_that_holds_a_secret_is_refused_before_anything_is_written(
 
 
 @boxed
-def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
+def test_torn_attempt_with_a_secret_is_closed_and_the_run_continues(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker died, and so did the conductor that began to close it."""

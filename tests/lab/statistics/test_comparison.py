@@ -31,7 +31,7 @@ def test_five_of_five_is_not_certain() -> None:
     assert (round(low, 3), high) == (0.566, 1.0)
 
 
-def test_no_trials_say_nothing() -> None:
+def test_no_trials_give_no_estimate() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     assert pass_rate([]).rate is None
 
@@ -88,7 +88,7 @@ def test_identical_results_on_few_missions_are_not_equivalent() -> None:
     assert (many.verdict, many.reason) == (Verdict.EQUIVALENT, "the 90 % interval lies within 5 points")
 
 
-def test_a_significant_difference_within_the_margin_is_equivalent_and_says_both() -> None:
+def test_significant_difference_within_the_margin_is_equivalent_and_both_are_stated() -> None:
     slightly = {f"m{i}": (96 if i % 2 else 98, 100) for i in range(200)}
     base = {f"m{i}": (95, 100) for i in range(200)}
     comparison = compare("a", slightly, "b", base, margin=0.05)
@@ -105,7 +105,7 @@ def test_missions_that_one_flow_lost_are_dropped_and_counted() -> None:
     assert (comparison.missions, comparison.dropped) == (3, 2)
 
 
-def test_flows_without_a_shared_mission_say_nothing() -> None:
+def test_flows_without_a_shared_mission_are_not_compared() -> None:
     comparison = compare("a", scores(1), "b", {"other": (1, 1)}, margin=0.1)
     assert (comparison.verdict, comparison.low, comparison.high) == (Verdict.UNDERPOWERED, -1.0, 1.0)
 

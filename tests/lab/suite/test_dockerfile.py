@@ -34,7 +34,7 @@ COPY $WHERE /y
 WORDS = ("FROM", "COPY", "WORKDIR", "ENV", "RUN", " ", "\\\n", "\n", "<<X", "[", "..", "/", "a=b")
 
 
-def test_the_last_stage_counts() -> None:
+def test_last_stage_is_used() -> None:
     found = read_dockerfile(TEXT)
     assert found.workdir == "/srv/app"
     assert found.env == {"A": "1", "B": "2", "OLD": "style of it"}

@@ -61,7 +61,7 @@ def test_equivalent_json_has_the_same_digest(tmp_path: Path) -> None:
     assert read_suite(tmp_path / "suite.json").sha256 == parse_suite(SMALLEST, base=tmp_path).sha256
 
 
-def test_an_unknown_field_is_refused_with_its_place_and_the_nearest_name() -> None:
+def test_unknown_field_is_refused_with_its_position_and_the_nearest_name() -> None:
     text = SMALLEST.replace('id = "answer"', 'id = "answer"\ntimeuot = 5')
     (problem,) = problems(text)
     assert (problem["line"], problem["column"]) == (5, 1)
@@ -126,14 +126,14 @@ def test_command_can_require_output() -> None:
         ('setup=["true", []]', 16),
     ],
 )
-def test_an_empty_command_is_refused_at_its_place(line: str, column: int) -> None:
+def test_empty_command_is_refused_with_its_position(line: str, column: int) -> None:
     (found,) = problems(f'[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n{line}\n')
     assert "empty command" in str(found["message"])
     assert (found["line"], found["column"]) == (6, column)
 
 
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", ".", "./", "a\\u0000b"])
-def test_a_condition_on_a_path_outside_the_workspace_is_refused_at_its_place(path: str) -> None:
+def test_condition_on_a_path_outside_the_workspace_is_refused_with_its_position(path: str) -> None:
     (found,) = problems(f'[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect.file=[{{path="{path}"}}]\n')
     assert "not a path in the workspace" in str(found["message"])
     assert (found["line"], found["column"]) == (6, 15)

@@ -361,7 +361,7 @@ def test_file_can_extend_a_preset(tmp_path: Path) -> None:
         load("no-such-preset")
 
 
-def test_presets_grant_what_their_names_say() -> None:
+def test_presets_grant_the_documented_capabilities() -> None:
     def may(name: str) -> tuple[bool, ...]:
         each = Capabilities(PRESETS[name])
         return (

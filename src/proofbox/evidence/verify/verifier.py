@@ -7,8 +7,8 @@ a `json.py` beside the bundle would run before any line of this file.
 
 PATH is an output directory (the run that its LATEST names is verified), a run's directory, or a promotion packet. The
 command checks every size and digest, every line of every log, every nested bundle and, if there is a packet, its pins,
-its verdict and its signature. Exit code 0: everything is valid. 1: a check failed, and the findings are printed. 2: there
-is nothing to check.
+its verdict and its signature. Exit code 0: everything is valid. 1: a check failed, and the findings are printed.
+2: there is nothing to check.
 
 Without --key and without a digest from another source, this detects damage, not forgery: anyone who can rewrite a whole
 bundle can create another consistent one.
