@@ -26,7 +26,7 @@ TITLE, WORDS, NAME, STEP = 14.0, 12.0, 11.5, 17.0
 
 
 class Box(NamedTuple):
-    """Something with a name; `text` says what it does, `names` where it is."""
+    """A component: `text` describes it, and `names` lists its files."""
 
     at: tuple[int, int, int, int]
     title: str
@@ -37,7 +37,7 @@ class Box(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A place that things are in."""
+    """An area that contains boxes."""
 
     at: tuple[int, int, int, int]
     title: str
@@ -63,7 +63,7 @@ class Diagram(NamedTuple):
 
 
 class Misfit(Exception):
-    """A text that is larger than the place it was given."""
+    """A text does not fit into its box."""
 
 
 def read(path: Path) -> Diagram:
@@ -128,7 +128,7 @@ def _arrow(arrow: Arrow, start: Box, end: Box) -> Iterator[str]:
 
 
 def _way(start: Box, end: Box, along: float) -> list[tuple[float, float]]:
-    """Straight where the two face each other, else round one corner."""
+    """Return the points of an arrow: straight if the boxes face each other, otherwise with one corner."""
     (x1, y1, w1, h1), (x2, y2, w2, h2) = start.at, end.at
     top, bottom = max(y1, y2), min(y1 + h1, y2 + h2)
     left, right = max(x1, x2), min(x1 + w1, x2 + w2)

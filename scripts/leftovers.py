@@ -158,19 +158,19 @@ def network_namespaces() -> Iterator[str]:
 
 
 def control_groups() -> Iterator[str]:
-    """One whose maker lives is in use."""
+    """Return the control groups whose creator has ended; the others are in use."""
     return (f"control group {path}" for path, maker in groups_and_makers() if not Path("/proc", maker).exists())
 
 
 def groups_and_makers() -> Iterator[tuple[Path, str]]:
-    """Ours are `<label>.<pid of the maker>` below a group `proofbox`."""
+    """Yield proofbox's control groups, `proofbox/<label>.<pid of the creator>`, with that pid."""
     for home in sorted({*CONTROL_GROUPS.glob("proofbox"), *CONTROL_GROUPS.glob("*/proofbox")}):
         with contextlib.suppress(OSError):
             yield from ((path, path.name.rpartition(".")[2]) for path in sorted(home.iterdir()) if path.is_dir())
 
 
 def processes_of_ours() -> set[int]:
-    """By the box's own programs, and by what runs proofbox itself."""
+    """Return the processes of box programs and of proofbox itself."""
     found = set()
     for pid in process_ids():
         argv = arguments_of(pid)
@@ -181,11 +181,11 @@ def processes_of_ours() -> set[int]:
 
 
 def children_of(pid: int) -> set[int]:
-    """All living descendants of a process."""
+    """Return all living descendants of a process."""
     parents: dict[int, int] = {}
     for each in process_ids():
         try:
-            # "pid (name) state ppid …", where the name may hold anything.
+            # "pid (name) state ppid …", where the name may contain any characters.
             text = Path(f"/proc/{each}/stat").read_text(errors="replace")
             state, parent = text.rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
@@ -203,7 +203,7 @@ def process_ids() -> Iterator[int]:
 
 
 def arguments_of(pid: int) -> list[str]:
-    """Its name alone for one that is just becoming another program; nothing for one that is gone."""
+    """Return the command line; only the name during an exec, and nothing if the process has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
         return [word.decode(errors="replace") for word in words or [Path(f"/proc/{pid}/comm").read_bytes().strip()]]
@@ -217,7 +217,7 @@ def describe_processes(pids: Iterable[int]) -> list[str]:
 
 
 def listening() -> list[str]:
-    """The paths of all Unix sockets that someone holds open."""
+    """Return the paths of all open Unix sockets."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]
         return sorted({words[7] for words in (line.split(maxsplit=7) for line in lines) if len(words) > 7})
@@ -241,9 +241,9 @@ def named_like_ours(path: str) -> bool:
 
 
 def wait_for_none(look: Callable[[], list[str]], seconds: float = GRACE) -> list[str]:
-    """What is still there after a while: processes take a moment to die, and that is no failure.
+    """Return what is left after some time, because ending processes takes a moment.
 
-    Nothing must be seen twice: a process that forks while the list of them is read may be missed once.
+    The list must be empty twice in a row: a process that forks while processes are listed can be missed once.
     """
     end, nothing = time.monotonic() + seconds, 0
     while True:

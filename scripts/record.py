@@ -45,13 +45,13 @@ FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 'Libe
 
 class Piece(NamedTuple):
     seconds: float
-    """Since the beginning."""
+    """Seconds since the start."""
     data: bytes
 
 
 class Frame(NamedTuple):
     seconds: float
-    """How long it stays."""
+    """Seconds for which it is shown."""
     picture: tuple[Row, ...]
 
 
@@ -72,7 +72,7 @@ def main() -> int:
     picture = render(frames(pieces, options.columns, options.rows), options.columns, options.rows, COMMAND)
     for word in {str(ROOT), os.path.expanduser("~"), platform.node(), home}:
         if len(word) > 4 and word in picture:  # a shorter one is any word
-            print(f"record: {word!r} is of this machine, and would be in the picture", file=sys.stderr)
+            print(f"record: {word!r} names this machine and would be in the recording", file=sys.stderr)
             return 1
     options.output.write_text(picture)
     print(f"{options.output}: {len(picture) // 1000} kB")
@@ -102,7 +102,7 @@ def capture(words: Sequence[str], columns: int, rows: int, env: dict[str, str], 
 
 
 def frames(pieces: Sequence[Piece], columns: int, rows: int) -> list[Frame]:
-    """Typed first, as a person would; then each change of the screen, with the pauses shortened."""
+    """Return the frames: the typed command, then each change of the screen, with shortened pauses."""
     screen = Screen(columns, rows)
     found = []
     screen.feed(b"$ ")
@@ -124,7 +124,7 @@ def frames(pieces: Sequence[Piece], columns: int, rows: int) -> list[Frame]:
 
 
 def render(found: Sequence[Frame], columns: int, rows: int, title: str) -> str:
-    """The frames side by side on a reel that moves behind a window; a line that comes again is drawn once."""
+    """Draw the frames side by side in a strip that moves behind a window. Repeated lines are drawn once."""
     width, height = round(columns * ADVANCE) + 2 * MARGIN, rows * LEADING + BAR + MARGIN
     names: dict[Row, str] = {}
     for frame in found:
@@ -184,12 +184,12 @@ def screenful(frame: Frame, x: int, names: dict[Row, str]) -> str:
 
 
 def line(row: Row) -> str:
-    """Each stretch of one style, where it is on the screen, as wide as its columns: whatever the font is."""
+    """Draw each run of text in one style at its column, with a fixed width that does not depend on the font."""
     return "".join(stretch(column, cells) for column, cells in stretches(row))
 
 
 def stretches(row: Row) -> Iterator[tuple[int, list[Cell]]]:
-    """What is seen, and its column: blanks around it are not drawn."""
+    """Yield each run of visible text with its column, without surrounding blanks."""
     at = 0
     for look, group in groupby(row, key=lambda cell: cell.style):
         cells = list(group)

@@ -104,7 +104,7 @@ def cli_page(contract: ContractDocument) -> str:
 
 
 def _chapters() -> list[tuple[str, list[str]]]:
-    """Commands that stand alone first, then the groups as they come."""
+    """Return single commands first, then the groups in order."""
     chapters: dict[str, list[str]] = {"Commands": []}
     for command in COMMANDS:
         first, _, rest = command.path.partition(" ")
@@ -124,7 +124,7 @@ def _command(path: str, facts: CommandFacts) -> Iterator[str]:
     yield from ("```sh", *facts.examples, "```", "")
     printed = [f"[`{name}`](schemas.md#{_slug(name)})" for name in facts.prints]
     streamed = [f"[`{name}`](schemas.md#{_slug(name)})" for name in facts.streams]
-    words = [f"Prints {' or '.join(printed)}." if printed else "Prints no document, but for errors."]
+    words = [f"Prints {' or '.join(printed)}." if printed else "Prints no document, except for errors."]
     words += [f"With `--jsonl`, each line is {' or '.join(streamed)}."] if streamed else []
     words += ["Passes the exit code."] if facts.passes_exit_code else []
     yield " ".join(words)

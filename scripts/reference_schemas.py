@@ -50,7 +50,7 @@ def page(contract: ContractDocument) -> str:
             *parts.tables(stored.json_schema),
             "",
         ]
-    body += ["## Parts", "", "What documents above are made of.", "", *parts.chapters()]
+    body += ["## Parts", "", "Structures that several of the documents above contain.", "", *parts.chapters()]
     return "\n".join([*_opening(contract), *body])
 
 
@@ -66,14 +66,14 @@ def _opening(contract: ContractDocument) -> Iterator[str]:
 
 
 class Parts:
-    """Return the definitions that documents share; different ones with the same name get a number."""
+    """Collects the definitions that documents share. Different ones with the same name are numbered."""
 
     def __init__(self) -> None:
         self._titles: dict[tuple[str, str], str] = {}
         self._pending: list[tuple[str, Schema, Schema]] = []
 
     def tables(self, schema: Schema) -> Iterator[str]:
-        """Of a document, or of one of several forms of it."""
+        """Return the tables of a document, or of one of its forms."""
         definitions = schema.get("$defs", {})
         forms = schema.get("anyOf", [schema])
         for form in forms:
@@ -102,14 +102,14 @@ class Parts:
     def _rows(self, schema: Schema, definitions: Schema, prefix: str = "") -> Iterator[str]:
         required = set(schema.get("required", ()))
         for name, inner in schema["properties"].items():
-            # A default is what the writer fills in, so that the member is there; without one it may be absent.
+            # Members with a default are always written; others may be absent.
             absent = "" if name in required or "default" in inner or "const" in inner else "?"
             meaning = _line(inner.get("description", ""))
             yield f"| `{prefix}{name}`{absent} | {self._type(inner, definitions)} | {meaning} |"
             yield from self._inside(inner, definitions, f"{prefix}{name}")
 
     def _inside(self, schema: Schema, definitions: Schema, path: str) -> Iterator[str]:
-        """Members of an object that is described in its place."""
+        """Yield the members of an object that is described inline."""
         for form in schema.get("anyOf", ()):
             yield from self._inside(form, definitions, path)
         if "properties" in schema:
@@ -163,7 +163,7 @@ class Parts:
         return f"[{self._titles[key]}](#{slug(self._titles[key])})"
 
     def _register(self, schema: Schema, definitions: Schema) -> None:
-        """Parts of a part are parts as well, even if their table was not written yet."""
+        """Register the parts of a part as well, even if their table is not written yet."""
         for _ in self._rows(schema, definitions):
             pass
 
@@ -177,5 +177,5 @@ def _line(text: str) -> str:
 
 
 def slug(heading: str) -> str:
-    """The anchor that a heading gets, on a forge and in the site alike."""
+    """Return the anchor of a heading, which is the same on GitHub and on the site."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -50,8 +50,8 @@ def page() -> str:
         "",
         inspect.cleandoc(proofbox.__doc__ or "").partition("\n")[0],
         "",
-        "These are the public names: `import proofbox`, then `proofbox.NAME`. What they give back is",
-        "[in its room](#what-comes-back). Everything else may change. Every error is a `proofbox.ProofboxError`;",
+        "These are the public names: `import proofbox`, then `proofbox.NAME`. The types of their results are",
+        "[listed below](#result-types). Everything else may change. Every error is a `proofbox.ProofboxError`;",
         "the codes are in [errors](errors.md).",
         "",
         *(f"- [`{name}`](#{name.lower()})" for name in sorted(proofbox.__all__, key=str.lower)),
@@ -59,7 +59,11 @@ def page() -> str:
     ]
     for name in sorted(proofbox.__all__, key=str.lower):
         lines += [f"## {name}", "", *_describe(name, getattr(proofbox, name)), ""]
-    lines += ["## What comes back", "", "Types for annotations, by the module that has them. The results that commands"]
+    lines += [
+        "## Result types",
+        "",
+        "Types for annotations, by the module that defines them. The results that commands",
+    ]
     lines += ["print with `--json` are described with every member in SCHEMAS.md.", ""]
     lines += ["| type | module | meaning |", "|---|---|---|"]
     for module, names in MET.items():
@@ -151,7 +155,7 @@ def _signature(name: str, value: Any) -> str:
 
 
 def _unpacked(each: inspect.Parameter, function: Any) -> list[inspect.Parameter]:
-    """Keywords that several calls share (`**options: Unpack[…]`), one by one."""
+    """Yield the keywords of `**options: Unpack[…]`, which several calls share."""
     if each.kind is not each.VAR_KEYWORD or not str(each.annotation).startswith("Unpack["):
         return [each]
     options = vars(sys.modules[function.__module__])[str(each.annotation).removeprefix("Unpack[").removesuffix("]")]

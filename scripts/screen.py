@@ -1,7 +1,6 @@
-"""A terminal's screen: fed with what a program wrote, it says what a person would see.
+"""A terminal emulator: processes a program's output and returns the visible screen.
 
-As much of a terminal as programs here need: text, colours, moving and erasing. What it does not know it leaves out, and
-never shows as text.
+It supports text, colours, cursor movement and erasing. Unknown sequences are ignored and never shown as text.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Screen:
                 at += 1
 
     def picture(self) -> tuple[Row, ...]:
-        """What is seen now; the cells behind a line's last visible one are left out."""
+        """Return the visible cells of each line, without trailing blanks."""
         return tuple(_trimmed(line) for line in self._lines)
 
     def _put(self, char: str) -> None:

@@ -1,17 +1,17 @@
-"""Makes a checkout ready to use: `.venv` with everything locked in uv.lock, and the system packages that help.
+"""Prepares a checkout for use: creates `.venv` from uv.lock, builds the C programs, and installs system packages.
 
     scripts/setup            what the demo needs
-    scripts/setup --check    the linters and type checkers as well
-    scripts/setup --docs     what builds the documentation as well
-    scripts/setup --test     what the tests need as well
-    scripts/setup --no-system   leave the system's packages alone
+    scripts/setup --check    also linters and type checkers
+    scripts/setup --docs     also the tools that build the documentation
+    scripts/setup --test     also what the tests need
+    scripts/setup --no-system   install no system packages
 
-It says one line for each thing done, on stderr, and nothing when there is nothing to do. System packages are installed
-where that needs no password (as root, or by a passwordless sudo, where there is apt-get); elsewhere the missing ones
-are named with the command to run, and setup goes on. Everything else stays inside the checkout, in `.venv` and
-`.tools`, but for the download caches of pip and uv.
+Each action prints one line on stderr; if nothing needs to be done, nothing is printed. System packages are installed
+with apt-get if that needs no password (as root, or with passwordless sudo). Otherwise the command to install them is
+printed, and setup continues. Everything else stays inside the checkout, in `.venv` and `.tools`, except the download
+caches of pip and uv.
 
-Run by a bare interpreter before anything is installed: the standard library alone.
+This file uses only the standard library, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ TOOLS = ROOT / ".tools"
 STAMP = VENV / "proofbox-setup.json"
 AGENT = ROOT / "src/proofbox/sandbox/agent"
 
-OLDEST_UV = (0, 5, 3)  # dependency groups, and a lock file of version 1
+OLDEST_UV = (0, 5, 3)  # the first version with dependency groups and lock files of version 1
 
 
 class Package(NamedTuple):
-    """A Debian package, the commands that show it is there (any of them), and what is lost without it."""
+    """A Debian package, the commands that show that it is installed (any of them), and what needs it."""
 
     name: str
     commands: tuple[str, ...]
@@ -55,23 +55,23 @@ PACKAGES = {
         Package("bubblewrap", ("bwrap",), "the bubblewrap provider"),
         Package("git", ("git",), "the reference backend"),
     ],
-    "check": [],  # the tools that read the sources; Python packages alone
+    "check": [],  # only Python packages
     "docs": [],
     "test": [
-        Package("docker.io", ("dockerd",), "a real engine of the tests' own"),
-        Package("runsc", ("runsc",), "gVisor as that engine's runtime"),
-        Package("podman", ("podman",), "another engine, for the same provider"),
-        Package("busybox-static", ("busybox",), "the image that the engine runs"),
-        Package("musl-tools", ("musl-gcc",), "box programs that start in half the time"),
+        Package("docker.io", ("dockerd",), "the tests' private Docker engine"),
+        Package("runsc", ("runsc",), "the tests with gVisor"),
+        Package("podman", ("podman",), "the tests with Podman"),
+        Package("busybox-static", ("busybox",), "the image of the tests' private engine"),
+        Package("musl-tools", ("musl-gcc",), "building box programs that start twice as fast"),
         Package(
             "qemu-user-static",
             (f"qemu-{FOREIGN}-static", f"qemu-{FOREIGN}"),
             f"the test of the wheel's {FOREIGN} binaries",
         ),
         Package("bindfs", ("bindfs",), "the test of projects on FUSE"),
-        Package("ripgrep", ("rg",), "the search that the one in Python is compared with"),
+        Package("ripgrep", ("rg",), "the comparison of the Python search with ripgrep"),
         Package("strace", ("strace",), "the power-cut test of commits"),
-        Package("zsh", ("zsh",), "the test of its tab completion"),
+        Package("zsh", ("zsh",), "the test of tab completion in zsh"),
     ],
 }
 LEVELS = tuple(PACKAGES)  # each level includes the ones before it
@@ -79,9 +79,12 @@ LEVELS = tuple(PACKAGES)  # each level includes the ones before it
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/setup", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", dest="level", action="store_const", const="check")
-    parser.add_argument("--docs", dest="level", action="store_const", const="docs")
-    parser.add_argument("--test", dest="level", action="store_const", const="test")
+    for name, purpose in (
+        ("check", "also install linters and type checkers"),
+        ("docs", "also install the tools that build the documentation"),
+        ("test", "also install what the tests need"),
+    ):
+        parser.add_argument(f"--{name}", dest="level", action="store_const", const=name, help=purpose)
     parser.set_defaults(level="demo")
     parser.add_argument("--no-system", action="store_true", help="install no system packages")
     options = parser.parse_args()
@@ -97,11 +100,11 @@ def main() -> int:
     return 0
 
 
-# The Python side
+# The virtual environment
 
 
 def ready(level: str) -> bool:
-    """Whether `.venv` is what the locked sources ask for. This is the whole cost of a setup with nothing to do."""
+    """Return whether `.venv` is up to date. If it is, setup does nothing else."""
     try:
         stamp = json.loads(STAMP.read_bytes())
         if not isinstance(stamp, dict) or stamp.get("digest") != sources_digest():
@@ -112,10 +115,10 @@ def ready(level: str) -> bool:
 
 
 def sources_digest() -> str:
-    """All that decides what is in `.venv`: a change of any makes it anew.
+    """Return a digest of everything that determines `.venv`. If it changes, `.venv` is rebuilt.
 
-    The checkout's path is part of it because scripts and the editable install name it, the interpreter because its
-    minor version is in every path.
+    It covers the checkout's path, which scripts and the editable install contain, and the interpreter, whose minor
+    version is in every path.
     """
     total = hashlib.sha256()
     python = VENV / "bin/python"
@@ -128,14 +131,14 @@ def sources_digest() -> str:
 
 
 def python_version() -> str:
-    """The version of `.venv`'s interpreter; asked of another process only where this one is not it."""
+    """Return the version of `.venv`'s interpreter, without starting a process if this is it."""
     if Path(sys.executable) == VENV / "bin/python":
         return sys.version
     return run([str(VENV / "bin/python"), "-I", "-S", "-c", "import sys; print(sys.version, end='')"]).stdout
 
 
 def agent_binaries() -> list[Path]:
-    """What the build hook leaves for this machine; gone after a `git clean`, where uv's cache would not build again."""
+    """Return the binaries that the build hook creates. After `git clean`, uv would not rebuild them."""
     arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
     if sys.platform != "linux" or arch not in ("x86_64", "aarch64"):
         return []
@@ -152,24 +155,24 @@ def make_venv(level: str) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         known_level, made_in = level, str(ROOT)
     STAMP.unlink(missing_ok=True)
-    if known_level in LEVELS:  # a demo after a test does not take the tests' packages away
+    if known_level in LEVELS:  # a later `scripts/setup` without --test keeps the test packages
         level = max(level, known_level, key=LEVELS.index)
-    if made_in != str(ROOT):  # moved or copied: every script in it names the old place
+    if made_in != str(ROOT):  # the checkout was moved or copied, and the scripts in .venv contain the old path
         shutil.rmtree(VENV)
 
     uv = find_uv() or get_uv()
     environment = clean_environment()
     environment["UV_PROJECT_ENVIRONMENT"] = str(VENV)
     environment["UV_PYTHON_DOWNLOADS"] = "never"
-    for variable in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"):  # newer and older uv: trust what this machine trusts
+    for variable in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"):  # newer and older uv: use the system's certificates
         environment.setdefault(variable, "1")
     if "UV_CACHE_DIR" not in environment and not home_is_writable():
         environment["UV_CACHE_DIR"] = str(TOOLS / "cache")
-    scratch = TOOLS / "tmp"  # uv leaves a lock there, which two set-ups of this checkout must share
+    scratch = TOOLS / "tmp"  # contains uv's lock, which concurrent setups of this checkout must share
     scratch.mkdir(parents=True, exist_ok=True)
     environment["TMPDIR"] = str(scratch)
-    # Reinstalled, so that the build hook runs: uv would take an earlier build of this very path from its cache, while
-    # the binaries that build left in the tree may be gone.
+    # Reinstall, so that the build hook runs: uv would use its cached build, but the binaries may have been deleted from
+    # the tree.
     argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
     groups = {"demo": ["--no-dev"], "check": [], "docs": ["docs"], "test": ["docs", "wheel", "codex"]}
     argv += ["--python", base_python()]
@@ -184,15 +187,15 @@ def make_venv(level: str) -> None:
 
 
 def base_python() -> str:
-    """The interpreter to build `.venv` on: this one, or, when this is `.venv`'s own, the one it came from."""
-    # typeshed does not list it, but a virtual environment's interpreter has had it since 3.7.
+    """Return the interpreter to create `.venv` with: this one, or its base if this one is in `.venv`."""
+    # typeshed does not list this attribute, which exists since 3.7.
     return str(getattr(sys, "_base_executable", "") or sys.executable)
 
 
 def keep_bytecode() -> None:
-    """Bytecode of the package itself, which uv's --compile-bytecode leaves out for an editable install.
+    """Compile the package, because uv's --compile-bytecode skips editable installs.
 
-    Where PYTHONDONTWRITEBYTECODE is set, Python would compile every module again at each start.
+    With PYTHONDONTWRITEBYTECODE set, Python would otherwise compile every module at each start.
     """
     if Path(sys.executable) == VENV / "bin/python":
         compileall.compile_dir(ROOT / "src", quiet=2)
@@ -202,7 +205,7 @@ def keep_bytecode() -> None:
 
 def find_uv() -> str | None:
     for uv in (str(TOOLS / "uv/bin/uv"), str(TOOLS / "uv-venv/bin/uv"), shutil.which("uv")):
-        # Asked, not just found: a shim on the PATH may lead nowhere, and an old uv may not read the lock.
+        # Run it to get its version: it may be a broken shim, or too old to read the lock file.
         if uv and os.access(uv, os.X_OK) and uv_version(uv) >= OLDEST_UV:
             return uv
     return None
@@ -214,12 +217,12 @@ def uv_version(uv: str) -> tuple[int, ...]:
 
 
 def get_uv() -> str:
-    """A uv of the checkout's own, by whichever of pip and venv this Python has."""
+    """Install uv in the checkout, with pip or venv, whichever this Python has."""
     wanted = "uv>=" + ".".join(map(str, OLDEST_UV))
     tried: list[str] = []
 
     def by_pip() -> bool:
-        # --target is inside the checkout, so it is neither the user's packages nor the system's (PEP 668).
+        # With --target inside the checkout, neither the user's nor the system's packages change (PEP 668).
         place = str(TOOLS / "uv")
         return attempt([sys.executable, "-P", "-m", "pip", "install", "--quiet", "--target", place, wanted], tried)
 
@@ -231,7 +234,7 @@ def get_uv() -> str:
     venv_package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
     if not by_pip() and not by_venv() and not (apt_install([venv_package]) and by_venv()):
         stop(
-            f"uv is not here and could not be had with {base_python()}. Tried:",
+            f"uv is not installed and could not be installed with {base_python()}. Tried:",
             *(f"  {line}" for line in tried),
             f"Install one of: uv itself, or pip or venv for this Python ({as_root()}apt-get install {venv_package})",
         )
@@ -245,13 +248,13 @@ def get_uv() -> str:
 def attempt(argv: Sequence[str], tried: list[str]) -> bool:
     done = run(argv, env=clean_environment())
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or [f"ended with {done.returncode}"]
-        tried.append(f"{' '.join(argv)}: {said[0] if len(said) == 1 else f'{said[0]} … {said[-1]}'}")
+        lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        tried.append(f"{' '.join(argv)}: {lines[0] if len(lines) == 1 else f'{lines[0]} … {lines[-1]}'}")
     return done.returncode == 0
 
 
 def clean_environment() -> dict[str, str]:
-    """This environment without what would send an install elsewhere or leave its bytecode out."""
+    """Return the environment without variables that redirect an installation or suppress bytecode."""
     unwanted = ("VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX")
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     return {**environment, "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
@@ -281,7 +284,7 @@ def one_at_a_time() -> Iterator[None]:
         os.close(lock)
 
 
-# The system's packages
+# System packages
 
 
 def system_packages(level: str, *, may_install: bool) -> None:
@@ -307,7 +310,7 @@ def installed(package: Package) -> bool:
 
 
 def apt_install(packages: Sequence[str]) -> bool:
-    """Install by apt-get where that needs no password; whether it did."""
+    """Install packages with apt-get if that needs no password. Return whether they were installed."""
     if not packages or not shutil.which("apt-get"):
         return False
     prefix: list[str] = []
@@ -315,16 +318,16 @@ def apt_install(packages: Sequence[str]) -> bool:
         if not shutil.which("sudo") or run(["sudo", "-n", "true"]).returncode:
             return False
         prefix = ["sudo", "-n"]
-    # sudo drops the environment, so the setting travels in the command.
+    # sudo drops the environment, so the variable is set in the command.
     apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
     install = [*apt, "install", "-y", "--no-install-recommends", *packages]
     done = run(install)
-    if done.returncode:  # package lists that are empty or old are the usual reason, and an update costs seconds
+    if done.returncode:  # usually because the package lists are empty or old
         run([*apt, "update"])
         done = run(install)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-        say(f"apt-get install {' '.join(packages)} failed: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        say(f"apt-get install {' '.join(packages)} failed: {lines[-1]}")
     return done.returncode == 0
 
 
@@ -332,11 +335,11 @@ def as_root() -> str:
     return "" if os.geteuid() == 0 else "sudo "
 
 
-# Small things
+# Helpers
 
 
 def run(argv: Sequence[str], *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run quietly; a command that can't be started is one that failed."""
+    """Run a command and capture its output. A command that can't be started has exit code 127."""
     try:
         return subprocess.run(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError as problem:

@@ -57,7 +57,7 @@ def main() -> int:
 
 @contextmanager
 def place() -> Iterator[tuple[Path, dict[str, str]]]:
-    """Where a page is run: not with the user's own sessions and settings, and gone afterwards."""
+    """Yield a temporary directory to run a page in, without the user's sessions and settings."""
     with tempfile.TemporaryDirectory(prefix="proofbox-tour-") as scratch:
         project = Path(scratch, "project")
         project.mkdir()
@@ -73,31 +73,31 @@ def place() -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def walk(text: str, project: Path, environment: dict[str, str]) -> int:
-    """The page as one script, so that a variable of one step is there in the next."""
+    """Run the page as one script, so that variables are kept between steps."""
     bold, dim, plain = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
     lines = [PRELUDE]
     for block in blocks(tour_of(text)):
         lines.append(say(f"\n{dim}{re.sub(r'<!--.*?-->', '', block.prose, flags=re.DOTALL).strip()}{plain}\n"))
         for step in script(block):
             lines += [say(f"{bold}$ {step.command}{plain}"), step.run]
-    lines.append(say(f"\n{dim}That was all of it. Next: proofbox --help, docs/, ./scripts/test{plain}"))
+    lines.append(say(f"\n{dim}That's all. Next: proofbox --help, docs/, ./scripts/test{plain}"))
     return run_shell(lines, project, environment, None)
 
 
 def run_shell(lines: list[str], project: Path, environment: dict[str, str], output: IO[str] | None) -> int:
-    """One shell for all of it, and an end for what it leaves in the background, such as a server of the page's."""
+    """Run a script in one shell, and kill the background processes that it leaves, such as a server."""
     shell = subprocess.Popen(
         ["sh", "-c", "\n".join(lines)],
         cwd=project,
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=output,  # a file and no pipe: who is in the background may hold it as long as he likes
+        stdout=output,  # a file, not a pipe, because background processes may keep it open
         start_new_session=True,
     )
     try:
         return shell.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        print(f"tour: given up after {PATIENCE:g} s", file=sys.stderr)
+        print(f"tour: timed out after {PATIENCE:g} s", file=sys.stderr)
         return 124
     finally:
         end_group(shell)
@@ -125,12 +125,12 @@ def check(page: Path, text: str, project: Path, environment: dict[str, str]) -> 
         heard.seek(0)
         said = re.sub(rf"\b{port}\b", PORT, heard.read())
     came = re.split(rf"{MARK} (\d+)\n", said)
-    # A page can't show that a last line has no end.
+    # A page can't show that the last line has no newline.
     outputs = [output if output.endswith("\n") or not output else f"{output}\n" for output in came[:-1:2]]
     codes = came[1::2]
     differences = 0
     for step, output, code in zip(planned, outputs, codes, strict=False):
-        # What fails and says nothing would otherwise agree with a page that shows nothing.
+        # Otherwise a command that fails without output would match a page that shows no output.
         silent = code != "0" and not output
         if silent or (step.shown and not agrees(step.expected, output)) or (not step.shown and code != "0"):
             differences += 1
@@ -139,19 +139,19 @@ def check(page: Path, text: str, project: Path, environment: dict[str, str]) -> 
             sys.stdout.writelines(difflib.unified_diff(before, after, str(page), "now"))
     for step in planned[len(codes) :]:
         differences += 1
-        print(f"$ {step.command}\n(never reached: the shell had ended, saying {came[-1][-500:]!r})")
+        print(f"$ {step.command}\n(not reached: the shell exited after printing {came[-1][-500:]!r})")
     print(f"tour: {page.name}: {len(planned)} steps, {differences} differ")
     return 1 if differences else 0
 
 
 class Planned(NamedTuple):
-    """One step of the script: what the page calls it, what is run, and what it should print."""
+    """One step of the script: its name on the page, the code to run, and the expected output."""
 
     command: str
     run: str
     expected: str
     shown: bool = True
-    """Whether the page shows what it prints; if not, it only has to succeed."""
+    """Whether the page shows the output; if not, the step only has to succeed."""
 
 
 def every_step(text: str) -> list[Planned]:
@@ -167,7 +167,7 @@ def every_step(text: str) -> list[Planned]:
 
 
 def script(block: Block) -> list[Planned]:
-    """A block that is a file is written; one of console is what it says; others are to be read alone."""
+    """Return shell code for a block: write a file, run commands, or nothing for other blocks."""
     if block.title is not None:
         directory = quote(os.path.dirname(block.title) or ".")
         return [Planned(f"(write {block.title})", f"mkdir -p {directory} && {put(block.body, block.title)}", "")]
