@@ -123,7 +123,7 @@ def test_no_agent_can_claim_a_thread_of_another() -> None:
 
     def collab(thread: str, *receivers: Any) -> None:
         item = {"type": "collabAgentToolCall", "id": "c", "receiverThreadIds": list(receivers)}
-        lineage.learn("item/completed", {"threadId": thread, "item": item}, lambda _: "")
+        lineage.update("item/completed", {"threadId": thread, "item": item}, lambda _: "")
 
     collab("one", "sub", 7, None)
     collab("two", "sub", "one")
@@ -138,5 +138,5 @@ def test_turn_names_the_turn_that_it_works_for() -> None:
     lineage = Lineage()
     lineage.start("one")
     turn = {"id": "t2", "rootTurnId": "t1"}
-    lineage.learn("turn/started", {"threadId": "sub", "turn": turn}, {"t1": "one"}.__getitem__)
+    lineage.update("turn/started", {"threadId": "sub", "turn": turn}, {"t1": "one"}.__getitem__)
     assert lineage.owner("sub") == "one"

@@ -190,7 +190,7 @@ class Model:
         await self.enter()
         for thread in self.threads:
             await self.session.resume_thread(thread)
-            assert self.session._kept[thread].told() == self.told[thread]
+            assert self.session._kept[thread].messages() == self.told[thread]
 
 
 @given(actions=ACTIONS)

@@ -15,7 +15,7 @@ LONG = "a-long-mission-name-as-of-tasks-with-many-words-in-it"
 
 def picture(progress: Progress, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(progress._picture())
+    console.print(progress._render())
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 

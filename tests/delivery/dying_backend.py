@@ -49,14 +49,14 @@ def die_at(step: int) -> None:
         (repositories.Repositories, "_open"),
     ):
         patch.object(owner, name, dying(getattr(owner, name))).start()
-    together = ledger.BackendDatabase.together
+    transaction = ledger.BackendDatabase.transaction
 
     def committing(self: ledger.BackendDatabase) -> Any:
-        context = together(self)
+        context = transaction(self)
         context.__exit__ = dying(context.__exit__)  # type: ignore[method-assign]
         return context
 
-    patch.object(ledger.BackendDatabase, "together", committing).start()
+    patch.object(ledger.BackendDatabase, "transaction", committing).start()
     whole = serve.application
 
     def while_reading(*given: Any, **more: Any) -> ASGIApp:

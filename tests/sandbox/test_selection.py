@@ -32,13 +32,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record which providers were really tried."""
     tried: list[str] = []
-    real = selection._try_out
+    real = selection._run_trial
 
     def counted(provider: Any, policy: Policy) -> None:
         tried.append(provider.name)
         real(provider, policy)
 
-    monkeypatch.setattr(selection, "_try_out", counted)
+    monkeypatch.setattr(selection, "_run_trial", counted)
     return tried
 
 

@@ -85,7 +85,7 @@ class Feed:
             )
         return found
 
-    def knows(self, id: str) -> bool:
+    def has_turn(self, id: str) -> bool:
         return id in self._turns
 
     def has_ended(self, id: str) -> bool:

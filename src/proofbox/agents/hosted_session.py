@@ -1,6 +1,6 @@
 """The base class of sessions that run each turn as a task of this process: `process`, `scripted` and the controls.
 
-The session decides how a turn ended: the agent finished or failed (`_play` returns, or raises an `AgentError`), the
+The session decides how a turn ended: the agent finished or failed (`_run_turn` returns, or raises an `AgentError`), the
 turn was interrupted, it stalled, or the session was closed. In every case, the turn's commands are dead before its end
 is reported.
 """
@@ -36,7 +36,7 @@ Ending = Literal["interrupt", "stall", "close"]
 
 
 class HostedSession:
-    """Subclasses run turns (`_play`), and kill what a turn has started (`_kill`)."""
+    """Subclasses run turns (`_run_turn`), and kill what a turn has started (`_kill`)."""
 
     version = ""
 
@@ -145,12 +145,12 @@ class HostedSession:
 
     # For subclasses
 
-    async def _play(self, turn: Turn, prompt: str) -> None:
+    async def _run_turn(self, turn: Turn, prompt: str) -> None:
         """Run one turn of the agent. Returning means that the agent finished its turn."""
         raise NotImplementedError
 
     async def _kill(self, turn: Turn) -> None:
-        """Kill everything that the turn has started, so that `_play` stops waiting."""
+        """Kill everything that the turn has started, so that `_run_turn` stops waiting."""
 
     async def _end_thread(self, thread: str) -> None:
         """Kill whatever the turns of a thread left running."""
@@ -202,7 +202,7 @@ class HostedSession:
             await self.publish_for(turn, TurnStarted(session=""))
             with scope:
                 if turn.id not in self._endings:
-                    await self._play(turn, prompt)
+                    await self._run_turn(turn, prompt)
                     status, failure = "completed", None
         except AgentError as error:
             status, failure = "failed", error

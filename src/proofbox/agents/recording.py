@@ -77,7 +77,7 @@ class Recording:
 
     def _guarded(self, listener: Listener) -> Listener:
         async def receive(event: Event) -> None:
-            own = self._mine(event)
+            own = self._own_event(event)
             if own is None:
                 return
             try:
@@ -88,7 +88,7 @@ class Recording:
 
         return receive
 
-    def _mine(self, event: Event) -> Event | None:
+    def _own_event(self, event: Event) -> Event | None:
         """Return the event if it belongs to this thread, to its sub-agents or to no thread.
 
         A call in a thread with an unknown owner could be this thread's, so it becomes a finding.

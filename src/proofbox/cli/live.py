@@ -59,7 +59,7 @@ class Progress:
             else:
                 self._change(event)
             if self._live is not None:
-                self._live.update(self._picture())
+                self._live.update(self._render())
 
     def _change(self, event: SuiteEvent) -> None:
         id = event.attempt_id
@@ -80,7 +80,7 @@ class Progress:
                 self._waiting = ""
             self._running[id] = (since, event.event, "")  # clears the activity of the previous state
 
-    def _picture(self) -> Any:
+    def _render(self) -> Any:
         from rich.table import Table
         from rich.text import Text
 

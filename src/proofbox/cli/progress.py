@@ -23,14 +23,14 @@ def passing_line(*, shown: bool) -> Iterator[Callable[[str], None]]:
     """Yield a function that replaces the current line. The line is erased at the end."""
     drawn = False
 
-    def say(text: str) -> None:
+    def show_line(text: str) -> None:
         nonlocal drawn
         if shown:
             drawn = True
             print(f"\r\x1b[K{printable(text)[: _width()]}", end="", file=sys.stderr, flush=True)
 
     try:
-        yield say
+        yield show_line
     finally:
         if drawn:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
@@ -40,13 +40,13 @@ def passing_line(*, shown: bool) -> Iterator[Callable[[str], None]]:
 def progress_bar(what: str, *, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
     """Yield a function that takes the number of bytes received and the total."""
     last = 0.0
-    with passing_line(shown=shown) as say:
+    with passing_line(shown=shown) as show_line:
 
         def update(done: int, total: int | None) -> None:
             nonlocal last
             if time.monotonic() - last >= _EVERY or done == total:
                 last = time.monotonic()
-                say(bar(what, done, total, _width()))
+                show_line(bar(what, done, total, _width()))
 
         yield update
 

@@ -164,7 +164,7 @@ def _covering(mount: Mount, covers: _Covers) -> Iterator[Placed]:
         if path in covers.emptied:
             yield Placed(None, place, True, cover=True)
         elif path in covers.hidden:
-            yield Placed(_nothing(path.is_dir()), place, False, cover=True)
+            yield Placed(_empty_cover(path.is_dir()), place, False, cover=True)
         elif path in covers.frozen:
             yield Placed(path, place, False, cover=True)
         elif mount.writable and covers.frozen.isdisjoint(path.parents):
@@ -199,7 +199,7 @@ def _steps(project: Path, path: Path) -> Iterator[Path]:
         yield project
 
 
-def _nothing(directory: bool) -> Path:
+def _empty_cover(directory: bool) -> Path:
     """Return an empty file or directory that can't be opened, created once per user."""
     home = state_dir() / "covers"
     home.mkdir(mode=0o700, exist_ok=True)

@@ -76,7 +76,7 @@ class BoxOpener:
         self.clock: Clock = clock or SystemClock()
         self.ids = ids or IdSource(self.clock)
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         if self.on_event is not None:
             self.on_event(event)
 
@@ -101,7 +101,7 @@ class BoxOpener:
         policy = self._policy(project, provider, options, settings)
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self.ids.new_id(PREFIX), isoformat(self.clock.now())
-        self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
+        self.emit(Event("session", "starting", id, {"provider": choice.provider.name}))
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
             outlet: Outlet | DetachedOutlet | None = None
@@ -162,7 +162,7 @@ class BoxOpener:
                 found[provider.name] = Diagnostic(False, provider.isolation, error.message, error.fix_hints)
             error.details.setdefault("provider", provider.name)
             error.details.setdefault("diagnostics", msgspec.to_builtins(found))
-            self.tell(Event("session", "failed", spec.label, {"code": error.code}))
+            self.emit(Event("session", "failed", spec.label, {"code": error.code}))
             raise
 
 

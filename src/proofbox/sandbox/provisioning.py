@@ -72,13 +72,13 @@ def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnE
     with _one_at_a_time(key):
         found = prepared.find(key, spec)
         if found is None:
-            _tell(on_event, "started", provider, key)
+            _emit(on_event, "started", provider, key)
             try:
                 _run(provider, prepared, key, spec, script, on_event)
             except ProofboxError as error:
-                _tell(on_event, "failed", provider, key, code=error.code)
+                _emit(on_event, "failed", provider, key, code=error.code)
                 raise
-            _tell(on_event, "finished", provider, key)
+            _emit(on_event, "finished", provider, key)
             found = prepared.find(key, spec)
     if found is None:
         raise ProvisionFailed("the result of the provision script was not stored", op="provision")
@@ -159,6 +159,6 @@ def _one_at_a_time(key: str) -> Iterator[None]:
         yield
 
 
-def _tell(on_event: OnEvent | None, phase: Phase, provider: Provider, key: str, **more: str) -> None:
+def _emit(on_event: OnEvent | None, phase: Phase, provider: Provider, key: str, **more: str) -> None:
     if on_event is not None:
         on_event(Event("provision", phase, provider.name, {"key": key, **more}))

@@ -76,7 +76,7 @@ def probe(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Choi
         return _first_that_works(policy, on_event, look_further=True)
     provider = provider_named(name)
     diagnostic = diagnose(provider, policy)
-    _tell(on_event, provider, diagnostic)
+    _emit(on_event, provider, diagnostic)
     if not diagnostic.available:
         raise _unavailable(f"{provider.name} does not work here: {diagnostic.reason}", {provider.name: diagnostic})
     return Choice(provider, {provider.name: diagnostic})
@@ -90,7 +90,7 @@ def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
         refuse_unenforceable(provider.name, policy, provider.enforcement(policy))
         remembered = _Trials.load()
         if remembered.worked.get(provider.name) != identity:
-            _try_out(provider, wanted)
+            _run_trial(provider, wanted)
             remembered.worked[provider.name] = identity
             remembered.save()
     except ProofboxError as error:
@@ -107,7 +107,7 @@ def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bo
     for name in AUTO_ORDER if policy.image is None else (*AUTO_ORDER, *WITH_AN_IMAGE):
         provider = provider_named(name)
         diagnostic = diagnostics[provider.name] = diagnose(provider, policy)
-        _tell(on_event, provider, diagnostic)
+        _emit(on_event, provider, diagnostic)
         if diagnostic.available:
             chosen = chosen or provider
             if not look_further:
@@ -143,7 +143,7 @@ def trial_project(provider: Provider) -> Iterator[Path]:
         yield Path(directory).resolve()
 
 
-def _try_out(provider: Provider, policy: Policy) -> None:
+def _run_trial(provider: Provider, policy: Policy) -> None:
     with trial_project(provider) as project:
         # The label contains the directory's name, which is unique: trials may run in parallel.
         box = start_box(provider, BoxSpec(label=project.name, project=project, policy=policy))
@@ -163,7 +163,7 @@ def _try_out(provider: Provider, policy: Policy) -> None:
         raise ProviderUnavailable("the box started, but `true` failed in it", op="probe")
 
 
-def _tell(on_event: OnEvent | None, provider: Provider, found: Diagnostic) -> None:
+def _emit(on_event: OnEvent | None, provider: Provider, found: Diagnostic) -> None:
     if on_event is not None:
         phase: Literal["selected", "rejected"] = "selected" if found.available else "rejected"
         on_event(Event("provider", phase, provider.name, {"reason": found.reason, "isolation": found.isolation.value}))

@@ -49,7 +49,7 @@ class BoxConnection(Protocol):
     async def run(
         self, request: CommandRequest, on_output: OnOutput | None, on_start: OnStart | None
     ) -> ActiveCall: ...
-    async def greet(self, patience: float) -> Hello: ...
+    async def wait_for_hello(self, seconds: float) -> Hello: ...
     async def shutdown(self) -> None: ...
     def close(self) -> None: ...
 
@@ -85,7 +85,7 @@ class SessionCore(Generic[ConnectionT]):
         self.inside = origin.inside
         self.environment = encode_env(origin.inside.environment)
         self.id = origin.id
-        self.tell = service.opener.tell
+        self.emit = service.opener.emit
         self._waiting = service.waiting
         self._origin = origin
         self._on_end = on_end
@@ -121,14 +121,14 @@ class SessionCore(Generic[ConnectionT]):
         self, argv: Sequence[str | bytes], options: ExecOptions, pty: tuple[int, int] | None = None
     ) -> ExecResult:
         request, before = await self.prepare(argv, options, pty)
-        self.tell(Event("exec", "started", self.id))
+        self.emit(Event("exec", "started", self.id))
         try:
             call = await self.connection.run(request, options.get("on_output"), options.get("on_start"))
             result = await self.result(call, before)
         except ProofboxError as error:
-            self.tell(Event("exec", "failed", self.id, {"code": error.code}))
+            self.emit(Event("exec", "failed", self.id, {"code": error.code}))
             raise await self.explain(error) from None
-        self.tell(
+        self.emit(
             Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
         )
         return result
@@ -157,7 +157,7 @@ class SessionCore(Generic[ConnectionT]):
         self._stopped = True
         if self._on_end is not None:
             self._on_end(self.info)
-        self.tell(Event("session", "stopped", self.id))
+        self.emit(Event("session", "stopped", self.id))
 
 
 class ServiceCore(Generic[ConnectionT]):
@@ -261,7 +261,7 @@ class ServiceCore(Generic[ConnectionT]):
         try:
             session = await self._attach(opened.id)
             try:
-                await session.connection.greet(START_PATIENCE)
+                await session.connection.wait_for_hello(START_PATIENCE)
             except ProofboxError as error:
                 session.connection.close()
                 raise await self.waiting.call(functools.partial(opened.explain_loss, error, greeted=False)) from None
@@ -270,7 +270,7 @@ class ServiceCore(Generic[ConnectionT]):
             await self.waiting.call(lambda: session_store().forget(opened.id))
             raise
         await self.waiting.call(opened.box.release)
-        self.opener.tell(Event("session", "started", opened.id))
+        self.opener.emit(Event("session", "started", opened.id))
         return session
 
     async def _attach(self, session_id: str) -> SessionCore[ConnectionT]:

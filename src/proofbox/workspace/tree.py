@@ -106,7 +106,7 @@ class Directory:
         self.tree_id = b""
         self._touched.add(name)
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Mark all entries as changed."""
         self.tree_id = b""
         self._pages = []

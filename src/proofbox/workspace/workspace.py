@@ -398,7 +398,7 @@ class Workspace:
             raise UsageError(
                 "the latest snapshot cannot be removed", op="workspace gc", fix_hints=["use --keep 1 or more"]
             )
-        with locked(self._home / LOCK), self._store.alone():
+        with locked(self._home / LOCK), self._store.exclusive():
             return maintenance.collect(self._store, self._history, set(self.refs().values()), keep)
 
     # Internal

@@ -78,9 +78,9 @@ class Deaf(ScriptedSession):
 
 
 class Optimist(ScriptedSession):
-    async def _play(self, turn: Turn, prompt: str) -> None:
+    async def _run_turn(self, turn: Turn, prompt: str) -> None:
         with contextlib.suppress(AgentError):
-            await super()._play(turn, prompt)
+            await super()._run_turn(turn, prompt)
 
 
 class Stutterer(ScriptedSession):

@@ -241,7 +241,7 @@ COMMAND = "item/commandExecution/requestApproval"
 )
 def test_first_matching_rule_decides_a_command(command: str, given: str, rule: str) -> None:
     decided = answer(COMMAND, {"command": command}, RULES)
-    assert (decided.answer, decided.rule, decided.give()) == (given, rule, {"decision": given})
+    assert (decided.answer, decided.rule, decided.result()) == (given, rule, {"decision": given})
 
 
 def test_one_declined_path_declines_the_file_change() -> None:
@@ -249,22 +249,22 @@ def test_one_declined_path_declines_the_file_change() -> None:
     assert answer(method, {}, RULES, ["src/a", "src/b"]).answer == "accept"
     assert answer(method, {}, RULES, ["src/a", "/etc/passwd"]).answer == "decline"
     assert answer(method, {}, RULES, []).answer == "decline"
-    assert answer("applyPatchApproval", {"fileChanges": {"src/a": 1}}, RULES).give() == {"decision": "approved"}
-    assert answer("execCommandApproval", {"command": ["ls"]}, RULES).give() == {"decision": "denied"}
+    assert answer("applyPatchApproval", {"fileChanges": {"src/a": 1}}, RULES).result() == {"decision": "approved"}
+    assert answer("execCommandApproval", {"command": ["ls"]}, RULES).result() == {"decision": "denied"}
 
 
 def test_requests_for_a_person_are_declined_and_unknown_ones_refused() -> None:
-    assert answer("item/tool/requestUserInput", {"questions": [1]}, ()).give() == {"answers": {}}
-    assert answer("mcpServer/elicitation/request", None, ()).give() == {"action": "decline"}
-    assert answer("item/tool/call", {"tool": "t"}, ()).give()["success"] is False
+    assert answer("item/tool/requestUserInput", {"questions": [1]}, ()).result() == {"answers": {}}
+    assert answer("mcpServer/elicitation/request", None, ()).result() == {"action": "decline"}
+    assert answer("item/tool/call", {"tool": "t"}, ()).result()["success"] is False
     asked = {"permissions": {"network": {"enabled": True}}}
-    assert answer("item/permissions/requestApproval", asked, ()).give() == {"permissions": {}, "scope": "turn"}
+    assert answer("item/permissions/requestApproval", asked, ()).result() == {"permissions": {}, "scope": "turn"}
     yes = (ApprovalRule(answer="accept"),)
-    assert answer("item/permissions/requestApproval", asked, yes).give()["permissions"] == asked["permissions"]
+    assert answer("item/permissions/requestApproval", asked, yes).result()["permissions"] == asked["permissions"]
     unknown = answer("account/chatgptAuthTokens/refresh", {}, yes)
     assert unknown.answer == "refused"
     with pytest.raises(RpcRefusal):
-        unknown.give()
+        unknown.result()
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))

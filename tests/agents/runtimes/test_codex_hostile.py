@@ -138,7 +138,7 @@ ODD: st.SearchStrategy[Any] = st.recursive(
 def test_malformed_requests_do_not_raise(method: str, params: Any) -> None:
     try:
         given_ = answer(method, params, RULES)
-        given_.give()
+        given_.result()
     except RpcRefusal:
         return
     assert given_.answer in ("accept", "decline")

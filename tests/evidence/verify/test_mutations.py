@@ -313,7 +313,7 @@ def test_consistent_forgery_needs_a_key_or_a_digest(
             emit_promotion(signed)
             found = verify(signed)
             assert found.ok, f"{where}: not consistent: {found.findings}"
-            assert found.standing() == "consistent, not signed"
+            assert found.signature_status() == "consistent, not signed"
 
 
 def _check_deliveries(run: Path, place: Path, where: str) -> None:

@@ -230,12 +230,12 @@ def test_file_that_is_not_a_ledger_is_refused(tmp_path: Path) -> None:
 def test_ledger_is_readable_on_read_only_storage(tmp_path: Path, written_to: bool) -> None:
     with make(tmp_path / "a#b.ledger") as writer:
         if written_to:
-            writer.set_about("said", "later")  # only in the WAL
+            writer.set_value("said", "later")  # only in the WAL
         else:
             writer.close()
         code = (
             "import pathlib, sys; from proofbox.lab.run.ledger import Ledger; l = Ledger(pathlib.Path(sys.argv[1]),"
-            " read_only=True); print(l.about('said'), len(l.attempts())); l.close()"
+            " read_only=True); print(l.get_value('said'), len(l.attempts())); l.close()"
         )
         argv = [shutil.which("bwrap") or "", "--ro-bind", "/", "/", sys.executable, "-c", code, str(writer.path)]
         ran = subprocess.run(argv, capture_output=True, text=True, check=False)

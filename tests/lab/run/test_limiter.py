@@ -41,7 +41,7 @@ def test_window_starts_small_and_grows_with_successes(tmp_path: Path, clock: Man
     limiter = gate(tmp_path, clock)
     assert fill(limiter) == 4
     for number in range(4):
-        limiter.leave(f"a-{number}")
+        limiter.release(f"a-{number}")
         limiter.succeeded()
     grown = fill(limiter)
     assert grown in (4, 5)
@@ -102,7 +102,7 @@ def test_past_resets_are_retried_less_and_less_often(tmp_path: Path, clock: Manu
         for _ in range(count):
             assert limiter.enter("a", ME) is None
             limiter.usage_limited(clock.now().timestamp() - 60)
-            limiter.leave("a")
+            limiter.release("a")
             wait = limiter.enter("a", ME)
             assert wait is not None
             found.append(wait)
@@ -219,7 +219,7 @@ def test_concurrency_of_one_run_does_not_limit_others(tmp_path: Path, clock: Man
         assert large.enter(f"a-{number}", ME) is None
     assert small.enter("b", ME) is None, "there is room, and it uses no slot itself"
     assert small.enter("c", ME) is not None
-    small.leave("b")
+    small.release("b")
     assert small.enter("c", ME) is None
 
 
@@ -252,7 +252,7 @@ def test_slots_never_exceed_the_window_and_the_gate_reopens(tmp_path_factory: An
                 assert len(inside) <= min(6, before.window)
                 assert before.closed_until <= clock.now().timestamp()
         elif step == "leave" and inside:
-            limiter.leave(inside.pop())
+            limiter.release(inside.pop())
         elif step == "well":
             limiter.succeeded()
         elif step == "limited":
@@ -266,5 +266,5 @@ def test_slots_never_exceed_the_window_and_the_gate_reopens(tmp_path_factory: An
         assert len(state.inside) == len(inside)
     clock.advance(10)
     for name in inside:
-        limiter.leave(name)
+        limiter.release(name)
     assert limiter.enter("last", ME) is None

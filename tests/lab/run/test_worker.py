@@ -20,7 +20,7 @@ from proofbox.core.clock import SystemClock
 from proofbox.errors import IoFailed
 from proofbox.lab.run import pressure, worker
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
-from proofbox.lab.run.plan import ledger_path, surroundings
+from proofbox.lab.run.plan import ledger_path, run_context
 
 # The ledger has the end, and nothing more to do, a while before the worker notices.
 SLOW_TO_HEAR = """
@@ -87,7 +87,7 @@ def test_blocking_attempts_do_not_delay_the_heartbeat(tmp_path: Path, monkeypatc
 
     with ThreadPoolExecutor() as pool:
         beaten = pool.submit(watch)
-        one = worker.Worker("w", ledger.begin_epoch(), many, ledger, surroundings(made, out, "w"), None, SystemClock())
+        one = worker.Worker("w", ledger.begin_epoch(), many, ledger, run_context(made, out, "w"), None, SystemClock())
 
         async def work() -> None:
             with anyio.fail_after(60):

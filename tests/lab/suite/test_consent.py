@@ -198,15 +198,15 @@ def test_resume_keeps_consent_and_refuses_a_changed_plan(base: Path, tmp_path: P
     out = tmp_path / "out"
     made = plan(HEAD + mission("a", command("true"), say("done")), out, base)
     with Ledger(ledger_path(out, made.run_id)) as ledger:
-        original = ledger.about(PLAN)
+        original = ledger.get_value(PLAN)
         changed = msgspec.structs.replace(read_plan(ledger), provider="off")
-        ledger.set_about(PLAN, msgspec.json.encode(changed).decode())
+        ledger.set_value(PLAN, msgspec.json.encode(changed).decode())
     conductor = Conductor(out, made.run_id)
     with pytest.raises(PlanUntrusted):
         conductor.conduct()
     conductor.close()
     with Ledger(ledger_path(out, made.run_id)) as ledger:
-        ledger.set_about(PLAN, original)
+        ledger.set_value(PLAN, original)
     conduct(made, out)
     assert attempts(made, out)["a.1"].result is not None
     assert made.run_id not in (state_dir() / "consents.json").read_text()

@@ -205,7 +205,7 @@ def test_loss_of_the_box_reaches_all_waiters_immediately() -> None:
         with ThreadPoolExecutor(16) as pool:
             waiting = [pool.submit(run, connection, ["sh", "-c", "echo up; exec sleep 60"]) for _ in range(16)]
             wait_until(lambda: len(connection._calls) == 16, "commands under way")
-            connection.greet(PATIENCE)
+            connection.wait_for_hello(PATIENCE)
             began = time.monotonic()
             box.process.send_signal(signal.SIGTERM)
             for one in waiting:
@@ -294,7 +294,7 @@ def test_missing_hello_is_a_loss() -> None:
     with ours, theirs:
         began = time.monotonic()
         with pytest.raises(SandboxLost):
-            Connection(ours, theirs.close).greet(0.2)
+            Connection(ours, theirs.close).wait_for_hello(0.2)
         assert 0.1 < time.monotonic() - began < SOON
 
 

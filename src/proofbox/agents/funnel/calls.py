@@ -30,7 +30,7 @@ class RecordBudget:
         self.output = output
         self._left = calls
 
-    def room(self, used: int) -> int:
+    def remaining(self, used: int) -> int:
         """Return how many more bytes of an output to keep after `used` bytes; few once the budget is spent."""
         return max(0, (OUTPUT_LIMIT if self.output > OUTPUT_LIMIT else MIN_OUTPUT) - used)
 
@@ -49,7 +49,7 @@ class KeptOutput:
         self._more = 0
 
     def add(self, data: bytes) -> None:
-        kept = data[: self._budget.room(len(self._data))]
+        kept = data[: self._budget.remaining(len(self._data))]
         self._budget.output -= len(kept)
         self._data += kept
         self._more += len(data) - len(kept)
@@ -92,7 +92,7 @@ class FunnelCall:
             source="observed",
         )
 
-    def kept(self) -> KeptOutput:
+    def output_buffer(self) -> KeptOutput:
         return KeptOutput(self._recorder.budget)
 
     async def begin(self, method: str) -> str | None:

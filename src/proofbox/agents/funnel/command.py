@@ -81,10 +81,10 @@ async def run_command(
 
     If this is cancelled, the command is killed first.
     """
-    kept = call.kept()
+    kept = call.output_buffer()
     try:
         with _one_error():
-            result = await _converse(box, request, cwd, peer, call, make_relay, kept, seconds)
+            result = await _communicate(box, request, cwd, peer, call, make_relay, kept, seconds)
     except SandboxLost as error:
         await call.end("abandoned", output=kept.text())
         return await _fail(peer, FAILED, error)
@@ -106,7 +106,7 @@ async def run_command(
     return None
 
 
-async def _converse(
+async def _communicate(
     box: AsyncSession,
     request: FunnelRequest,
     cwd: str,

@@ -101,7 +101,7 @@ class ToolRelay:
         if call is not None:  # record the end before the agent receives the result, as for a command
             failed = "error" in message or _is_error(message.get("result"))
             call.started = "error" not in message  # a server that does not have the tool answers with an error
-            kept = call.kept()
+            kept = call.output_buffer()
             kept.add(_text_of(message).encode())
             await call.end("failed" if failed else "completed", output=kept.text())
         return await self._show("stdout", _encode(message))

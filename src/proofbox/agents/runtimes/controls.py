@@ -63,7 +63,7 @@ class NopRuntime:
 class NopSession(HostedSession):
     version = VERSION
 
-    async def _play(self, turn: Turn, prompt: str) -> None:
+    async def _run_turn(self, turn: Turn, prompt: str) -> None:
         """Do nothing: the turn ends immediately."""
 
 

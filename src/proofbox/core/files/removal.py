@@ -77,7 +77,7 @@ class _Removal:
         return self._left
 
     def _remove(self, folder: int | None, name: str) -> None:
-        with self._noting(name):
+        with self._recording_errors(name):
             if _gone(folder, name):
                 return
             if len(self._levels) < _OPEN:
@@ -108,7 +108,7 @@ class _Removal:
         if level.stays:
             self._keep()
             return
-        with self._noting(level.name):
+        with self._recording_errors(level.name):
             if _gone(folder, level.name):
                 return
             if not self._again:
@@ -117,7 +117,7 @@ class _Removal:
             self._enter(folder, level.name)
 
     @contextmanager
-    def _noting(self, name: str) -> Iterator[None]:
+    def _recording_errors(self, name: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:

@@ -65,7 +65,7 @@ class BackendDatabase:
         self._db.close()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         with self._lock:
             if self._db.in_transaction:
                 yield
@@ -129,7 +129,7 @@ class BackendDatabase:
 
     def drop_pull(self, pull: Pull, answer: bytes) -> None:
         """Delete a pull request that could not be opened, and its stored response."""
-        with self.together():
+        with self.transaction():
             self._do("DELETE FROM pulls WHERE app = ? AND number = ?", pull.app, pull.number)
             self._do("DELETE FROM answers WHERE app = ? AND op = 'pull' AND body = ?", pull.app, answer)
 
@@ -148,7 +148,7 @@ class BackendDatabase:
     # SHA-256 of git's blobs
 
     def put_blobs(self, rows: Iterable[tuple[str, str, int]]) -> None:
-        with self.together():
+        with self.transaction():
             self._db.executemany("INSERT OR IGNORE INTO blobs VALUES (?, ?, ?)", rows)
 
     def blobs(self, oids: Iterable[str]) -> dict[str, tuple[str, int]]:

@@ -110,7 +110,7 @@ class Pages:
         session = self._sessions.open()
         inside = next.removeprefix("/") if _LANDING.fullmatch(next) else ""
         answer = RedirectResponse(session.path + inside, 303, _HEADERS)
-        session.give(answer)
+        session.set_cookie(answer)
         return answer
 
     # Pages

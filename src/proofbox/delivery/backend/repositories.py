@@ -122,7 +122,7 @@ class Repositories:
             answer = ExportAnswer(
                 success=True, repo_url=self._url(made), repo_full_name=full_name, base_commit_sha=commit
             )
-            with self.ledger.together():
+            with self.ledger.transaction():
                 remember(edits, self.ledger)
                 self.ledger.repository_is_ready(app)
                 self.specs.note_repository(app, full_name)
@@ -161,7 +161,7 @@ class Repositories:
                 evidence=msgspec.json.encode(request.evidence) if request.evidence else None,
             )
             answer = self._opened(pull)
-            with self.ledger.together():
+            with self.ledger.transaction():
                 remember(edits, self.ledger)
                 self.ledger.add_pull(pull)
                 self._answer(app, "pull", key, digest, answer)

@@ -44,7 +44,7 @@ class BrowserSession:
         place = f"{self.path}apps/{quote(app, safe='')}"
         return place if number is None else f"{place}/pulls/{number}"
 
-    def give(self, answer: Response) -> None:
+    def set_cookie(self, answer: Response) -> None:
         """Set the cookie. It is not `Secure`, because the backend has no TLS, so it can't have the prefix `__Host-`."""
         answer.set_cookie(COOKIE, self.cookie, httponly=True, samesite="strict", path=self.path)
 

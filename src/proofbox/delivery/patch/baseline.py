@@ -54,10 +54,10 @@ class Owned(msgspec.Struct, frozen=True):
     def latest(self) -> FileState | None:
         return self.sent[-1] if self.sent else self.settled
 
-    def knows(self, state: FileState | None) -> bool:
+    def includes(self, state: FileState | None) -> bool:
         return any(same(each, state) for each in (self.settled, *self.sent))
 
-    def seen(self, state: FileState | None) -> Owned:
+    def after_observing(self, state: FileState | None) -> Owned:
         """Return the record after `state` was observed in the repository."""
         for number, each in enumerate(self.sent):
             if same(each, state) and not same(self.settled, state):
@@ -77,7 +77,7 @@ class Baseline(msgspec.Struct, frozen=True):
     def observed(self, manifest: RepoManifest) -> Baseline:
         """Return the baseline after observing this manifest. A path that we deleted and that is gone is dropped."""
         repo = states(manifest)
-        found = {path: owned.seen(repo.get(path)) for path, owned in self.files.items()}
+        found = {path: owned.after_observing(repo.get(path)) for path, owned in self.files.items()}
         return Baseline({path: owned for path, owned in found.items() if owned.settled or owned.sent})
 
     def exported(self, files: Mapping[str, FileState]) -> Baseline:

@@ -93,7 +93,7 @@ def patchset(source: SourceTree, manifest: RepoManifest, baseline: Baseline) -> 
                 not_ours += 1
             else:
                 changes.append(_change(path, None, mine, sizes[path]))
-        elif owned is not None and owned.knows(there):
+        elif owned is not None and owned.includes(there):
             changes.append(_change(path, there, mine, sizes.get(path, 0)))
         elif owned is not None and same(mine, owned.latest):
             kept.append(path)

@@ -111,7 +111,7 @@ _DOCUMENT = shape.record(
         "run_id": shape.text(128).meaning("The run's id; for a nested bundle, the bundle's own id."),
         "world_id": shape.sha256.meaning("Digest of the host and tool that made the run."),
         "status": shape.one_of(*STATES).meaning("`partial`: something is missing; `failed`: an exception ended it."),
-        "artifacts": shape.elsewhere(shape.array(_ENTRY)).meaning("Every file, sorted by path, without duplicates."),
+        "artifacts": shape.unchecked(shape.array(_ENTRY)).meaning("Every file, sorted by path, without duplicates."),
         "missing": shape.array(shape.text()).meaning("Expected artifacts that do not exist."),
         "repairs": shape.count.meaning("How many times the index was rebuilt after the commit."),
         "index_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of all other members."),

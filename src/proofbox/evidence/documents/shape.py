@@ -81,7 +81,7 @@ def anything(value: Any, where: str) -> None:
     """Accept any value."""
 
 
-def elsewhere(inner: ValueCheck) -> ValueCheck:
+def unchecked(inner: ValueCheck) -> ValueCheck:
     """Return a check with the schema of `inner` that accepts anything, for values that other code checks."""
     return ValueCheck(anything, inner.json_schema)
 

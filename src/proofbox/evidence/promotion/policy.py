@@ -190,10 +190,10 @@ class _Evidence:
         if self._wrong is None:
             self._wrong = {each["reason"]: [] for each in self._about_attempts}
             for path in {each["schedule"] for each in self._about_attempts}:
-                self._judge(path, self._wrong)
+                self._evaluate(path, self._wrong)
         return self._wrong[rule["reason"]]
 
-    def _judge(self, path: str, wrong: dict[str, list[str]]) -> None:
+    def _evaluate(self, path: str, wrong: dict[str, list[str]]) -> None:
         rules = [rule for rule in self._about_attempts if rule["schedule"] == path]
         try:
             planned = self.scheduled(rules[0])

@@ -78,10 +78,10 @@ class Verification:
         if self.packet is not None:
             by = f" by a custom policy: {self.policy!r}" if self.own_policy else ""
             parts.append(("promotable" if self.promotable else "not promotable") + by)
-            parts.append(self.standing())
+            parts.append(self.signature_status())
         return _one_line("; ".join(parts))
 
-    def standing(self) -> str:
+    def signature_status(self) -> str:
         """Return the signature status of the packet."""
         if self.signed_by:
             return f"signed by {self.signed_by[:16]}…"

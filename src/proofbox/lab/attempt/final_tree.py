@@ -45,14 +45,14 @@ def finder(workspace: Workspace, final: Snapshot) -> Find:
 
     def find(names: Sequence[str], text: str | None) -> FinalEntry:
         def look(store: ObjectStore, _: bytes, tree: bytes) -> FinalEntry:
-            return _look(store, tree, names, text, skipped)
+            return _find_entry(store, tree, names, text, skipped)
 
         return workspace.compare(final.id, final.id, look)
 
     return find
 
 
-def _look(
+def _find_entry(
     store: ObjectStore, tree: bytes, names: Sequence[str], text: str | None, skipped: dict[str, str]
 ) -> FinalEntry:
     for depth, name in enumerate(names, 1):

@@ -27,7 +27,7 @@ from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import CALLS, EVENTS, OUTPUTS
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
-from proofbox.lab.run.closing import UNREADABLE, stated
+from proofbox.lab.run.closing import UNREADABLE, committed_result
 from proofbox.lab.run.ledger import Attempt, Ended
 
 MAX_BYTES = 16 << 20
@@ -99,7 +99,7 @@ def doubt(attempt: Attempt, bundle: Path) -> str | None:
     if found.index_sha256 != attempt.result.index_sha256:
         return "its index differs from the one in the run's ledger"
     try:
-        says = stated(found, bundle.parent.parent.name, attempt.id)
+        says = committed_result(found, bundle.parent.parent.name, attempt.id)
     except UNREADABLE:
         says = None
     recorded = attempt.result
@@ -127,13 +127,13 @@ def explain(
         yield _one_line(f"{attempt.id}: unknown, because its evidence is invalid: {doubt}")
         yield f"The run's ledger says: {_verdict(result)}. The remaining evidence says:"
     try:
-        for line in _story(attempt, result, bundle, replacement):
+        for line in _explanation(attempt, result, bundle, replacement):
             yield _one_line(line)
     except (KeyError, TypeError, ValueError, AttributeError):
         yield "The rest of its documents cannot be read."
 
 
-def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | None) -> Iterator[str]:
+def _explanation(attempt: Attempt, result: Ended, bundle: Path, replacement: str | None) -> Iterator[str]:
     documents = read_documents(bundle)
     yield from _failure(documents, replacement)
     yield _reason(result, documents)

@@ -24,7 +24,7 @@ from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.finding import EvidenceFinding
-from proofbox.lab.run.closing import UNREADABLE, as_committed, lost, stated
+from proofbox.lab.run.closing import UNREADABLE, as_committed, committed_result, lost
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import Plan, read_plan
 
@@ -47,7 +47,7 @@ class RunResults:
 def read_run(run_dir: Path, ledger: Ledger) -> RunResults:
     """Read the results of a run: from its evidence once it is committed, and from its ledger until then."""
     plan, recorded = read_plan(ledger), ledger.attempts()
-    if ledger.about("committed") == "yes" or os.path.lexists(run_dir / INDEX):
+    if ledger.get_value("committed") == "yes" or os.path.lexists(run_dir / INDEX):
         return _committed(run_dir, recorded, plan)
     return RunResults(tuple(as_committed(run_dir, recorded)), False, plan, ())
 
@@ -111,7 +111,7 @@ def _attempt(
     if bundle is not None:
         named = _named(bundle)
         try:
-            result = stated(bundle, run_id, planned.attempt)
+            result = committed_result(bundle, run_id, planned.attempt)
         except UNREADABLE:
             result = None
     complete = result is not None

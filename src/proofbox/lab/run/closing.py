@@ -56,7 +56,7 @@ def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor,
             return lost("")
         return lost(_index(path)[0])
     try:
-        return stated(load_bundle(path), run_id, attempt.id) or lost(_index(path)[0])
+        return committed_result(load_bundle(path), run_id, attempt.id) or lost(_index(path)[0])
     except UNREADABLE:
         return lost(_index(path)[0])
 
@@ -66,7 +66,7 @@ def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
     return [each if _is_confirmed(run_dir, each) else _without_result(each) for each in attempts]
 
 
-def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
+def committed_result(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
     """Return the result stated by an attempt's committed bundle; None if it is missing or inconsistent."""
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
     if not complete or bundle.run_id != artifacts.bundle_id(run_id, attempt_id) or artifacts.TORN in bundle.artifacts:

@@ -154,15 +154,15 @@ class Conductor:
         self._run_id = run_id
         self._stop = stop or threading.Event()
         self._clock: Clock = clock or SystemClock()
-        self._tell = EventForwarder(on_event, self._clock)
+        self._emit = EventForwarder(on_event, self._clock)
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
         self._plan = read_plan(self._ledger)
-        self._crew = Crew(out, run_id, self._ids, self._tell)
+        self._crew = Crew(out, run_id, self._ids, self._emit)
         self._epoch = 0
         credential = credential_of(self._plan)
         gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
-        self._waiting = Waiting(self._ledger, gate, out / run_id, self._tell, self._clock)
+        self._waiting = Waiting(self._ledger, gate, out / run_id, self._emit, self._clock)
 
     def conduct(self, *, trust: bool = False) -> Path:
         """Run the missing attempts, commit the run, and return the path of its bundle. Can be resumed if interrupted.
@@ -226,8 +226,8 @@ class Conductor:
     def _tidy_up(self) -> None:
         """Clean up after the commit. Can be repeated."""
         consent.forget_plan(self._run_id)
-        if self._ledger.about("committed") != "yes":
-            self._ledger.set_about("committed", "yes")
+        if self._ledger.get_value("committed") != "yes":
+            self._ledger.set_value("committed", "yes")
         work = self._out / WORK / self._run_id
         forget_workspaces(work, lambda stores: note_stores(self._ledger, stores))
         remove_tree(work)
@@ -255,7 +255,7 @@ class Conductor:
             if not counts["planned"] and not counts["claimed"]:
                 return self._crew.join()
             self._waiting.report(counts["claimed"], counts["ended"])
-            self._tell.check()
+            self._emit.check()
             if self._stop.is_set():
                 raise RunInterrupted(
                     f"{self._run_id} was stopped",
@@ -287,7 +287,7 @@ class Conductor:
             remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
             fields = ("claimed", "verified", "infra", "reason")
             result = {name: getattr(ended, name) for name in fields}
-            self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **result})
+            self._emit({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **result})
 
     def _plan_retries(self) -> None:
         """Plan a retry for each infrastructure failure that is worth one, with the failed attempt as its parent."""

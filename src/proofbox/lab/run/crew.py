@@ -56,7 +56,7 @@ class Crew:
         self._out = out
         self._run_id = run_id
         self._ids = ids
-        self._tell = tell
+        self._emit = tell
         self._workers: dict[str, Popen[bytes]] = {}
         self._readers: list[threading.Thread] = []
         self._changed = threading.Event()
@@ -124,7 +124,7 @@ class Crew:
             for line in worker.stdout:
                 event = _event(line)
                 if event is not None:
-                    self._tell(event)
+                    self._emit(event)
                     if event.get("event") == "ended":
                         self._changed.set()
         self._changed.set()

@@ -164,7 +164,7 @@ class Ledger:
         """Refuse another version, and everything that SQLite would run when a table is used: views and triggers."""
         objects = _objects_in(self._db)
         if not any(kind in ("view", "trigger") or "VIRTUAL" in sql.upper() for kind, _, sql in objects):
-            require_version({"schema_version": self.about("schema_version")}, SCHEMA, self.path)
+            require_version({"schema_version": self.get_value("schema_version")}, SCHEMA, self.path)
         if objects != _own_objects():
             raise CorruptError(f"{self.path} has other tables than {SCHEMA}", op="ledger")
 
@@ -201,12 +201,12 @@ class Ledger:
 
     # The run
 
-    def about(self, key: str) -> str:
+    def get_value(self, key: str) -> str:
         with self._mutex:
             row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         return row[0] if row else ""
 
-    def set_about(self, key: str, value: str) -> None:
+    def set_value(self, key: str, value: str) -> None:
         with self._writing() as db:
             db.execute(
                 "INSERT INTO about VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
@@ -270,7 +270,7 @@ class Ledger:
 
     def bound_lane(self, lane: str, limit: int) -> None:
         """Limit the number of concurrent attempts in a lane, over all workers."""
-        self.set_about(f"lane {lane}", str(limit))
+        self.set_value(f"lane {lane}", str(limit))
 
     def claim(self, worker: str, epoch: int, lease: float) -> Attempt | None:
         """Claim the first planned attempt that is due, or return None."""
@@ -292,7 +292,7 @@ class Ledger:
     def _claim(self, worker: str, epoch: int, lease: float, which: str) -> Attempt | None:
         now = self._now()
         with self._writing() as db:
-            if int(self.about("epoch") or 0) != epoch:
+            if int(self.get_value("epoch") or 0) != epoch:
                 raise LeaseLost("another process conducts this run now", op="ledger")
             found = db.execute(which, {"now": now, "full": json.dumps(self._full_lanes())}).fetchone()
             if found is None:

@@ -160,7 +160,7 @@ class Limiter:
             change.to(inside=(*state.inside, TakenSlot(self._named(name), process)))
             return None
 
-    def leave(self, name: str) -> None:
+    def release(self, name: str) -> None:
         with self._changing() as change:
             change.to(inside=tuple(each for each in change.state.inside if each.name != self._named(name)))
 

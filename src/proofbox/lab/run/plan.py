@@ -125,7 +125,7 @@ def is_conducted(out: Path, run_id: str) -> bool:
 
 def read_plan(ledger: Ledger) -> Plan:
     try:
-        return parse_json(ledger.about(PLAN), Plan)
+        return parse_json(ledger.get_value(PLAN), Plan)
     except msgspec.DecodeError as error:
         raise CorruptError(f"the plan in {ledger.path} is malformed: {error}", op="plan") from None
 
@@ -142,15 +142,15 @@ def box_settings() -> Settings:
 
 def stores_of(ledger: Ledger) -> set[str]:
     """Return the stores that were created for the run and are recorded nowhere else."""
-    return set(ledger.about(STORES).split())
+    return set(ledger.get_value(STORES).split())
 
 
 def note_stores(ledger: Ledger, stores: set[str]) -> None:
     """Record stores, so that they are removed with the run whatever the attempts' results."""
-    ledger.set_about(STORES, " ".join(sorted(stores_of(ledger) | stores)))
+    ledger.set_value(STORES, " ".join(sorted(stores_of(ledger) | stores)))
 
 
-def surroundings(
+def run_context(
     plan: Plan,
     out: Path,
     owner: str,

@@ -56,7 +56,7 @@ class _Walk:
         self.size = 0
 
     def __enter__(self) -> _Walk:
-        self._go_down(self._top)
+        self._descend(self._top)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,13 +66,13 @@ class _Walk:
     def advance(self) -> bool:
         """Count one more directory, or return to its parent; False when done."""
         if self._line and self._line[-1].waiting:
-            self._go_down(self._line[-1].waiting.pop())
+            self._descend(self._line[-1].waiting.pop())
         elif self._line:
             self._line.pop()
-            self._go_up()
+            self._ascend()
         return bool(self._line)
 
-    def _go_down(self, name: str) -> None:
+    def _descend(self, name: str) -> None:
         if not self._open(name):
             return
         waiting: list[str] = []
@@ -87,7 +87,7 @@ class _Walk:
                     # faster than this counts would keep it running forever.
                     self.size += max(entry.stat(follow_symlinks=False).st_blocks, 1) * 512
 
-    def _go_up(self) -> None:
+    def _ascend(self) -> None:
         if self._line and not self._open("..", self._line[-1].itself):
             # The parent was moved or became unreadable: descend again from the top, as far as the path is unchanged.
             line, self._line = self._line, []

@@ -31,7 +31,7 @@ class Waiting:
         self._ledger = ledger
         self._gate = gate
         self._run_dir = run_dir
-        self._tell = tell
+        self._emit = tell
         self._clock = clock
         self._reported: Wait | None = None
 
@@ -46,7 +46,7 @@ class Waiting:
             first = min(planned, key=lambda each: (each.not_before, each.number))
             about = {"attempt_id": first.id, "mission_id": first.mission}
             until = {} if wait.until is None else {"until": wait.until}
-            self._tell({"event": "waiting", **about, **until, "message": wait.why or self._after_what(first)})
+            self._emit({"event": "waiting", **about, **until, "message": wait.why or self._after_what(first)})
 
     def _wait(self, claimed: int, ended: int) -> Wait | None:
         """Return what keeps the next attempt from starting; None if nothing does for long."""

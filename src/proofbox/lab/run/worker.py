@@ -28,7 +28,7 @@ from proofbox.lab.run import pressure
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.limiter import Limiter
-from proofbox.lab.run.plan import credential_of, ledger_path, read_plan, surroundings
+from proofbox.lab.run.plan import credential_of, ledger_path, read_plan, run_context
 
 LEASE = 60.0
 BEAT = 1.0
@@ -117,13 +117,13 @@ class Worker:
             attempt = self._ledger.claim(self._name, self._epoch, LEASE)
         finally:
             if attempt is None:
-                self._leave(place)
+                self._release(place)
         return POLL_SECONDS if attempt is None else (attempt, place)  # None: another worker was faster
 
-    def _leave(self, place: str) -> None:
+    def _release(self, place: str) -> None:
         if self._limiter is not None and place:
             with contextlib.suppress(OSError):  # the slot is released when this process ends
-                self._limiter.leave(place)
+                self._limiter.release(place)
 
     async def _run(self, attempt: Attempt, control: AttemptControl, place: str) -> None:
         began = self._clock.now().timestamp()
@@ -131,7 +131,7 @@ class Worker:
             ended = await run_attempt(attempt, self._context, control)
             await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
             with contextlib.suppress(OSError):  # the limiter learns it from the next attempt
-                await run_sync(self._learn, ended, began, limiter=self._asking)
+                await run_sync(self._update_limiter, ended, began, limiter=self._asking)
             self._emit(attempt, "ended", **ended.members)
         except LeaseLost as error:
             self._emit(attempt, "lost", message=error.message)
@@ -140,11 +140,11 @@ class Worker:
             self._emit(attempt, "lost", message=self._context.redactor.redact(typed(error).message))
         finally:
             del self._running[attempt.id]
-            self._leave(place)
+            self._release(place)
             self._freed.set()
             self._freed = anyio.Event()
 
-    def _learn(self, ended: Ended, began: float) -> None:
+    def _update_limiter(self, ended: Ended, began: float) -> None:
         if self._limiter is None:
             return
         if ended.infra == UsageLimited.code:
@@ -200,7 +200,7 @@ def main(argv: list[str]) -> None:
     plan = read_plan(ledger)
     credential = credential_of(plan)
     limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
-    context = surroundings(plan, Path(out), name, clock=clock)
+    context = run_context(plan, Path(out), name, clock=clock)
     worker = Worker(name, int(epoch), int(slots), ledger, context, limiter, clock)
     anyio.run(worker.work)
 

@@ -81,7 +81,7 @@ def compare_all(
     measured = [_Measured(flows[first], flows[second], seed) for first, second in pairs]
     corrected = holm([one.p for one in measured])
     return [
-        _judge(first, second, one, p, margin, alpha, len(pairs))
+        _evaluate(first, second, one, p, margin, alpha, len(pairs))
         for (first, second), one, p in zip(pairs, measured, corrected, strict=True)
     ]
 
@@ -119,7 +119,7 @@ class _Measured:
         """
         return t_interval(self.differences, level) if self.interval_name == "Student's t" else self._tango(level)
 
-    def cautious_interval(self, level: float) -> Interval:
+    def conservative_interval(self, level: float) -> Interval:
         """Return an interval that also holds if the flows differ much on few missions.
 
         If few missions show a difference, Student's interval is too narrow: a mission of the kind that matters may not
@@ -138,11 +138,11 @@ class _Measured:
         return tango(gains, losses, self.missions, level)
 
 
-def _judge(
+def _evaluate(
     first: str, second: str, one: _Measured, corrected: float, margin: float, alpha: float, pairs: int
 ) -> Comparison:
     low, high = one.interval(0.95)
-    narrow_low, narrow_high = one.cautious_interval(_EQUIVALENCE_LEVEL)
+    narrow_low, narrow_high = one.conservative_interval(_EQUIVALENCE_LEVEL)
     significant = corrected < alpha
     direction = Verdict.BETTER if one.mean > 0 else Verdict.WORSE
     within = -margin < narrow_low and narrow_high < margin

@@ -61,7 +61,7 @@ class AsyncConnection:
             else:
                 async with anyio.create_task_group() as tasks:
                     if request.stdin is not None:
-                        tasks.start_soon(self._pour, call, request.stdin)
+                        tasks.start_soon(self._send_stdin, call, request.stdin)
                     if on_start is not None:
                         running = AsyncRunningCall(call)
                         tasks.start_soon(self._post, running)
@@ -83,7 +83,7 @@ class AsyncConnection:
             while True:
                 await self._send(await running.next_frame())
 
-    async def greet(self, seconds: float) -> wire.Hello:
+    async def wait_for_hello(self, seconds: float) -> wire.Hello:
         async with self._answered_within(seconds):
             await self._send(b"")
             while self.hello is None:
@@ -100,7 +100,7 @@ class AsyncConnection:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a task that is still reading or sending
-        self._lose(SandboxLost("the session was stopped", op="exec"))
+        self._mark_lost(SandboxLost("the session was stopped", op="exec"))
         self._closing = True
         self._close_when_idle()
 
@@ -147,28 +147,28 @@ class AsyncConnection:
                 await anyio.wait_readable(self._sock)
                 return
         except (OSError, anyio.ClosedResourceError) as error:
-            raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+            raise self._mark_lost(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
         if not data:
-            raise self._lose(SandboxLost("the box ended while the command was running", op="exec"))
+            raise self._mark_lost(SandboxLost("the box ended while the command was running", op="exec"))
         try:
             for kind, id, payload in self._decoder.feed(data):
                 self._calls.dispatch(kind, id, payload)
             self._wake()
         except ProofboxError as error:
-            raise self._lose(error) from None
+            raise self._mark_lost(error) from None
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _lose(self, error: ProofboxError) -> ProofboxError:
+    def _mark_lost(self, error: ProofboxError) -> ProofboxError:
         self._lost = self._lost or error
         self._wake()
         return self._lost
 
     async def _give_up(self) -> ProofboxError:
         """Kill the box: its agent does not answer, so its commands can't be ended otherwise."""
-        lost = self._lose(unanswered())
+        lost = self._mark_lost(unanswered())
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._kill)
         return lost
@@ -200,11 +200,11 @@ class AsyncConnection:
                     scope.deadline = anyio.current_time() + ANSWER_TIMEOUT
                     await anyio.wait_writable(self._sock)
                 except (OSError, anyio.ClosedResourceError) as error:
-                    raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+                    raise self._mark_lost(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
         if view:
             raise await self._give_up()
 
-    async def _pour(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
+    async def _send_stdin(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
         offset = 0
         while not call.finished and self._lost is None:
             room = min(call.stdin_window, 64 << 10)

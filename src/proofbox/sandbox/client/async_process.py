@@ -135,7 +135,7 @@ async def open_process(
     connection = core.connection
     call, data = connection._calls.begin(request)
     process = AsyncProcess(core, call, oom_kills_before)
-    core.tell(Event("exec", "started", session.id))
+    core.emit(Event("exec", "started", session.id))
     try:
         async with process._explained():
             await connection._send(data)
@@ -143,7 +143,7 @@ async def open_process(
     finally:
         await connection._abandon(call)
         connection._calls.end(call)
-        core.tell(Event("exec", "finished", session.id))
+        core.emit(Event("exec", "finished", session.id))
 
 
 def _received(_: Output) -> None:

@@ -48,8 +48,8 @@ class BlockingConnection:
     async def run(self, request: CommandRequest, on_output: OnOutput | None, on_start: OnStart | None) -> ActiveCall:
         return self._blocking.run(request, on_output, on_start)
 
-    async def greet(self, patience: float) -> Hello:
-        return self._blocking.greet(patience)
+    async def wait_for_hello(self, seconds: float) -> Hello:
+        return self._blocking.wait_for_hello(seconds)
 
     async def shutdown(self) -> None:
         self._blocking.shutdown()

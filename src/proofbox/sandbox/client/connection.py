@@ -85,13 +85,13 @@ class Connection:
         """The number of commands that this client waits for."""
         return len(self._calls)
 
-    def say(self, call: ActiveCall, data: bytes) -> None:
+    def send_for(self, call: ActiveCall, data: bytes) -> None:
         """Send a frame about a command, unless the command or the box has ended."""
         with contextlib.suppress(ProofboxError):
             if not call.finished:
                 self._send(data)
 
-    def greet(self, timeout: float) -> wire.Hello:
+    def wait_for_hello(self, timeout: float) -> wire.Hello:
         """Wait for the agent's greeting: the box is running when this returns."""
         deadline = time.monotonic() + timeout
         while self.hello is None:
@@ -109,7 +109,7 @@ class Connection:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that is still reading or sending
-        self._lose(SandboxLost("the session was stopped", op="exec"))
+        self._mark_lost(SandboxLost("the session was stopped", op="exec"))
         # Close the descriptor last: its number can be reused at once, and a reading thread would read another file.
         with self._changed:
             while self._reading:
@@ -161,18 +161,18 @@ class Connection:
         try:
             data = self._sock.recv(RECEIVE)
         except OSError as error:
-            raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+            raise self._mark_lost(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
         if not data:
-            raise self._lose(SandboxLost("the box ended while the command was running", op="exec"))
+            raise self._mark_lost(SandboxLost("the box ended while the command was running", op="exec"))
         try:
             with self._changed:
                 for kind, id, payload in self._decoder.feed(data):
                     self._calls.dispatch(kind, id, payload)
                 self._changed.notify_all()
         except ProofboxError as error:
-            raise self._lose(error) from None
+            raise self._mark_lost(error) from None
 
-    def _lose(self, error: ProofboxError) -> ProofboxError:
+    def _mark_lost(self, error: ProofboxError) -> ProofboxError:
         with self._changed:
             self._lost = self._lost or error
             self._changed.notify_all()
@@ -180,7 +180,7 @@ class Connection:
 
     def _give_up(self) -> ProofboxError:
         """Kill the box: its agent does not answer, so its commands can't be ended otherwise."""
-        lost = self._lose(unanswered())
+        lost = self._mark_lost(unanswered())
         self._kill()
         return lost
 
@@ -193,7 +193,7 @@ class Connection:
             except BlockingIOError:
                 raise self._give_up() from None
             except OSError as error:
-                raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+                raise self._mark_lost(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
 
     def _feed_stdin(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
         if isinstance(stdin, bytes) and len(stdin) <= call.stdin_window:
@@ -201,9 +201,9 @@ class Connection:
             self._send(data + wire.frame(Send.STDIN_EOF, call.id))
             return
         # The source may block, or exceed the window: use a thread, so that output can be read meanwhile.
-        threading.Thread(target=self._pour, args=(call, stdin), name="proofbox-stdin", daemon=True).start()
+        threading.Thread(target=self._send_stdin, args=(call, stdin), name="proofbox-stdin", daemon=True).start()
 
-    def _pour(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
+    def _send_stdin(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
         offset = 0
         with contextlib.suppress(SandboxLost):
             while True:
@@ -251,10 +251,10 @@ class RunningCall:
         self._call = call
 
     def signal(self, number: int) -> None:
-        self._connection.say(self._call, wire.signal(self._call.id, number))
+        self._connection.send_for(self._call, wire.signal(self._call.id, number))
 
     def resize(self, rows: int, cols: int) -> None:
-        self._connection.say(self._call, wire.resize(self._call.id, rows, cols))
+        self._connection.send_for(self._call, wire.resize(self._call.id, rows, cols))
 
 
 def read_stdin(stdin: BinaryIO, room: int) -> bytes:

@@ -19,7 +19,7 @@ class AttachedStream:
         self._attached = attached
         self.ours, self._theirs = socket.socketpair()
         self.stderr = b""
-        for target in (self._outwards, self._inwards):
+        for target in (self._copy_to_container, self._copy_from_container):
             threading.Thread(target=target, name="proofbox-attached", daemon=True).start()
 
     def close(self) -> None:
@@ -28,13 +28,13 @@ class AttachedStream:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
-    def _outwards(self) -> None:
+    def _copy_to_container(self) -> None:
         with contextlib.suppress(OSError):
             while data := self._theirs.recv(CHUNK):
                 self._attached.sendall(data)
         self.close()
 
-    def _inwards(self) -> None:
+    def _copy_from_container(self) -> None:
         with contextlib.suppress(OSError):
             while header := self._exactly(_HEADER):
                 kind, size = header[0], int.from_bytes(header[4:], "big")

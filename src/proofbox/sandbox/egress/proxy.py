@@ -171,7 +171,7 @@ class AllowlistProxy:
             client.sendall(lines.encode() + b"Connection: close\r\n\r\n" + text)
 
     def _denied(self, host: str, port: int) -> Refused:
-        self._tell("denied", host, port, None)
+        self._emit("denied", host, port, None)
         return Refused("403 Forbidden", f"{host}:{port} is not on this box's allowlist")
 
     def _pass(
@@ -186,7 +186,7 @@ class AllowlistProxy:
     ) -> None:
         """Copy in both directions until both ends are closed. Drop anything that the client sends after a body."""
         upstream = self._connect(host, port, rule)
-        self._tell("allowed", host, port, rule)
+        self._emit("allowed", host, port, rule)
         sent = received = 0
         try:
             if self._hold(upstream):
@@ -204,7 +204,7 @@ class AllowlistProxy:
                 sent, received = counts
         finally:
             self._drop(upstream)
-            self._tell("finished", host, port, rule, bytes_out=sent, bytes_in=received)
+            self._emit("finished", host, port, rule, bytes_out=sent, bytes_in=received)
 
     def _connect(self, host: str, port: int, rule: HostRule) -> socket.socket:
         try:
@@ -214,7 +214,7 @@ class AllowlistProxy:
         named = is_address(rule.host) or rule.host == "localhost"
         allowed = [each for each in addresses if named or is_public(each)]
         if not allowed:
-            self._tell("denied", host, port, rule, reason="it resolves to a private address")
+            self._emit("denied", host, port, rule, reason="it resolves to a private address")
             raise Refused("403 Forbidden", f"{host} resolves to a private address, which its rule does not name")
         problem: OSError | None = None
         for address in allowed:
@@ -224,7 +224,7 @@ class AllowlistProxy:
                 problem = error
         raise Refused("502 Bad Gateway", f"{host}:{port} can't be reached: {problem}")
 
-    def _tell(
+    def _emit(
         self,
         phase: Literal["allowed", "denied", "finished"],
         host: str,

@@ -56,11 +56,11 @@ def download(
         if into.exists():
             return False
         fetch = _Fetch(url, into, part, size, on_progress)
-        pieces = fetch.whole(sleep)
+        pieces = fetch.fetch_all(sleep)
         found, length = sha256_file(part.fileno())
         if found != sha256 and pieces:  # the pieces may be of two versions: try again in one piece
             fetch.restart()
-            fetch.whole(sleep)
+            fetch.fetch_all(sleep)
             found, length = sha256_file(part.fileno())
         fetch.forget_version()
         if found != sha256:
@@ -84,15 +84,15 @@ class _Fetch:
         self._size = size
         self._on_progress = on_progress
 
-    def whole(self, sleep: Callable[[float], None]) -> bool:
+    def fetch_all(self, sleep: Callable[[float], None]) -> bool:
         """Send requests until the file is complete; return whether it came in more than one piece."""
         fruitless = 0
         for _ in range(TRIES):
-            before = self._have()
+            before = self._received()
             try:
                 return self._once()
             except _Cut as cut:
-                fruitless = 0 if self._have() > before else fruitless + 1
+                fruitless = 0 if self._received() > before else fruitless + 1
                 if fruitless == FRUITLESS:
                     raise self._failed(str(cut)) from None
                 sleep(min(5.0, 0.1 * 2**fruitless))
@@ -107,18 +107,18 @@ class _Fetch:
 
     def _once(self) -> bool:
         """Send one request and read the response to its end; return whether it resumed an earlier one."""
-        have = self._have()
+        have = self._received()
         with self._ask(have) as answer:
             if answer is None:
                 return True
             total = self._begin(answer, have)
-            resumed = self._have() > 0
+            resumed = self._received() > 0
             if max(total or 0, self._size or 0) > MAX_SIZE:
                 raise self._failed(f"it has {total or self._size} bytes, more than {MAX_SIZE >> 30} GiB")
             while data := _read(answer):
                 self._write(data, total)
-            if self._have() < (total or self._size or 0):
-                raise _Cut(f"the connection was lost at {self._have()} of {total or self._size} bytes")
+            if self._received() < (total or self._size or 0):
+                raise _Cut(f"the connection was lost at {self._received()} of {total or self._size} bytes")
             return resumed
 
     @contextlib.contextmanager
@@ -170,7 +170,7 @@ class _Fetch:
         return None if answer.length is None else answer.length
 
     def _write(self, data: bytes, total: int | None) -> None:
-        have = self._have() + len(data)
+        have = self._received() + len(data)
         if have > (self._size or MAX_SIZE):
             self.restart()
             raise ImageCorrupt(
@@ -185,14 +185,14 @@ class _Fetch:
         if self._on_progress is not None:
             self._on_progress(have, total or self._size)
 
-    def _have(self) -> int:
+    def _received(self) -> int:
         return self._part.seek(0, os.SEEK_END)
 
     def _failed(self, why: str) -> DownloadFailed:
         return DownloadFailed(
             f"{self._url} could not be downloaded: {why}",
             op="images pull",
-            details={"url": self._url, "have": self._have()},
+            details={"url": self._url, "have": self._received()},
         )
 
 

@@ -70,7 +70,7 @@ class Watcher(Protocol):
 
     def forget(self, path: str) -> None: ...
 
-    def lose(self) -> None: ...
+    def mark_incomplete(self) -> None: ...
 
 
 class Scanner:
@@ -118,7 +118,7 @@ class Scanner:
             if each.weight <= PAGED:
                 each.pack()
 
-    def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+    def scan_names(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
         """Scan these names in these directories, and everything below the names that are directories.
 
         Also scans files that a process has mapped, because writes through a mapping are not reported.
@@ -150,7 +150,7 @@ class Scanner:
                     self._watcher.watch(path, fd)
             except OSError as error:
                 if error.errno not in (*_GONE, errno.EACCES):  # the scan handles these
-                    self._watcher.lose()
+                    self._watcher.mark_incomplete()
 
     def _scan_dirty(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
         # Process added directories after removed ones: an added directory may be a removed one that was moved.
@@ -405,16 +405,16 @@ class Scanner:
             )
 
 
-def distrust_missing(directory: Directory, store: ObjectStore) -> bool:
+def invalidate_missing(directory: Directory, store: ObjectStore) -> bool:
     """Mark content that the store no longer has, so that it is read again. Return whether all content is stored."""
     missing = [name for name, record in directory.records() if record[1] not in store]
     for name in missing:
         del directory.files[name]
-    below = [distrust_missing(child, store) for child in directory.dirs.values()]
+    below = [invalidate_missing(child, store) for child in directory.dirs.values()]
     if missing:
         directory.ctime_ns = UNSETTLED
     if missing or not all(below) or directory.weight > PAGED or directory.tree_id not in store:
-        directory.distrust()
+        directory.invalidate()
     return bool(directory.tree_id)
 
 

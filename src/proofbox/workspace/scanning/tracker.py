@@ -62,7 +62,7 @@ class Tracker:
             del self._paths[watch]
             self._libc.inotify_rm_watch(self._fd, watch)
 
-    def lose(self) -> None:
+    def mark_incomplete(self) -> None:
         """Record that some directory is not watched, so that only scans are reliable from now on."""
         self.lost = True
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from proofbox.workspace.model import Method
 from proofbox.workspace.scanning import cache
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.scanning.scanner import Scanner, distrust_missing
+from proofbox.workspace.scanning.scanner import Scanner, invalidate_missing
 from proofbox.workspace.scanning.tracker import Tracker
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.tree import Directory
@@ -75,11 +75,11 @@ class WorkingTree:
             self.directory, position = self._known or cache.load(self._cached)
             self._known = None  # only used for the first update
             if not self._store.still_has(position):
-                distrust_missing(self.directory, self._store)
+                invalidate_missing(self.directory, self._store)
             if self._tracker:
                 self._tracker.drain()
         elif self._generation != self._store.generation:
-            distrust_missing(self.directory, self._store)
+            invalidate_missing(self.directory, self._store)
             if self._tracker:
                 self._tracker.drain()
         elif self._tracker:
@@ -89,7 +89,7 @@ class WorkingTree:
         if dirty is None or sealed:
             self._scanner.all(self.directory, thorough=sealed)
             return "sealed" if sealed else "scan"
-        self._scanner.some(self.directory, dirty)
+        self._scanner.scan_names(self.directory, dirty)
         return "tracked"
 
     def save(self) -> None:

@@ -114,7 +114,7 @@ class Generation:
         if size != base:
             batches = list(pack.decode_batches(os.pread(self._index, size - base, base)))
             for batch, end in batches[: self._first_lost(batches)]:
-                self._take_in(batch, base + end)
+                self._add_entries(batch, base + end)
             os.ftruncate(self._index, self._index_end)
         if os.fstat(self._pack).st_size > self._end:
             os.ftruncate(self._pack, self._end)
@@ -181,9 +181,9 @@ class Generation:
     def _add_batch(self, batch: pack.Batch) -> None:
         data = pack.encode_batch(batch)
         _write_all(self._index, data, self._index_end)
-        self._take_in(batch, self._index_end + len(data))
+        self._add_entries(batch, self._index_end + len(data))
 
-    def _take_in(self, batch: pack.Batch, index_end: int) -> None:
+    def _add_entries(self, batch: pack.Batch, index_end: int) -> None:
         for kind, digest, offset, length in batch.entries:
             if kind == pack.EVENT:
                 self._events.append((digest, _packed(offset, length)))

@@ -161,7 +161,7 @@ class ObjectStore:
             return self._files.damage()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Exclude all users of `use()`: required for `keep_only`."""
         with locked(self._use_lock), self._appending():
             yield

@@ -67,21 +67,21 @@ class Restorer:
     def _directory(self, fd: int, current: Directory, tree: bytes, path: str) -> None:
         target = entries_of(self._store, tree)
         _make_writable(fd)
-        current.distrust()
+        current.invalidate()
         current.ctime_ns = UNSETTLED
         for name in [*current.files, *current.dirs]:
             entry = target.get(name)
             if entry is None or (entry.kind == "directory") != (name in current.dirs):
-                with self._noting(_join(path, name)):
+                with self._recording_skips(_join(path, name)):
                     self._remove(fd, current, name, _join(path, name))
         for name, entry in target.items():
             if entry.kind == "directory":
-                with self._noting(_join(path, name)):
+                with self._recording_skips(_join(path, name)):
                     self._subdirectory(fd, current, name, entry, _join(path, name))
                 continue
             known = current.files.get(name)
             if known is None or known.digest != entry.digest or known.mode != entry.mode:
-                with self._noting(_join(path, name)):
+                with self._recording_skips(_join(path, name)):
                     self._file(fd, name, entry)
                     current.files[name] = KnownFile(entry.mode, entry.digest, 0, 0, UNSETTLED, 0)
         if self._written <= _FEW:
@@ -137,12 +137,12 @@ class Restorer:
             unlink_if_there(name, fd)
             del current.files[name]
             return
-        child.distrust()
+        child.invalidate()
         child.ctime_ns = UNSETTLED
         with opened_directory(name, fd) as below:
             _make_writable(below)
             for each in [*child.files, *child.dirs]:
-                with self._noting(_join(path, each)):
+                with self._recording_skips(_join(path, each)):
                     self._remove(below, child, each, _join(path, each))
         try:
             os.rmdir(name, dir_fd=fd)
@@ -155,7 +155,7 @@ class Restorer:
         del current.dirs[name]
 
     @contextmanager
-    def _noting(self, path: str) -> Iterator[None]:
+    def _recording_skips(self, path: str) -> Iterator[None]:
         """Handle one path: if it may not be changed, record it and continue."""
         try:
             yield

@@ -28,7 +28,7 @@ class ApprovalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reply: Any = None
     refusal: tuple[int, str] | None = None
 
-    def give(self) -> Any:
+    def result(self) -> Any:
         if self.refusal is not None:
             raise RpcRefusal(*self.refusal)
         return self.reply

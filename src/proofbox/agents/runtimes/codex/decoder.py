@@ -29,7 +29,7 @@ from proofbox.agents.events import (
     Usage,
 )
 from proofbox.agents.runtimes.codex import fields, items
-from proofbox.agents.runtimes.codex.failures import classify, essence
+from proofbox.agents.runtimes.codex.failures import classify, relevant_members
 from proofbox.agents.runtimes.codex.fields import NOTE, JsonObject
 from proofbox.agents.runtimes.codex.items import PAYLOAD, Open, of
 from proofbox.core.text import preview
@@ -232,7 +232,7 @@ class CodexDecoder:
             thread=place.thread,
             turn=place.turn,
             status=status if status in ("completed", "interrupted") else "failed",  # type: ignore[arg-type]
-            error=essence(error) if isinstance(error, dict) else kept,
+            error=relevant_members(error) if isinstance(error, dict) else kept,
         )
 
     def _error(self, place: Open, members: JsonObject) -> Iterator[Event]:
@@ -243,7 +243,7 @@ class CodexDecoder:
             message = f"{failure.message}: {preview(more, NOTE)[0]}" if more else failure.message
             yield of(Retrying, place, code=failure.code, message=message)
         else:
-            _remember(self._errors, place.turn, essence(error))
+            _remember(self._errors, place.turn, relevant_members(error))
             yield of(Notice, place, kind="error", message=f"{failure.code}: {failure.message}")
 
 

@@ -42,7 +42,7 @@ class TurnEnder:
             if not any(turn.thread in self._family(thread) for turn in self._feed.turns_under_way()):
                 return
         message = "sub-agents keep starting turns after the end of their parent turn"
-        await self._listener.report_doubt(thread, "THREAD_NOT_ENDED", message)
+        await self._listener.report_integrity(thread, "THREAD_NOT_ENDED", message)
 
     async def stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn and its commands early. If Codex does not comply, kill the program."""
@@ -94,11 +94,11 @@ class TurnEnder:
                 )
             elif not all(killed) and self._codex.program is program:
                 message = "processes that the agent started may keep running until the session ends"
-                await listener.report_doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+                await listener.report_integrity(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
         others = self._feed.turns_under_way()  # killing the program would end these as well
         if await listener.abandon(threads, turn) and others:
             message = "a command of a finished turn may keep running until the session ends"
-            await listener.report_doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+            await listener.report_integrity(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
 
     async def _clear_terminals(self, thread: str) -> None:
         with contextlib.suppress(AgentError):

@@ -59,7 +59,7 @@ _BY_MESSAGE: dict[str, type[AgentError]] = {
 }
 
 
-def essence(error: Mapping[str, Any]) -> dict[str, Any]:
+def relevant_members(error: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of an error that `classify` reads, truncated."""
     info = error.get("codexErrorInfo")
     shown = fields.encoded(info)

@@ -41,7 +41,7 @@ class Lineage:
         """Return a thread of the caller and those of all its sub-agents."""
         return [thread for thread in self._parents if self.owner(thread) == owner]
 
-    def learn(self, method: str, params: Any, thread_of: Callable[[str], str]) -> None:
+    def update(self, method: str, params: Any, thread_of: Callable[[str], str]) -> None:
         """Record the sub-agents that a notification names. `thread_of` returns the thread of a known turn."""
         for thread, parent in _named(method, params if isinstance(params, dict) else {}, thread_of):
             self.adopt(thread, parent)

@@ -79,14 +79,16 @@ class CodexListener:
         return self._clock.monotonic() - max(self._last_activity.get(turn.thread, 0.0), turn.began)
 
     async def on_notification(self, method: str, params: Any) -> None:
-        self.lineage.learn(method, params, lambda turn: self.feed.turn(turn).thread if self.feed.knows(turn) else "")
+        self.lineage.update(
+            method, params, lambda turn: self.feed.turn(turn).thread if self.feed.has_turn(turn) else ""
+        )
         for event in self.decoder.decode(method, params):
             thread, turn = event.thread, event.turn
             self._note_activity(thread)
             if isinstance(event, TurnOver):
                 await self._end_turn(event)
                 continue
-            if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
+            if isinstance(event, TurnStarted) and turn and not self.feed.has_turn(turn):
                 await self._begin_unrequested(turn, thread)
             elif isinstance(event, ItemStarted | ToolCall | FileChange):
                 self._requested.reported(thread, turn, event.item)
@@ -120,7 +122,7 @@ class CodexListener:
                 rule=given.rule,
             )
         )
-        return given.give()
+        return given.result()
 
     async def on_garbage(self, garbage: Garbage) -> None:
         """Count all garbage. Report the first pieces, then one at each doubling."""
@@ -146,7 +148,7 @@ class CodexListener:
     async def on_exchange(self, exchange: Exchange) -> None:
         """Handle a finished model request, reported by the gateway."""
         thread = exchange.thread if exchange.thread in self.threads else ""
-        turn = exchange.turn if self.feed.knows(exchange.turn) else ""
+        turn = exchange.turn if self.feed.has_turn(exchange.turn) else ""
         session = self.feed.session
         self._note_activity(thread)
         before = self._failed.get(turn)
@@ -174,7 +176,7 @@ class CodexListener:
 
     def on_call(self, exchange: Exchange, call: RequestedCall) -> None:
         """Remember a call that the gateway saw the model request."""
-        if exchange.thread in self.threads and self.feed.knows(exchange.turn):
+        if exchange.thread in self.threads and self.feed.has_turn(exchange.turn):
             self._requested.add(exchange, call)
 
     async def _report_unattributed(self, counted: Usage) -> None:
@@ -215,11 +217,11 @@ class CodexListener:
                 await self.feed.publish(msgspec.structs.replace(call, late=self.feed.has_ended(call.turn)))
         return bool(left)
 
-    async def report_doubt(self, thread: str, code: str, message: str, turn: str = "") -> None:
+    async def report_integrity(self, thread: str, code: str, message: str, turn: str = "") -> None:
         await self._report_integrity(code, message, thread=thread, turn=turn)
 
     async def _end_turn(self, over: TurnOver) -> None:
-        if not self.feed.knows(over.turn):
+        if not self.feed.has_turn(over.turn):
             return
         verdict = self.verdicts.pop(over.turn, None)
         status, error = over.status, None

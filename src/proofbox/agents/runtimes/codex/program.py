@@ -190,13 +190,13 @@ async def running(boxes: AsyncSandboxes, launch: Launch, handlers: Handlers) -> 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(program.serve)
             try:
-                await _come_up(program)
+                await _initialize(program)
                 yield program
             finally:
                 tasks.cancel_scope.cancel()
 
 
-async def _come_up(program: Program) -> None:
+async def _initialize(program: Program) -> None:
     try:
         await program.initialize()
     except TransportBroken:

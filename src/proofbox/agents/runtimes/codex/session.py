@@ -177,7 +177,7 @@ class CodexSession:
 
         def begin(result: Any) -> None:
             turn = _member(result, "turn", "id", method="turn/start")
-            if self.feed.knows(turn):
+            if self.feed.has_turn(turn):
                 raise RuntimeProtocolError(f"codex returned the id of another turn, {turn[:80]}", op="turn")
             self._listener.begin(turn, thread)
             begun.append(turn)

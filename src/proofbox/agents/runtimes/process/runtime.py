@@ -201,7 +201,7 @@ class ProcessSession(HostedSession):
             **(self._route.facts() if self._route is not None else {}),
         }
 
-    async def _play(self, turn: Turn, prompt: str) -> None:
+    async def _run_turn(self, turn: Turn, prompt: str) -> None:
         reader = _OutputReader(self._settings.output)
         result: ExecResult | None = None
         try:
@@ -240,7 +240,7 @@ class ProcessSession(HostedSession):
             async with open_process(self._box, argv, env=env, cwd=self.folders.get(turn.thread) or None) as process:
                 self._running[turn.id] = process
                 try:
-                    return await self._converse(turn, process, prompt, reader)
+                    return await self._communicate(turn, process, prompt, reader)
                 finally:
                     self._running.pop(turn.id, None)
         except (CommandNotFound, CommandNotExecutable) as error:
@@ -249,7 +249,7 @@ class ProcessSession(HostedSession):
             if self._funnel is not None:
                 await self._funnel.end_turn(turn)
 
-    async def _converse(self, turn: Turn, process: AsyncProcess, prompt: str, reader: _OutputReader) -> ExecResult:
+    async def _communicate(self, turn: Turn, process: AsyncProcess, prompt: str, reader: _OutputReader) -> ExecResult:
         async def write_prompt() -> None:
             try:
                 if self._settings.prompt == "stdin":
@@ -258,7 +258,7 @@ class ProcessSession(HostedSession):
             except anyio.BrokenResourceError:
                 pass  # the program exited without reading the whole prompt
 
-        self._background.spawn(_quietly, write_prompt)
+        self._background.spawn(_ignoring_errors, write_prompt)
         while (piece := await process.receive()) is not None:
             for event in reader.feed(piece.stream, piece.data):
                 await self._publish_output(turn, event)
@@ -364,7 +364,7 @@ def _is_incomplete(line: bytes) -> bool:
     return False
 
 
-async def _quietly(work: Any) -> None:
+async def _ignoring_errors(work: Any) -> None:
     """Run and ignore errors: the loop that receives the output reports a lost box."""
     try:
         await work()

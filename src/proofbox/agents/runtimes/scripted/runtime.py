@@ -223,7 +223,7 @@ class ScriptedSession(HostedSession):
         self._steer_events.setdefault(turn, anyio.Event()).set()
         await self.publish(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
 
-    async def _play(self, turn: Turn, prompt: str) -> None:
+    async def _run_turn(self, turn: Turn, prompt: str) -> None:
         number = len(self._kept[turn.thread].turns)
         status = "interrupted"
         try:
@@ -243,7 +243,7 @@ class ScriptedSession(HostedSession):
             "prompt": prompt,
             "turn": str(number),
             "heard": steered[-1] if steered else "",
-            "history": "\n".join(self._kept[turn.thread].told()),
+            "history": "\n".join(self._kept[turn.thread].messages()),
         }
         if step.tool is not None:
             await self._use(turn, step.tool, filled(step.args, places))

@@ -50,7 +50,7 @@ class Thread(msgspec.Struct, frozen=True):
             raise UsageError(f"thread {self.id} has no turn {last_turn[:80]!r}", op="thread")
         return self.turns[: ids.index(last_turn) + 1]
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         return [text for turn in self.turns for text in turn.told]
 
 

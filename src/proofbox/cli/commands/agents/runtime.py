@@ -69,11 +69,11 @@ def check(
       proofbox runtime check process --provider bubblewrap --only turns
     """
     done: list[CheckResult] = []
-    with passing_line(shown=watched(as_json=json)) as say:
+    with passing_line(shown=watched(as_json=json)) as show_line:
 
         def on_result(result: CheckResult) -> None:
             done.append(result)
-            say(f"{len(done)}/{len(CHECKS)} {result.check}")
+            show_line(f"{len(done)}/{len(CHECKS)} {result.check}")
 
         report = run_conformance(strategy, provider=provider, only=only or None, on_result=on_result)
     failed = report.of("failed")

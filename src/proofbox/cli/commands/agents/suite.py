@@ -282,7 +282,7 @@ def _consents(required: ConsentRequired) -> bool:
 def _conduct(conduct: Callable[[OnSuiteEvent], SuiteRun], *, json: bool, jsonl: bool) -> int:
     with Progress(shown=watched(as_json=json or jsonl)) as progress:
 
-        def hear(event: RunStarted | SuiteEvent) -> None:
+        def handle_event(event: RunStarted | SuiteEvent) -> None:
             if jsonl and isinstance(event, SuiteEvent):
                 write_json(event)
             progress.update(event)
@@ -290,7 +290,7 @@ def _conduct(conduct: Callable[[OnSuiteEvent], SuiteRun], *, json: bool, jsonl: 
                 print(printable(f"waiting: {event.message}"), file=sys.stderr)
 
         try:
-            run = conduct(hear)
+            run = conduct(handle_event)
         except (KeyboardInterrupt, OSError) as error:  # OSError: the events cannot be written
             progress.close()
             if progress.started is None:

@@ -188,7 +188,7 @@ def run(
     """
     from proofbox.probes.run import run_plan
 
-    with passing_line(shown=watched(as_json=json)) as say:
+    with passing_line(shown=watched(as_json=json)) as show_line:
         done = run_plan(
             plan,
             out,
@@ -202,7 +202,7 @@ def run(
             trust=trust,
             lock_mode=lock_mode,
             lock_timeout=lock_timeout,
-            progress=lambda lane, number, total: say(f"{lane} ({number + 1} of {total})"),
+            progress=lambda lane, number, total: show_line(f"{lane} ({number + 1} of {total})"),
         )
     wrong = [result for result in done.results if not result.matched]
     error = None

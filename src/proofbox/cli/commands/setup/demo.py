@@ -90,7 +90,7 @@ def demo(
             kept=None if keep is None else str(place),
             error=None if error is None else ErrorBody.of(error),
         )
-        show(document, lambda: _farewell(document), as_json=json)
+        show(document, lambda: _closing_text(document), as_json=json)
     return 0 if error is None else 1
 
 
@@ -111,7 +111,7 @@ class DemoStage:
         """Return how to start a proofbox module in the demo's directory."""
         return module_child(module, *words, cwd=self.place, env=self.env)
 
-    def say(self, text: str) -> None:
+    def print_title(self, text: str) -> None:
         if not self._quiet:
             print("\n" + self._coloured(text, BOLD), flush=True)
 
@@ -189,20 +189,20 @@ def play(stage: DemoStage, stack: contextlib.ExitStack, *, codex: bool) -> None:
         url = stack.enter_context(_serving(stage.child("proofbox.agents.fakemodel", "--rules", "model.toml")))
         agent = ["--strategies", "codex_app_server!", "--base-url", url, "--model", "fake-model"]
 
-    stage.say("1. An agent in a box gets three missions: one succeeds, one lies, one hangs.")
+    stage.print_title("1. An agent in a box gets three missions: one succeeds, one lies, one hangs.")
     stage.run("missions", "suite", "run", "suite.toml", "--out", "out", "-n", "3", *agent, expected=1)
     stage.run("the lie", "attempt", "explain", "lie.1", "--run", "out")
 
-    stage.say("2. The run left evidence that anyone can check, offline.")
+    stage.print_title("2. The run left evidence that anyone can check, offline.")
     stage.run("verify", "verify", "out")
     run = (place / "out" / "LATEST").read_text().strip()
     attempt = f"out/{run}/attempts/fix.1.e1"
     shutil.copytree(place / "out", place / "copy")
     _flip(place / "copy" / run / "attempts/lie.1.e1/outcome.json")
-    stage.say("   In a copy, one byte is flipped.")
+    stage.print_title("   In a copy, one byte is flipped.")
     stage.run("a flipped byte is found", "verify", "copy", expected=1)
 
-    stage.say("3. A verified attempt can be promoted: a signed packet pins it.")
+    stage.print_title("3. A verified attempt can be promoted: a signed packet pins it.")
     stage.run("key", "key", "new", "demo")
     packet = "fix.promotion.json"
     stage.run("promote", "promotion", "emit", attempt, "--require-promotable", "--sign", "demo", "--output", packet)
@@ -210,7 +210,7 @@ def play(stage: DemoStage, stack: contextlib.ExitStack, *, codex: bool) -> None:
     lie = attempt.replace("fix.1", "lie.1")
     stage.run("a lie is not promotable", "promotion", "emit", lie, "--require-promotable", expected=1)
 
-    stage.say("4. Promoted code becomes a pull request; only the backend holds credentials.")
+    stage.print_title("4. Promoted code becomes a pull request; only the backend holds credentials.")
     stage.env["INTERNAL_API_KEY"] = secrets.token_urlsafe(24)
     port = _free_port()
     stage.env["MOZAIKS_BACKEND_URL"] = f"http://127.0.0.1:{port}"
@@ -273,7 +273,7 @@ def _free_port() -> int:
         return port
 
 
-def _farewell(document: DemoDocument) -> str:
+def _closing_text(document: DemoDocument) -> str:
     if not document.ok:
         return f"\nThe demo failed: {document.error and document.error.message}"
     where = f"Everything is in {document.kept}." if document.kept else "All files were deleted; --keep DIR keeps them."

@@ -40,13 +40,13 @@ def doctor(
       proofbox doctor
       proofbox doctor --provider bubblewrap --quick --json
     """
-    with passing_line(shown=watched(as_json=json)) as say:
+    with passing_line(shown=watched(as_json=json)) as show_line:
         found = run_doctor(
             provider=provider,
             quick=quick,
             image=image,
             runtime=runtime,
-            on_check=lambda done: say(f"{done.provider}: {done.number}/{done.total} {done.result.check}"),
+            on_check=lambda done: show_line(f"{done.provider}: {done.number}/{done.total} {done.result.check}"),
         )
     show(found, lambda: _text(found), as_json=json)
     return 0 if found.ok else 1

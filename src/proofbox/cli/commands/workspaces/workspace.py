@@ -333,8 +333,8 @@ def _opened(directory: Path, *, json: bool) -> Iterator[Workspace]:
     from proofbox.workspace.workspace import Workspace
 
     with (
-        passing_line(shown=watched(as_json=json)) as say,
-        Workspace.open(directory, track=False, on_progress=lambda count: say(f"{count} files read")) as workspace,
+        passing_line(shown=watched(as_json=json)) as show_line,
+        Workspace.open(directory, track=False, on_progress=lambda count: show_line(f"{count} files read")) as workspace,
     ):
         yield workspace
 

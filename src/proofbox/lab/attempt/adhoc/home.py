@@ -37,7 +37,7 @@ def copy_home(source: Path, dest: Path) -> None:
     the host to a path that the agent chose.
     """
 
-    def odd(directory: str, names: list[str]) -> list[str]:
+    def special_files(directory: str, names: list[str]) -> list[str]:
         modes = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
         return [name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))]
 
@@ -48,5 +48,5 @@ def copy_home(source: Path, dest: Path) -> None:
                 op="fork",
                 fix_hints=["fork an earlier attempt, or start a new one: proofbox runtime try"],
             )
-    shutil.copytree(source, dest, symlinks=True, ignore=odd, dirs_exist_ok=True)
+    shutil.copytree(source, dest, symlinks=True, ignore=special_files, dirs_exist_ok=True)
     os.chmod(dest, 0o700)
