@@ -1,11 +1,11 @@
 """Draws docs/diagrams/*.svg, each from the TOML file beside it: `scripts/docs diagrams`.
 
-A diagram has its own background colours, so it looks the same on light and dark pages. Its texts are
-measured, roughly, and one that would not fit its box is an error. What a box names in `names` exists: a path below
-src/proofbox, a command, or a word of the code; tests/test_docs.py looks.
+A diagram has its own background colours, so it looks the same on light and dark pages. Text widths are estimated,
+and a text that does not fit its box is an error. Everything in `names` must exist, as a path below src/proofbox, a
+command, or a name in the code; tests/test_docs.py checks this.
 
-    at = [x, y, width, height]      kind = plain, host, box, kept or outside: the colour says where a thing is
-    along = 0.5                     where on the edges that two boxes share their arrow is, from 0 to 1
+    at = [x, y, width, height]      kind = plain, host, box, kept or outside: determines the colour
+    along = 0.5                     the position of an arrow on the shared edge of two boxes, from 0 to 1
 """
 
 from __future__ import annotations

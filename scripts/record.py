@@ -1,9 +1,9 @@
-"""Records `proofbox demo` at a real terminal and writes it as an animated SVG: docs/demo.svg.
+"""Records `proofbox demo` in a real terminal and writes an animated SVG, docs/demo.svg.
 
     scripts/record [--output FILE] [--columns N] [--rows N]
 
-The output, its colours and its order are the real ones; pauses are shortened. The picture needs nothing from elsewhere:
-no font, no script. Whoever wants no motion, or has no animation, sees the last screen.
+The output, its colours and its order are real; pauses are shortened. The picture needs no external fonts or scripts.
+Viewers that prefer reduced motion, or do not support animations, show the last screen.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Runs the commands of a page, in order, in one shell, in a directory made for it. README.md is the page by default.
+"""Runs the commands of a page in order, in one shell, in a temporary directory. The default page is README.md.
 
-scripts/tour                    README's tour, as a person watches it
+scripts/tour                    README's tour, with its output
 scripts/tour docs/tutorial.md   another page
-scripts/tour --check PAGE…      compare what came out with what the page says, and exit 1 where they differ
+scripts/tour --check PAGE…      compare the output with the page, and exit 1 if they differ
 
-`blocks.py` describes the page syntax. The directory contains one file, hello.txt. State, cache and configuration
-are the page's own. Where a page says port 3000 a free one is meant: several may be run at once.
+`blocks.py` describes the page syntax. The directory contains one file, hello.txt. Each page has separate state, cache
+and configuration directories. Port 3000 on a page is replaced by a free port, so that pages can run concurrently.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def rebuild(bundle: Path, *, change: Callable[[Index], Index] = lambda index: in
 
 
 def rewrite_log(bundle: Path, path: str, entries: list[dict[str, object]]) -> None:
-    """Write a log with these entries, chained anew, and list it in the index."""
+    """Write a log with these entries and a new chain, and list it in the index."""
     run_id = parse_index((bundle / INDEX).read_bytes()).run_id
     (bundle / path).unlink()
     with ChainWriter(bundle / path, f"{run_id}/{path}") as writer:

@@ -1,4 +1,4 @@
-"""Structure-aware mutations of seed files: of JSON, TOML and lines by their parts, and of everything by its bytes."""
+"""Mutations of seed files: structure-aware for JSON, TOML and lines, and bytewise for everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 MOST = 4
-"""Mutations of one example: a few at a time, so that most of the document stays valid and deep checks are reached."""
+"""Maximum number of mutations per example. Most of the document stays valid, so that deep checks are reached."""
 TOKENS = (
     *(
         b"",

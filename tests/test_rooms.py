@@ -58,7 +58,7 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     """`proofbox.sandbox.service` is in `sandbox`; the package itself is `proofbox`, its `__main__` part of the cli."""
     parts = module.split(".")
     if len(parts) == 1:
@@ -102,19 +102,20 @@ def is_ours(name: str) -> bool:
 
 
 def test_every_package_has_a_place_in_the_import_order() -> None:
-    rooms = {room(dotted(path)) for path in modules()}
-    assert rooms <= set(ALLOWED), f"not in the order of rooms: {sorted(rooms - set(ALLOWED))}"
+    packages = {package_of(dotted(path)) for path in modules()}
+    assert packages <= set(ALLOWED), f"not in the import order: {sorted(packages - set(ALLOWED))}"
 
 
 def test_imports_follow_the_allowed_order() -> None:
     wrong = [
-        f"{found.where}: {room(dotted(path))} imports {found.name}"
+        f"{found.where}: {package_of(dotted(path))} imports {found.name}"
         for path in modules()
         for found in imports_of(path)
         if is_ours(found.name)
-        and room(found.name) not in {room(dotted(path)), "errors"} | ALLOWED.get(room(dotted(path)), frozenset())
+        and package_of(found.name)
+        not in {package_of(dotted(path)), "errors"} | ALLOWED.get(package_of(dotted(path)), frozenset())
     ]
-    assert not wrong, "\n".join(["imports against the order of rooms:", *wrong])
+    assert not wrong, "\n".join(["imports against the allowed order:", *wrong])
 
 
 def bare_modules() -> list[str]:
@@ -153,7 +154,7 @@ def test_no_package_is_empty() -> None:
         for init in PACKAGE.rglob("__init__.py")
         if not any(says_something(path) for path in init.parent.rglob("*.py"))
     ]
-    assert not empty, f"rooms with nothing in them: {empty}"
+    assert not empty, f"empty packages: {empty}"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class Forgery:
     """What it changes: the run, and the attempts whose code or verdict it is about."""
     undetected: Mapping[str, str] = field(default_factory=dict)
     packets: bool = False
-    """Whether it writes packets itself. Otherwise, unsigned packets are written anew, and signed ones are kept."""
+    """Whether it writes packets itself. Otherwise, unsigned packets are rewritten, and signed ones are kept."""
     delivered: str = GOOD
     """The attempt whose tree is delivered."""
     with_packet: str = ""

@@ -209,7 +209,7 @@ def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["w", "w:gz", "w:bz2", "w:xz"])
 def test_truncated_tar_is_refused(tmp_path: Path, how: str) -> None:
-    """Between two members too: what came out would pass for the whole."""
+    """This includes cuts between two members, where the unpacked part would look complete."""
     files = (Member("a", data=b"1" * 700), Member("b" * 150, data=b"2"), Member("c", "link", b"a"))
     whole = tar(*files, mode=how)
     end = len(tar(*files)) - len(tar()) + 512 if how == "w" else len(whole)  # one block of zeros is an end

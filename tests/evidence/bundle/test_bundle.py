@@ -47,7 +47,7 @@ def write(out: Path, **options: object) -> BundleWriter:
 
 
 def reindex(directory: Path, **changes: object) -> None:
-    """Write the index anew with other members and a digest that fits: a forger, or a version to come."""
+    """Rewrite the index with other members and a matching digest, like a forger or a later version."""
     path = directory / "artifact_index.json"
     document = {**json.loads(path.read_bytes()), **changes}
     document.pop("index_sha256")

@@ -31,7 +31,7 @@ def test_concurrent_reader_sees_in_progress_or_complete(tmp_path: Path, rounds: 
 
 @pytest.mark.needs("strace")
 def test_the_order_of_system_calls_survives_a_power_cut(tmp_path: Path) -> None:
-    """When the index takes its name, everything it lists is on the disk; when LATEST does, the index is."""
+    """Everything that the index lists is synced before the index is renamed, and the index before LATEST."""
     argv = [sys.executable, drivers.__file__, "write_one", str(tmp_path)]
     out = f"{tmp_path}/out"
     disk = Disk()

@@ -379,9 +379,9 @@ def test_result_names_a_custom_policy(tmp_path: Path, tree: Path) -> None:
 
 
 def test_every_falsification_of_a_packet_is_detected(tmp_path: Path, tree: Path) -> None:
-    """Each member and item, taken out, replaced, or joined by another; but the time, and where the bundle lies.
+    """Remove, replace or duplicate each member and item, except the time and the path of the bundle.
 
-    A built-in policy under another name is a policy of one's own: no lie, and said in the answer.
+    A built-in policy with another name is a custom policy, which is valid and reported as such.
     """
     with BundleWriter.create(tmp_path / "out") as bundle:
         attempt(bundle, tree, UNVERIFIED)

@@ -91,7 +91,7 @@ def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
 
 
 def _refuse_planted(program: str) -> None:
-    """Refuse a program that a stranger or an agent could have put on PATH, because its version is asked on the host.
+    """Refuse a program that an agent or a stranger could have put on PATH, because `--version` runs it on the host.
 
     The current directory may come from a stranger, unless it contains the user's home directory. Agents write to
     workspaces. A user who wants such a program names it in their settings.

@@ -162,8 +162,8 @@ def run(
     """Run every mission of a suite and commit the evidence. Exit 1 unless every mission was verified as done.
 
     A suite that asks for more than your settings allow (no sandbox, the network, variables, an image, files outside its
-    directory) needs your consent: at a terminal you are asked, elsewhere --trust gives it. Your consent is recorded and
-    needed again only if the suite asks for something new.
+    directory) needs your consent. proofbox asks for it at a terminal; otherwise, pass --trust. Your consent is recorded
+    and needed again only if the suite asks for something new.
 
     A run that was interrupted or killed, or whose event reader exited (exit 141), can be resumed with `suite resume`.
 

@@ -145,7 +145,7 @@ def run(
         Path, Parameter(name="--out", converter=flags.place, help="The output directory for the evidence.")
     ] = Path("plan-runs"),
     provider: Annotated[
-        str | None, Parameter(name="--provider", help="Measure this provider in place of the profiles' own.")
+        str | None, Parameter(name="--provider", help="Measure this provider instead of those in the profiles.")
     ] = None,
     adapter: Annotated[
         str | None,
