@@ -50,9 +50,9 @@ def test_commands_are_found_on_every_page() -> None:
 
 def test_skill_lists_every_exit_code() -> None:
     text = SKILL.read_text()
-    said = {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| ([^|]+?) \|", text, re.MULTILINE)}
-    assert said.keys() == EXIT_CODES.keys()
-    assert all(words.partition(":")[0] in said[code] for code, words in EXIT_CODES.items())
+    listed = {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| ([^|]+?) \|", text, re.MULTILINE)}
+    assert listed.keys() == EXIT_CODES.keys()
+    assert all(words.partition(":")[0] in listed[code] for code, words in EXIT_CODES.items())
     assert all(str(code) in text for code in PASSING_EXIT_CODES)
     passing = re.search(r"^(`exec`.*) end as the command inside does", text, re.MULTILINE)
     assert passing is not None
@@ -62,14 +62,14 @@ def test_skill_lists_every_exit_code() -> None:
 def test_error_codes_on_the_pages_exist() -> None:
     known = {kind.code for kind in error_classes()}
     areas = {code.partition("_")[0] for code in known}
-    said = {
+    listed = {
         word
         for page in PAGES
         for word in re.findall(r"`([A-Z]+_[A-Z_]+)`", page.read_text())
         if word.partition("_")[0] in areas and not word.startswith(("PROOFBOX_DEBUG", "PROOFBOX_STRATEGIES"))
     }
-    assert said
-    assert said <= known
+    assert listed
+    assert listed <= known
 
 
 def test_skill_has_a_name_and_a_description() -> None:

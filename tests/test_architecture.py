@@ -27,11 +27,11 @@ def test_package_table_matches_the_allowed_imports() -> None:
     there = {name for name in ALLOWED if name == "proofbox" or next(PACKAGE.glob(f"{name}*"), None)}
     every = there - {"errors", "proofbox", "cli"}
     words = {"every package except `cli`": every, "every package": every | {"proofbox"}}
-    said = {
+    stated = {
         room: words.get(imports.strip(), set(re.findall(r"`(\w+)`", imports)))
         for room, imports in ROOM.findall(table("Packages"))
     }
-    assert said == {name: ALLOWED[name] & there for name in there}
+    assert stated == {name: ALLOWED[name] & there for name in there}
 
 
 @pytest.mark.parametrize("name", NAMES)

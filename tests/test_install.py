@@ -63,9 +63,9 @@ def test_wheel_has_complete_metadata_and_files() -> None:
 def test_installed_command_and_module_run(plain: Installed) -> None:
     where = plain.run("python", "-c", "import proofbox; print(proofbox.__file__)").stdout
     assert Path(where.strip()).is_relative_to(plain.bin.parent)
-    said = f"proofbox {proofbox.__version__}\n"
-    assert plain.run("proofbox", "--version").stdout == said
-    assert plain.run("python", "-m", "proofbox", "--version").stdout == said
+    expected = f"proofbox {proofbox.__version__}\n"
+    assert plain.run("proofbox", "--version").stdout == expected
+    assert plain.run("python", "-m", "proofbox", "--version").stdout == expected
 
 
 @pytest.mark.needs("index", "bubblewrap", "git")

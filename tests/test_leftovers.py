@@ -28,15 +28,15 @@ class Watched:
 
     def __init__(self, temporary: Path) -> None:
         self.env = {**os.environ, "TMPDIR": str(temporary), "LEFTOVERS_GRACE": "3"}
-        self.said = ""
+        self.output = ""
 
     def run(self, *words: str) -> int:
         done = subprocess.run([SCRIPT, *words], env=self.env, capture_output=True, text=True, timeout=100)
-        self.said = done.stderr
+        self.output = done.stderr
         return done.returncode
 
     def left(self, kind: str) -> list[str]:
-        return re.findall(rf"^left: {kind} (.*)$", self.said, re.MULTILINE)
+        return re.findall(rf"^left: {kind} (.*)$", self.output, re.MULTILINE)
 
     def end(self) -> None:
         for words in self.left("process"):
@@ -58,7 +58,7 @@ def watched() -> Iterator[Watched]:
 
 def test_command_without_leftovers_keeps_its_exit_code(watched: Watched) -> None:
     assert watched.run("--", "sh", "-c", 'mkdir "$TMPDIR/x" && rmdir "$TMPDIR/x"; sleep 0 & wait; exit 7') == 7
-    assert watched.said == ""
+    assert watched.output == ""
     assert list(Path(watched.env["TMPDIR"]).iterdir()) == []
 
 

@@ -82,9 +82,9 @@ def test_hostile_text_is_only_text() -> None:
 def test_a_program_at_a_terminal_is_captured_with_its_times(tmp_path: Path) -> None:
     program = "import os, sys; print(os.get_terminal_size(), sys.stdout.isatty()); sys.stderr.write('err'); sys.exit(3)"
     code, pieces = capture([sys.executable, "-c", program], 33, 9, dict(os.environ), str(tmp_path))
-    said = b"".join(piece.data for piece in pieces)
+    output = b"".join(piece.data for piece in pieces)
     assert code == 3
-    assert said == b"os.terminal_size(columns=33, lines=9) True\r\nerr"
+    assert output == b"os.terminal_size(columns=33, lines=9) True\r\nerr"
     assert [piece.seconds for piece in pieces] == sorted(piece.seconds for piece in pieces)
 
 

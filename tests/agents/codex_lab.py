@@ -37,17 +37,17 @@ class Lab:
     async def session(
         self, settings: Mapping[str, Any] | None = None, *, fake: str | None = None, **options: Any
     ) -> AsyncIterator[Seat]:
-        said: dict[str, Any] = {"base_url": self.url, "model": "fake-model", "max_retries": 1, **(settings or {})}
+        merged: dict[str, Any] = {"base_url": self.url, "model": "fake-model", "max_retries": 1, **(settings or {})}
         if fake is not None:
-            said.setdefault("binary", str(FAKE))
+            merged.setdefault("binary", str(FAKE))
             options["env"] = {**options.get("env", {}), "FAKE_MODE": fake}
         elif "PROOFBOX_TEST_CODEX" in os.environ:
-            said.setdefault("binary", os.environ["PROOFBOX_TEST_CODEX"])
+            merged.setdefault("binary", os.environ["PROOFBOX_TEST_CODEX"])
         options = {"workspace": self.workspace, "scratch": self.scratch, "provider": "bubblewrap", **options}
         if options.get("sandboxed") is False:
             # A login shell on the host would read the user's profile, and could be killed while doing so.
             options |= {"provider": None, "env": {**options.get("env", {}), "HOME": str(self.workspace.parent)}}
-        session = await CodexAppServer().start_session(SessionOptions(settings=said, **options))
+        session = await CodexAppServer().start_session(SessionOptions(settings=merged, **options))
         seat = Seat(session)
         try:
             yield seat

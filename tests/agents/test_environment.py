@@ -141,5 +141,5 @@ def test_blocked_values_are_never_passed_on_without_a_grant(source: dict[str, st
     # The record states how each variable was admitted, but never its value.
     record = found.record
     assert {*record.allowed, *record.asked, *record.granted} == set(found.values)
-    told = msgspec.json.encode(record).decode() + repr(found)
-    assert not any(value in told for value in source.values() if len(value) > 20)
+    reported = msgspec.json.encode(record).decode() + repr(found)
+    assert not any(value in reported for value in source.values() if len(value) > 20)

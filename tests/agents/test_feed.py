@@ -30,16 +30,16 @@ def run(work: Callable[[Feed], Awaitable[None]]) -> None:
 
 def test_cancelled_tell_leaves_no_gap() -> None:
     async def work(feed: Feed) -> None:
-        heard: list[list[int]] = [[], []]
+        received: list[list[int]] = [[], []]
         entered, go_on = anyio.Event(), anyio.Event()
 
         async def slow(event: Event) -> None:
             entered.set()
             await go_on.wait()
-            heard[0].append(event.seq)
+            received[0].append(event.seq)
 
         async def quick(event: Event) -> None:
-            heard[1].append(event.seq)
+            received[1].append(event.seq)
 
         feed.add_listener(slow)
         feed.add_listener(quick)
@@ -55,7 +55,7 @@ def test_cancelled_tell_leaves_no_gap() -> None:
             tasks.cancel_scope.cancel()
             go_on.set()
         await feed.publish(notice())
-        assert heard == [[1, 2], [1, 2]]
+        assert received == [[1, 2], [1, 2]]
         assert feed.failure is None
         assert not after, "the caller is cancelled afterwards"
 
@@ -86,10 +86,10 @@ def test_listener_that_never_returns_is_a_failure(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("proofbox.agents.feed.LISTEN_SECONDS", 0.05)
 
     async def work(feed: Feed) -> None:
-        heard: list[int] = []
+        received: list[int] = []
 
         async def hear(event: Event) -> None:
-            heard.append(event.seq)
+            received.append(event.seq)
 
         async def hang(_: Event) -> None:
             await anyio.sleep_forever()
@@ -97,7 +97,7 @@ def test_listener_that_never_returns_is_a_failure(monkeypatch: pytest.MonkeyPatc
         feed.add_listener(hang)
         feed.add_listener(hear)
         await feed.publish(notice())
-        assert heard == [1]
+        assert received == [1]
         assert feed.failure is not None
 
     run(work)
@@ -128,13 +128,13 @@ def test_all_listeners_receive_the_same_events_under_cancellation(tellers: list[
     """Each task reports a number of events, and some tasks are cancelled meanwhile."""
 
     async def work(feed: Feed) -> None:
-        heard: list[list[int]] = [[], [], []]
+        received: list[list[int]] = [[], [], []]
 
         async def listen(to: list[int], event: Event) -> None:
             await anyio.lowlevel.checkpoint()
             to.append(event.seq)
 
-        for each in heard:
+        for each in received:
 
             async def hear(event: Event, each: list[int] = each) -> None:
                 await listen(each, event)
@@ -153,7 +153,7 @@ def test_all_listeners_receive_the_same_events_under_cancellation(tellers: list[
                 await anyio.lowlevel.checkpoint()
                 if cancelled:
                     scope.cancel()
-        assert heard[0] == heard[1] == heard[2] == list(range(1, len(heard[0]) + 1))
+        assert received[0] == received[1] == received[2] == list(range(1, len(received[0]) + 1))
         assert feed.failure is None
 
     run(work)

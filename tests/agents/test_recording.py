@@ -47,13 +47,13 @@ def recorded(
     *events: Event, late: tuple[Event, ...] = (), thread: str | None = None, fails: bool = False
 ) -> tuple[list[Event], Recording, Session]:
     """Play these events, and late ones when the session ends its threads. Return the listener's events."""
-    session, heard = Session(), list[Event]()
+    session, received = Session(), list[Event]()
     session.late = list(late)
 
     async def hear(event: Event) -> None:
         if fails:
             raise OSError("the disk is full")
-        heard.append(event)
+        received.append(event)
 
     async def work() -> Recording:
         recording = Recording(session, hear)  # type: ignore[arg-type]
@@ -64,28 +64,28 @@ def recorded(
         await session.feed.publish(call("one", "after"))
         return recording
 
-    return heard, anyio.run(work), session
+    return received, anyio.run(work), session
 
 
 @pytest.mark.parametrize(("thread", "ended"), [(None, ["all"]), ("one", ["one"])])
 def test_listens_until_everything_has_ended_and_no_longer(thread: str | None, ended: list[str]) -> None:
-    heard, recording, session = recorded(begun("one"), late=(call("one"),), thread=thread)
-    assert [type(event) for event in heard] == [ItemStarted, ToolCall]
+    received, recording, session = recorded(begun("one"), late=(call("one"),), thread=thread)
+    assert [type(event) for event in received] == [ItemStarted, ToolCall]
     assert session.ended == ended
     assert recording.doubt == ""
 
 
 def test_recording_receives_only_its_thread_and_sub_agents() -> None:
     notice = Notice(session="", thread="unknown", kind="warning", message="x")
-    heard, recording, _ = recorded(call("one"), call("sub"), call("two"), notice, thread="one")
-    assert [event.thread for event in heard] == ["one", "sub"]
+    received, recording, _ = recorded(call("one"), call("sub"), call("two"), notice, thread="one")
+    assert [event.thread for event in received] == ["one", "sub"]
     assert recording.doubt == ""
 
 
 @pytest.mark.parametrize("event", [call("unknown"), begun("unknown")])
 def test_call_in_an_unknown_thread_makes_the_record_incomplete(event: Event) -> None:
-    heard, recording, _ = recorded(event, thread="one")
-    assert [getattr(each, "code", "") for each in heard] == ["CALL_UNATTRIBUTED"]
+    received, recording, _ = recorded(event, thread="one")
+    assert [getattr(each, "code", "") for each in received] == ["CALL_UNATTRIBUTED"]
     assert "CALL_UNATTRIBUTED" in recording.doubt
 
 

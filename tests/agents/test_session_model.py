@@ -67,7 +67,7 @@ class Model:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.threads: list[str] = []
-        self.told: dict[str, list[str]] = {}
+        self.reported: dict[str, list[str]] = {}
         self.open: dict[str, str] = {}
         self.words = 0
 
@@ -116,10 +116,10 @@ class Model:
             turns = [event.turn for event in self.events if isinstance(event, kind)]
             assert len(turns) == len(set(turns)), f"{kind.__name__} twice"
         for turn in {event.turn for event in self.events if event.turn}:
-            told = [event for event in self.events if event.turn == turn]
-            ends = [number for number, event in enumerate(told) if isinstance(event, TurnEnded)]
-            assert not ends or all(isinstance(event, ToolCall) and event.late for event in told[ends[0] + 1 :])
-            assert {event.thread for event in told} == {self.begun[turn]}
+            reported = [event for event in self.events if event.turn == turn]
+            ends = [number for number, event in enumerate(reported) if isinstance(event, TurnEnded)]
+            assert not ends or all(isinstance(event, ToolCall) and event.late for event in reported[ends[0] + 1 :])
+            assert {event.thread for event in reported} == {self.begun[turn]}
 
     def pick(self, which: int) -> str | None:
         return self.threads[which % len(self.threads)] if self.threads else None
@@ -127,7 +127,7 @@ class Model:
     async def thread(self, _: int) -> None:
         thread = await self.session.start_thread()
         self.threads.append(thread)
-        self.told[thread] = []
+        self.reported[thread] = []
 
     async def turn(self, which: int) -> None:
         thread = self.pick(which)
@@ -141,7 +141,7 @@ class Model:
         turn = await self.session.start_turn(thread, word)
         self.begun[turn] = thread
         self.open[thread] = turn
-        self.told[thread].append(word)
+        self.reported[thread].append(word)
 
     async def steer(self, which: int) -> None:
         thread = self.pick(which)
@@ -153,7 +153,7 @@ class Model:
         except UsageError:
             assert self.session.feed.active_turn(thread) is None
         else:
-            self.told[thread].append(word)
+            self.reported[thread].append(word)
 
     async def interrupt(self, which: int) -> None:
         thread = self.pick(which)
@@ -174,15 +174,15 @@ class Model:
             del self.open[thread]
             if result.status == "completed" and "." in result.final_message and "\n" in result.final_message:
                 # Texts up to its last message; steering may arrive between that message and the end of the turn.
-                said = result.final_message.split("\n")
-                assert said == self.told[thread][: len(said)]
+                output = result.final_message.split("\n")
+                assert output == self.reported[thread][: len(output)]
 
     async def fork(self, which: int) -> None:
         thread = self.pick(which)
         if thread is not None and thread not in self.open:
             new = await self.session.fork_thread(thread)
             self.threads.append(new)
-            self.told[new] = list(self.told[thread])
+            self.reported[new] = list(self.reported[thread])
 
     async def reopen(self, _: int) -> None:
         """Open another session with the same home and resume every thread."""
@@ -190,7 +190,7 @@ class Model:
         await self.enter()
         for thread in self.threads:
             await self.session.resume_thread(thread)
-            assert self.session._kept[thread].messages() == self.told[thread]
+            assert self.session._kept[thread].messages() == self.reported[thread]
 
 
 @given(actions=ACTIONS)

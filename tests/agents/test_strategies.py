@@ -121,9 +121,9 @@ def test_failed_chain_raises_a_typed_error(chain: str, kind: type[AgentError]) -
     with pytest.raises(kind) as raised:
         resolve(chain)
     assert type(raised.value) is kind
-    told = raised.value.details["chain"]
-    assert [each["strategy"] for each in told] == chain.replace("!", "").split(",")[: len(told)]
-    assert not any(each["used"] for each in told)
+    reported = raised.value.details["chain"]
+    assert [each["strategy"] for each in reported] == chain.replace("!", "").split(",")[: len(reported)]
+    assert not any(each["used"] for each in reported)
 
 
 def test_capabilities_are_required_by_name() -> None:
@@ -184,9 +184,9 @@ def test_resolution_is_deterministic_and_complete(chain: list[str]) -> None:
         try:
             used, seen = resolve(",".join(chain))
         except AgentError as error:
-            told = msgspec.convert(error.details["chain"], list[CandidateResult])
-            assert not any(each.used for each in told)
-            return error.code, [(each.strategy, each.used, each.code) for each in told]
+            reported = msgspec.convert(error.details["chain"], list[CandidateResult])
+            assert not any(each.used for each in reported)
+            return error.code, [(each.strategy, each.used, each.code) for each in reported]
         assert [each.strategy for each in seen] == [link.removesuffix("!") for link in chain]
         assert [each.strategy for each in seen if each.used] == [used]
         return used, [(each.strategy, each.used, each.code) for each in seen]

@@ -91,9 +91,9 @@ def test_try_one_prompt_and_fork_its_steps(place: Path, capsys: pytest.CaptureFi
 def test_commands_for_attempts_read_an_attempt_of_runtime_try(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = call(capsys, "try", "--script", "play.toml", "--prompt", "go", "--workspace", "work", *BOX)
     assert made["bundle"] == str(place / "state/proofbox/attempts" / made["attempt_id"])
-    told = call(capsys, "explain", made["attempt_id"], group="attempt")
-    assert (told["attempt"]["attempt_id"], told["attempt"]["bundle"]) == (made["attempt_id"], made["bundle"])
-    assert any("cat answer.txt; exit 3 (exit 3" in line for line in told["lines"])
+    reported = call(capsys, "explain", made["attempt_id"], group="attempt")
+    assert (reported["attempt"]["attempt_id"], reported["attempt"]["bundle"]) == (made["attempt_id"], made["bundle"])
+    assert any("cat answer.txt; exit 3 (exit 3" in line for line in reported["lines"])
     shown = call(capsys, "show", made["bundle"], group="attempt")
     assert shown["documents"]["attempt.json"]["attempt_id"] == made["attempt_id"]
     step = call(capsys, "diff", made["attempt_id"], "--step", "1", group="attempt")

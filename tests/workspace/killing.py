@@ -72,14 +72,14 @@ def killed_worker(root: Path, seed: int, after: int, delay: float, in_a_rollback
     with open(reading, "rb", buffering=0) as pipe:
         if pipe.read(1) != b".":
             raise RuntimeError(f"the worker of round {seed} did not open the workspace")
-        said = b""
+        output = b""
         if not in_a_rollback:
-            said = b"".join(pipe.read(32) for _ in range(after))
+            output = b"".join(pipe.read(32) for _ in range(after))
             time.sleep(delay)
             os.kill(child, signal.SIGKILL)
-        said += b"".join(iter(lambda: pipe.read(65536), b""))
+        output += b"".join(iter(lambda: pipe.read(65536), b""))
     os.waitpid(child, 0)
-    return [said[at : at + 32].hex() for at in range(0, len(said) - 31, 32)]
+    return [output[at : at + 32].hex() for at in range(0, len(output) - 31, 32)]
 
 
 def main() -> None:

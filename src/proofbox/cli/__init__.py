@@ -133,7 +133,7 @@ GROUPS = {
     "mcp": "A workspace's tools, for MCP clients.",
     "session": "Boxes that stay alive between commands.",
     "suite": "Missions for agents, run and verified.",
-    "attempt": "Single runs of an agent, of suites and of `runtime try`.",
+    "attempt": "Single runs of an agent, made by suites and `runtime try`.",
     "images": "Root file systems for boxes, pinned by digest.",
     "bundle": "Evidence bundles: show, check, reindex, copy.",
     "promotion": "Packets that state whether a bundle may be relied on.",

@@ -143,9 +143,9 @@ def test_killing_the_client_kills_its_command(tmp_path: Path) -> None:
 def test_unread_output_ends_the_command(tmp_path: Path, end: str) -> None:
     result, driven = play(tmp_path, f"proofbox run -n -- yes {end}; proofbox run -n -- echo still here")
     assert result.final_message == "still here\n"
-    told = {call.command: (call.status, call.exit_code) for call in driven.of(ToolCall)}
-    assert told.pop("yes") in ENDED
-    assert told == {"echo still here": ("completed", 0)}
+    reported = {call.command: (call.status, call.exit_code) for call in driven.of(ToolCall)}
+    assert reported.pop("yes") in ENDED
+    assert reported == {"echo still here": ("completed", 0)}
     assert not driven.of(Notice)
 
 
@@ -225,8 +225,8 @@ def test_concurrent_turns_keep_their_calls_apart(tmp_path: Path) -> None:
             turns.append((name, await session.start_turn(await session.start_thread(), name)))
         for _, turn in turns:
             assert (await session.wait_turn(turn)).status == "completed"
-        told = {call.turn: call.command for call in driven.of(ToolCall)}
-        assert told == {turn: f"echo {name}" for name, turn in turns}
+        reported = {call.turn: call.command for call in driven.of(ToolCall)}
+        assert reported == {turn: f"echo {name}" for name, turn in turns}
 
     # Each turn waits until both have started.
     script = (
@@ -375,9 +375,9 @@ def test_malformed_requests_are_contained_and_counted(tmp_path: Path) -> None:
     )
     assert result.status == "completed"
     assert result.final_message.endswith("X\\x00\\x00\\x00\\x01\\x00'\n")
-    told = calls(driven)
-    assert told[-1] == ("echo fine", "completed", 0, "fine\n")
-    assert [call[:3] for call in told[:-1]] == [("sleep 1000", "failed", 137)] * 6, (
+    reported = calls(driven)
+    assert reported[-1] == ("echo fine", "completed", 0, "fine\n")
+    assert [call[:3] for call in reported[:-1]] == [("sleep 1000", "failed", 137)] * 6, (
         "each ran, and was killed when its client disconnected"
     )
     (notice,) = driven.of(Notice)
@@ -432,9 +432,9 @@ def test_slow_reader_blocks_only_its_own_command(tmp_path: Path) -> None:
         slow.close()
         """,
     )
-    told = {call.command: call for call in driven.of(ToolCall)}
-    assert told["echo fine"].status == "completed"
-    assert told["head -c 50000000 /dev/zero"].status != "completed"
+    reported = {call.command: call for call in driven.of(ToolCall)}
+    assert reported["echo fine"].status == "completed"
+    assert reported["head -c 50000000 /dev/zero"].status != "completed"
 
 
 # An MCP server writes an incomplete line, larger than any socket buffer, to a client that never reads.
@@ -529,7 +529,7 @@ def test_command_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             bounded(patch, call_seconds=limit)
             return play(tmp_path, "proofbox run -n -- sh -c 'echo begun; sleep 1000'; echo $?")
 
-    result, driven = in_time(run, lambda came: "begun" in came[0].final_message)
+    result, driven = in_time(run, lambda outcome: "begun" in outcome[0].final_message)
     assert result.final_message == "begun\n124\n"
     assert [call[1:] for call in calls(driven)] == [("failed", 124, "begun\n")]
 

@@ -81,17 +81,17 @@ def test_the_official_client_and_server(tmp_path: Path) -> None:
     files = {"client.py": SDK_CLIENT, "server.py": SDK_SERVER}
     result, driven = play(tmp_path, files, [sys.executable, "client.py"], approvals=rules)
     assert result.status == "completed", result.error
-    said = result.final_message.splitlines()
-    assert said[:3] == ["['add', 'fail', 'write']", "add False 42", "write False written"]
-    assert said[3].startswith("fail True ")
-    assert said[4] == "write True declined: no secrets"
+    answer_lines = result.final_message.splitlines()
+    assert answer_lines[:3] == ["['add', 'fail', 'write']", "add False 42", "write False written"]
+    assert answer_lines[3].startswith("fail True ")
+    assert answer_lines[4] == "write True declined: no secrets"
     assert not (tmp_path / "workspace/secret").exists()
-    told = [(call.tool, json.loads(call.command), call.status, call.output) for call in driven.of(ToolCall)[:4]]
-    assert told[0] == ("mcp/add", {"a": 40, "b": 2}, "completed", "42")
-    assert told[1] == ("mcp/write", {"path": "made", "text": "hi"}, "completed", "written")
-    assert told[2][:3] == ("mcp/fail", {}, "failed")
-    assert "fail" in told[2][3]
-    assert told[3] == ("mcp/write", {"path": "secret", "text": "no"}, "declined", "")
+    reported = [(call.tool, json.loads(call.command), call.status, call.output) for call in driven.of(ToolCall)[:4]]
+    assert reported[0] == ("mcp/add", {"a": 40, "b": 2}, "completed", "42")
+    assert reported[1] == ("mcp/write", {"path": "made", "text": "hi"}, "completed", "written")
+    assert reported[2][:3] == ("mcp/fail", {}, "failed")
+    assert "fail" in reported[2][3]
+    assert reported[3] == ("mcp/write", {"path": "secret", "text": "no"}, "declined", "")
     assert all(call.source == "observed" for call in driven.of(ToolCall))
     assert [(each.answer, each.rule) for each in driven.of(ApprovalDecision)] == [("decline", "no secrets")]
     server = driven.of(ToolCall)[4]
@@ -102,8 +102,8 @@ def test_accept_rule_declines_all_other_tools(tmp_path: Path) -> None:
     rules = tuple(ApprovalRule(answer="accept", command=each) for each in ("mcp/add *", f"{sys.executable} *"))
     files = {"client.py": SDK_CLIENT, "server.py": SDK_SERVER}
     result, driven = play(tmp_path, files, [sys.executable, "client.py"], approvals=rules)
-    said = result.final_message.splitlines()
-    assert said[1:3] == ["add False 42", "write True declined: no rule"]
+    answer_lines = result.final_message.splitlines()
+    assert answer_lines[1:3] == ["add False 42", "write True declined: no rule"]
     done = {call.tool: call.status for call in driven.of(ToolCall)}
     assert done == {"mcp/add": "completed", "mcp/write": "declined", "mcp/fail": "declined", "command": "completed"}
     assert not (tmp_path / "workspace/made").exists()
@@ -141,8 +141,8 @@ def test_record_matches_what_the_server_received(tmp_path: Path) -> None:
     script = "proofbox mcp proxy -- python3 server.py <lines"
     result, driven = play(tmp_path, files, ["sh", "-c", script])
     answers = [json.loads(line) for line in result.final_message.splitlines()]
-    heard = [json.loads(each["result"]["content"][0]["text"]) for each in answers if "result" in each]
-    assert [(each["id"], each["params"]["name"]) for each in heard] == [(1, "b"), (2, "c"), ("1", "command")]
+    received = [json.loads(each["result"]["content"][0]["text"]) for each in answers if "result" in each]
+    assert [(each["id"], each["params"]["name"]) for each in received] == [(1, "b"), (2, "c"), ("1", "command")]
     assert sum("error" in each for each in answers) == 8
     tools = [call for call in driven.of(ToolCall) if call.tool != "command"]
     assert [(call.tool, call.command, call.status) for call in tools] == [

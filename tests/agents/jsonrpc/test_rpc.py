@@ -152,7 +152,7 @@ class Pipe:
         except anyio.EndOfStream:
             return b""
 
-    async def heard(self) -> dict[str, Any]:
+    async def received(self) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(await self.far_in.receive())
         return message
 
@@ -196,20 +196,20 @@ class Heard:
 
 def run(work: Callable[[Pipe, RpcPeer, Heard], Awaitable[None]], room: float = 100, **options: Any) -> None:
     async def main() -> None:
-        pipe, heard = Pipe(room), Heard()
+        pipe, received = Pipe(room), Heard()
         peer = RpcPeer(
             pipe,
-            on_notification=heard.notification,
-            on_request=heard.request,
-            on_garbage=heard.junk,
-            on_failure=heard.failed,
+            on_notification=received.notification,
+            on_request=received.request,
+            on_garbage=received.junk,
+            on_failure=received.failed,
             **options,
         )
         try:
             with anyio.fail_after(60):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(peer.serve)
-                    await work(pipe, peer, heard)
+                    await work(pipe, peer, received)
                     tasks.cancel_scope.cancel()
         finally:
             pipe.close()
@@ -218,7 +218,7 @@ def run(work: Callable[[Pipe, RpcPeer, Heard], Awaitable[None]], room: float = 1
 
 
 def test_responses_in_any_order_match_their_requests() -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         answers: dict[int, Any] = {}
 
         async def ask(number: int) -> None:
@@ -227,7 +227,7 @@ def test_responses_in_any_order_match_their_requests() -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(50):
                 tasks.start_soon(ask, number)
-            asked = [await pipe.heard() for _ in range(50)]
+            asked = [await pipe.received() for _ in range(50)]
             assert len({each["id"] for each in asked}) == 50
             assert all("jsonrpc" not in each and isinstance(each["id"], str) for each in asked)
             for each in reversed(asked):
@@ -238,45 +238,45 @@ def test_responses_in_any_order_match_their_requests() -> None:
 
 
 def test_ids_of_the_two_sides_do_not_collide() -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.request, "ours")
-            ours = await pipe.heard()
+            ours = await pipe.received()
             await pipe.say(id=ours["id"], method="theirs", params=[1])  # a request with one of our ids
-            assert await pipe.heard() == {"id": ours["id"], "result": {"echo": [1]}}
+            assert await pipe.received() == {"id": ours["id"], "result": {"echo": [1]}}
             await pipe.say(id=1, result="unmatched")
             await pipe.say(id=ours["id"], result="x")
         await pipe.say(id=ours["id"], result="twice")
         await pipe.say(id=9, method="refuse")
-        assert await pipe.heard() == {"id": 9, "error": {"code": -32601, "message": "unknown"}}
+        assert await pipe.received() == {"id": 9, "error": {"code": -32601, "message": "unknown"}}
         assert peer.strays == 2
 
     run(work)
 
 
 def test_failed_handler_is_reported_and_the_connection_continues() -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         await pipe.say(method="break")
         for id, method in enumerate(("break", "unspeakable")):
             await pipe.say(id=id, method=method)
-            answer = await pipe.heard()
+            answer = await pipe.received()
             assert (answer["id"], answer["error"]["code"]) == (id, -32603)
         await pipe.say(id=9, method="fine", params=1)
-        assert await pipe.heard() == {"id": 9, "result": {"echo": 1}}
-        assert heard.failures == [("break", ZeroDivisionError), ("break", KeyError), ("unspeakable", TypeError)]
+        assert await pipe.received() == {"id": 9, "result": {"echo": 1}}
+        assert received.failures == [("break", ZeroDivisionError), ("break", KeyError), ("unspeakable", TypeError)]
 
     run(work)
 
 
 def test_request_times_out_and_its_late_response_is_a_stray() -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         with pytest.raises(RuntimeTimedOut) as caught:
             await peer.request("slow", seconds=0.05)
         assert caught.value.details["method"] == "slow"
-        late = await pipe.heard()
+        late = await pipe.received()
         await pipe.say(id=late["id"], result=1)
         await pipe.say(method="after")
-        while not heard.notifications:
+        while not received.notifications:
             await anyio.lowlevel.checkpoint()
         assert peer.strays == 1
         assert not peer._waiting
@@ -285,9 +285,9 @@ def test_request_times_out_and_its_late_response_is_a_stray() -> None:
 
 
 def test_refusals_are_typed() -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         async def answer(error: dict[str, Any]) -> None:
-            await pipe.say(id=(await pipe.heard())["id"], error=error)
+            await pipe.say(id=(await pipe.received())["id"], error=error)
 
         for error, kind in (
             ({"code": OVERLOADED, "message": "later"}, Overloaded),
@@ -306,7 +306,7 @@ def test_refusals_are_typed() -> None:
 
 @pytest.mark.parametrize("how", ["eof", "broken", "cancelled"])
 def test_end_of_stream_fails_pending_and_later_requests(how: str) -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         ended: list[AgentError] = []
 
         async def ask() -> None:
@@ -318,7 +318,7 @@ def test_end_of_stream_fails_pending_and_later_requests(how: str) -> None:
             for _ in range(5):
                 tasks.start_soon(ask)
             for _ in range(5):
-                await pipe.heard()
+                await pipe.received()
             if how == "eof":
                 await pipe.far_out.send(b'{"method":"last"}\n{"half')
                 pipe.far_out.close()
@@ -332,38 +332,38 @@ def test_end_of_stream_fails_pending_and_later_requests(how: str) -> None:
         with pytest.raises(TransportBroken):
             await peer.request("later")
         if how == "eof":
-            while not heard.garbage:
+            while not received.garbage:
                 await anyio.lowlevel.checkpoint()
-            assert heard.notifications == [("last", None)]
-            assert heard.garbage[0].reason == "unfinished"
+            assert received.notifications == [("last", None)]
+            assert received.garbage[0].reason == "unfinished"
 
     run(work)
 
 
 def test_slow_handler_stops_reading_but_responses_arrive() -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
-        heard.gate = anyio.Event()
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
+        received.gate = anyio.Event()
         for number in range(6):
             await pipe.say(method="n", params=number)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.request, "m")
-            await pipe.say(id=(await pipe.heard())["id"], result=1)
+            await pipe.say(id=(await pipe.received())["id"], result=1)
         sent = 0
         with anyio.move_on_after(0.2):
             while True:
                 await pipe.say(method="more", params=sent)
                 sent += 1
         assert sent < 20  # the queue, the pipe, and one message at each end
-        heard.gate.set()
-        while len(heard.notifications) < 6 + sent:
+        received.gate.set()
+        while len(received.notifications) < 6 + sent:
             await anyio.lowlevel.checkpoint()
-        assert [params for _, params in heard.notifications] == [*range(6), *range(sent)]
+        assert [params for _, params in received.notifications] == [*range(6), *range(sent)]
 
     run(work, room=2, queue=8)
 
 
 def test_on_result_runs_before_later_messages_are_handled() -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         order: list[str] = []
 
         async def note(method: str, params: Any) -> None:
@@ -376,7 +376,7 @@ def test_on_result_runs_before_later_messages_are_handled() -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
-            id = (await pipe.heard())["id"]
+            id = (await pipe.received())["id"]
             await pipe.far_out.send(encode(strict=False, id=id, result={}) + encode(strict=False, method="started"))
         while len(order) < 2:
             await anyio.lowlevel.checkpoint()
@@ -388,7 +388,7 @@ def test_on_result_runs_before_later_messages_are_handled() -> None:
 def test_program_that_reads_no_input_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_SECONDS", 0.1)
 
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         with pytest.raises(TransportBroken, match="no input"):
             await peer.request("m", seconds=60)
         assert peer.broken is not None
@@ -397,24 +397,24 @@ def test_program_that_reads_no_input_times_out(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_flood_of_garbage_is_counted_and_the_connection_continues(rounds: Callable[[int, int], int]) -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         times = rounds(200, 5000)
         for _ in range(times):
             await pipe.far_out.send(os.urandom(200).replace(b"\n", b"x").replace(b"\r", b"x") + b"\n")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.request, "m")
-            await pipe.say(id=(await pipe.heard())["id"], result=1)
-        while len(heard.garbage) < times:
+            await pipe.say(id=(await pipe.received())["id"], result=1)
+        while len(received.garbage) < times:
             await anyio.lowlevel.checkpoint()
 
     run(work)
 
 
 def test_strict_mode_sends_the_version_in_every_message() -> None:
-    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
         await peer.notify("n", {"a": 1})
-        assert await pipe.heard() == {"jsonrpc": "2.0", "method": "n", "params": {"a": 1}}
+        assert await pipe.received() == {"jsonrpc": "2.0", "method": "n", "params": {"a": 1}}
         await pipe.say(jsonrpc="2.0", id=1, method="q")
-        assert await pipe.heard() == {"jsonrpc": "2.0", "id": 1, "result": {"echo": None}}
+        assert await pipe.received() == {"jsonrpc": "2.0", "id": 1, "result": {"echo": None}}
 
     run(work, strict=True)

@@ -65,8 +65,8 @@ PARTIAL_TEXTS = {"matrix_interrupt_stream": ("w0 w1 w2 w3 w4 ",), "more_s_dbl0":
 
 def notifications(path: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    heard = [line["msg"] for line in lines if line["dir"] == "<"]
-    return [message for message in heard if "method" in message and "id" not in message]
+    received = [line["msg"] for line in lines if line["dir"] == "<"]
+    return [message for message in received if "method" in message and "id" not in message]
 
 
 def replay(path: Path) -> list[Event | TurnOver]:
@@ -76,18 +76,20 @@ def replay(path: Path) -> list[Event | TurnOver]:
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
 def test_transcript_is_translated_completely(path: Path) -> None:
-    said, events = notifications(path), replay(path)
+    recorded, events = notifications(path), replay(path)
     assert not [event for event in events if isinstance(event, Unrecognized | Integrity)]
-    done = [m["params"]["item"] for m in said if m["method"] == "item/completed"]
+    done = [m["params"]["item"] for m in recorded if m["method"] == "item/completed"]
     tools = [item["id"] for item in done if item["type"] in TOOLS]
     assert [event.item for event in events if isinstance(event, ToolCall | FileChange)] == tools
     assert [e.text for e in events if isinstance(e, Message)] == [
         *PARTIAL_TEXTS.get(path.stem, ()),
         *(i["text"] for i in done if i["type"] == "agentMessage"),
     ]
-    assert len([e for e in events if isinstance(e, Delta)]) == len([m for m in said if m["method"].endswith("elta")])
+    assert len([e for e in events if isinstance(e, Delta)]) == len(
+        [m for m in recorded if m["method"].endswith("elta")]
+    )
     overs = [event for event in events if isinstance(event, TurnOver)]
-    assert len(overs) == len([m for m in said if m["method"] == "turn/completed"])
+    assert len(overs) == len([m for m in recorded if m["method"] == "turn/completed"])
     failed = [classify(over.error or {}) for over in overs if over.status == "failed"]
     expected = FAILURES.get(path.stem)
     assert [(error.code, error.retryable) for error in failed] == ([expected] if expected else [])
@@ -137,8 +139,8 @@ def test_message_of_a_dropped_stream_is_reported_once() -> None:
 
 def test_empty_rate_windows_are_ignored() -> None:
     events = replay(FIXTURES / "matrix_ratelimit_headers.jsonl")
-    [told] = [event for event in events if isinstance(event, RateWindows)]
-    assert [(w.name, w.used_percent, w.window_minutes) for w in told.windows] == [
+    [reported_events] = [event for event in events if isinstance(event, RateWindows)]
+    assert [(w.name, w.used_percent, w.window_minutes) for w in reported_events.windows] == [
         ("primary", 43.0, 300.0),
         ("secondary", 7.0, 10080.0),
     ]

@@ -47,11 +47,15 @@ def test_garbage_on_stdout_is_reported_and_the_turn_continues(tmp_path: Path) ->
         async with lab.session(fake="garbage") as seat:
             result = await seat.turn("x")
             assert result.status == "completed"
-            told = seat.of(Integrity, code="GARBAGE_ON_STREAM")
-            assert [event.details["size"] for event in told][-1] == 50_000_000
-            assert {event.message.rpartition("(")[2] for event in told} == {"not_json)", "not_a_message)", "oversized)"}
-            assert not [event for event in told if "\x1b" in str(event.details)]
-            assert seat.session.facts()["garbage_lines"] == len(told) == 5
+            reported = seat.of(Integrity, code="GARBAGE_ON_STREAM")
+            assert [event.details["size"] for event in reported][-1] == 50_000_000
+            assert {event.message.rpartition("(")[2] for event in reported} == {
+                "not_json)",
+                "not_a_message)",
+                "oversized)",
+            }
+            assert not [event for event in reported if "\x1b" in str(event.details)]
+            assert seat.session.facts()["garbage_lines"] == len(reported) == 5
             new, item = seat.of(Unrecognized)
             assert (new.method, json.loads(new.payload)["secret"]) == ("brand/new", "kept")
             assert "holograph" in item.payload
@@ -360,9 +364,9 @@ def test_missing_key_is_reported_before_the_start(tmp_path: Path, monkeypatch: p
         {"model": 5},
     ],
 )
-def test_invalid_settings_are_refused(said: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(output: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        read_settings(CodexSettings, said, "codex_app_server")
+        read_settings(CodexSettings, output, "codex_app_server")
 
 
 TOML = st.recursive(

@@ -104,14 +104,14 @@ class Sessionless:
     """A listener and its events."""
 
     def __init__(self) -> None:
-        self.told: list[Event] = []
+        self.reported: list[Event] = []
         clock = SystemClock()
         feed = Feed("s", clock)
         feed.add_listener(self._hear)
         self.listener = CodexListener(feed, RULES, clock, lambda: None)
 
     async def _hear(self, event: Event) -> None:
-        self.told.append(event)
+        self.reported.append(event)
 
 
 ODD: st.SearchStrategy[Any] = st.recursive(
@@ -156,11 +156,11 @@ def test_invented_threads_and_turns_do_not_accumulate() -> None:
         assert len(listener.threads) == len(listener._last_activity) == 1 + MAX_UNREQUESTED
         assert len(listener.feed.turns_under_way()) == 1 + MAX_UNREQUESTED
         assert all(len(thread) <= 200 for thread in listener.threads)
-        codes = [event.code for event in lab.told if isinstance(event, Integrity)]
+        codes = [event.code for event in lab.reported if isinstance(event, Integrity)]
         assert codes == ["TOO_MANY_TURNS"] * (REPORTED_FIRST + 1), "the first ones, then one at each doubling"
         for number in range(40):
             await listener.on_failure(f"m{number}", ValueError())
-        codes = [event.code for event in lab.told if isinstance(event, Integrity)][len(codes) :]
+        codes = [event.code for event in lab.reported if isinstance(event, Integrity)][len(codes) :]
         assert codes == ["MESSAGE_NOT_UNDERSTOOD"] * (REPORTED_FIRST + 1)
 
     anyio.run(main)

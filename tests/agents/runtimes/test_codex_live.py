@@ -262,8 +262,8 @@ def test_ordinary_user_can_run_codex(ordinary_user: OrdinaryUser) -> None:
             options = {"env": dict(ordinary_user.env), **ordinary_user.identity}
             prompt = "[[run id -u; touch made; wc -l < /proc/net/route]] [[say ok]]"
             with own_process(lab, prompt, ordinary_user.python, **options) as process:
-                said, _ = await run_sync(process.communicate)
-            last = json.loads(said.splitlines()[-1])
+                printed, _ = await run_sync(process.communicate)
+            last = json.loads(printed.splitlines()[-1])
             assert (last["status"], last["message"]) == ("completed", "ok")
             assert last["outputs"] == ["1000\n1\n"]
             assert (lab.workspace / "made").stat().st_uid == ordinary_user.uid
@@ -360,9 +360,9 @@ def test_threads_outlive_their_session_and_fork_at_a_turn(tmp_path: Path) -> Non
             fork = await seat.session.fork_thread(thread, first.turn)
             assert fork != thread
             await seat.turn("[[say elsewhere]]", fork)
-            said = str(lab.model.seen[-1].body["input"])
-            assert "the first word" in said
-            assert "the second word" not in said
+            printed = str(lab.model.seen[-1].body["input"])
+            assert "the first word" in printed
+            assert "the second word" not in printed
             assert [(event.origin, event.forked_from) for event in seat.of(ThreadStarted)] == [
                 ("resume", ""),
                 ("fork", thread),

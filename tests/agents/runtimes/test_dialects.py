@@ -21,8 +21,8 @@ def translated(dialect: Dialect, *lines: object) -> list[Event]:
 
 def claude(name: str) -> tuple[ClaudeStream, list[Event]]:
     dialect = ClaudeStream()
-    said = [json.loads(line) for line in (CAPTURES / f"claude_sdk_{name}.jsonl").read_text().splitlines()]
-    return dialect, translated(dialect, *(line["msg"] for line in said if line["dir"] == "<"))
+    recorded = [json.loads(line) for line in (CAPTURES / f"claude_sdk_{name}.jsonl").read_text().splitlines()]
+    return dialect, translated(dialect, *(line["msg"] for line in recorded if line["dir"] == "<"))
 
 
 def test_a_tool_turn_of_claude() -> None:

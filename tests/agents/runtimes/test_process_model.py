@@ -70,8 +70,8 @@ def test_agent_reaches_only_its_model_and_has_no_key(tmp_path: Path, monkeypatch
 
 
 def test_runtime_is_unavailable_without_its_key() -> None:
-    said = {"command": ["sh"], "base_url": "http://127.0.0.1:1/v1", "api_key_env": "NO_SUCH_VARIABLE"}
-    probe = anyio.run(ProcessRuntime().probe, said)
+    configured = {"command": ["sh"], "base_url": "http://127.0.0.1:1/v1", "api_key_env": "NO_SUCH_VARIABLE"}
+    probe = anyio.run(ProcessRuntime().probe, configured)
     assert (probe.available, "NO_SUCH_VARIABLE" in probe.reason) == (False, True)
 
 
@@ -90,7 +90,7 @@ def test_codex_exec_and_the_app_server_behave_alike(tmp_path: Path) -> None:
 
     async def work(model: FakeModel, url: str) -> None:
         del model
-        said: dict[str, dict[str, Any]] = {
+        configured: dict[str, dict[str, Any]] = {
             "process": {
                 "command": command,
                 "base_url": url,
@@ -100,7 +100,7 @@ def test_codex_exec_and_the_app_server_behave_alike(tmp_path: Path) -> None:
             },
             "codex_app_server": {"base_url": url, "model": "fake-model"},
         }
-        trials = [await attempt(tmp_path, flags, prompt, name) for name, flags in said.items()]
+        trials = [await attempt(tmp_path, flags, prompt, name) for name, flags in configured.items()]
         for trial in trials:
             assert (trial.status, trial.final_message) == ("completed", "both done"), trial.error
         ends = [[(call.exit_code, call.status) for call in trial.tool_calls] for trial in trials]

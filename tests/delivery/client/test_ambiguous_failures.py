@@ -160,32 +160,32 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_key_is_not_written_anywhere(home: Path, source: Path, tmp_path: Path) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     with backend(home / "data") as running:
         common = ["--app-id", "shop", "--source", source, "--allow-unpromoted", "--timeout", "2"]
-        heard += here("deliver", "init", *common, url=running.url)[1:]
+        received += here("deliver", "init", *common, url=running.url)[1:]
         (source / "a").write_text("changed")
-        heard += here("deliver", "plan", "--app-id", "shop", "--source", source, url=running.url)[1:]
-        heard += here("deliver", "pr", *common, "--json", url=running.url)[1:]
+        received += here("deliver", "plan", "--app-id", "shop", "--source", source, url=running.url)[1:]
+        received += here("deliver", "pr", *common, "--json", url=running.url)[1:]
         (source / "b").write_text("changed too")
         other = ["--app-id", "other", *common[2:]]
         for fault in (faults.garbage, faults.echo_key(401), faults.drip_head):
             with FaultServer(forward(running.url), fault) as proxy:
                 code, *words = here("deliver", "init", *other, url=proxy.url)
                 assert code in (3, 4), words
-                heard += words
+                received += words
         with FaultServer(forward(running.url), faults.echo_key(500)) as proxy:
             done = run("deliver", "init", *other, url=proxy.url)
             assert done.returncode == 3
-            heard += [done.stdout, done.stderr]
+            received += [done.stdout, done.stderr]
         assert KEY not in command_lines()
     (source / "leak").write_text(f"key={KEY}")
     code, *words = here("deliver", "pr", *common, "--json", url=running.url)
     assert "DELIVERY_SECRET_FOUND" in words[0]
-    heard += words
+    received += words
     (source / "leak").unlink()
-    assert not [text for text in heard if KEY in text]
-    assert any(heard)
+    assert not [text for text in received if KEY in text]
+    assert any(received)
     written = [path for path in home.rglob("*") if path.is_file()]
     assert any(path.name == "baseline.json" for path in written)
     assert any(path.name == "backend.db" for path in written)

@@ -360,8 +360,8 @@ def test_lenient_policy_with_a_built_in_name_is_detected(tmp_path: Path, tree: P
         assert "policy_misnamed" in [finding.code for finding in result.findings]
         assert result.error() is not None
     audit = [sys.executable, "-P", "-m", "proofbox.evidence.verify", str(bundle.path)]
-    said = subprocess.run(audit, capture_output=True, text=True)
-    assert (said.returncode, "policy_misnamed" in said.stdout) == (1, True)
+    audited = subprocess.run(audit, capture_output=True, text=True)
+    assert (audited.returncode, "policy_misnamed" in audited.stdout) == (1, True)
 
 
 def test_result_names_a_custom_policy(tmp_path: Path, tree: Path) -> None:

@@ -41,10 +41,10 @@ def test_valid_run_reports_how_much_was_checked(tmp_path: Path) -> None:
     result = verify(tmp_path)
     assert result.ok
     assert (result.run_id, result.status) == (run.run_id, "ok")
-    said = result.as_json()["checked"]
+    output = result.as_json()["checked"]
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
     own = (run.path / "artifact_index.json").stat().st_size
-    assert said == {"files": 6, "bytes": size - own, "bundles": 2, "chains": 2}
+    assert output == {"files": 6, "bytes": size - own, "bundles": 2, "chains": 2}
     assert result.line().startswith(f"valid: {run.run_id} (ok): 6 files")
 
 
@@ -177,9 +177,9 @@ def test_a_bundle_is_audited_with_the_standard_library_alone(tmp_path: Path) -> 
     (run.path / "results.json").write_bytes(b'{"passed":truE}')
     done = audit(str(tmp_path), "--json", cryptography=False)
     assert done.returncode == 1, done.stderr
-    said = json.loads(done.stdout)
-    assert [(each["code"], each["path"]) for each in said["findings"]] == [("digest_mismatch", "results.json")]
-    assert said["error"]["code"] == "BUNDLE_CORRUPT"
+    output = json.loads(done.stdout)
+    assert [(each["code"], each["path"]) for each in output["findings"]] == [("digest_mismatch", "results.json")]
+    assert output["error"]["code"] == "BUNDLE_CORRUPT"
 
 
 def test_a_signed_packet_is_audited_with_cryptography_alone(tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_the_command_exits_1_on_any_finding(tmp_path: Path, capfdbinary: pytest.
     assert [finding["code"] for finding in document["findings"]] == ["unlisted"]
     assert document["error"]["code"] == "BUNDLE_CORRUPT"
     assert main(["bundle", "verify", str(tmp_path)]) == 1
-    said = capfdbinary.readouterr().out
-    assert b"INVALID" in said
-    assert b"\x1b" not in said
+    output = capfdbinary.readouterr().out
+    assert b"INVALID" in output
+    assert b"\x1b" not in output
     assert main(["verify", str(tmp_path / "absent"), "--json"]) == 2
     assert json.loads(capfdbinary.readouterr().out)["error"]["code"] == "BUNDLE_NOT_FOUND"
 

@@ -65,8 +65,8 @@ def limited_once() -> Iterator[str]:
 
 
 def codex(source: str, out: Path, model: str, **options: Any) -> Plan:
-    said = {"base_url": model, "model": "fake-model"}
-    return plan(source, out, out.parent, chain="codex_app_server!", flags=said, **options)
+    configured = {"base_url": model, "model": "fake-model"}
+    return plan(source, out, out.parent, chain="codex_app_server!", flags=configured, **options)
 
 
 def test_concurrent_attempts_have_separate_sessions_and_traces(

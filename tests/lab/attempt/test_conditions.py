@@ -106,10 +106,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     suite = HEAD + "".join(mission(id, *steps[id], expect=case.expect) for id, case in cases.items())
     made = plan(suite, base / "out", base)
     conduct(made, base / "out")
-    told = {each.mission: each for each in attempts(made, base / "out").values()}
+    reported = {each.mission: each for each in attempts(made, base / "out").values()}
     return Ran(
-        {id: each.result.verified for id, each in told.items() if each.result is not None},
-        {id: document(base / "out", made, each, "verification.json")["unmet"] for id, each in told.items()},
+        {id: each.result.verified for id, each in reported.items() if each.result is not None},
+        {id: document(base / "out", made, each, "verification.json")["unmet"] for id, each in reported.items()},
     )
 
 

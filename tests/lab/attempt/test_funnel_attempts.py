@@ -35,8 +35,8 @@ MARK = f"funnel-{os.getpid()}"
 
 
 def mission(id: str, script: str, **fields: Any) -> str:
-    said = {"id": id, "prompt": script, **fields}
-    return "[[mission]]\n" + "".join(f"{name} = {toml(value)}\n" for name, value in said.items())
+    fields_of_mission = {"id": id, "prompt": script, **fields}
+    return "[[mission]]\n" + "".join(f"{name} = {toml(value)}\n" for name, value in fields_of_mission.items())
 
 
 WAIT = "until [ -e begun ]; do sleep 0.01; done; "
@@ -124,8 +124,8 @@ class Ran(NamedTuple):
         return self.attempts[f"{id}.1"].result
 
     def calls(self, id: str) -> list[tuple[str, str, str]]:
-        told = lines(self.out, self.plan, self.attempts[f"{id}.1"], "tool.calls.jsonl")
-        return [(call["command"], call["status"], call["source"]) for call in told]
+        reported = lines(self.out, self.plan, self.attempts[f"{id}.1"], "tool.calls.jsonl")
+        return [(call["command"], call["status"], call["source"]) for call in reported]
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +186,8 @@ def test_a_declined_call_is_recorded_and_does_not_count(ran: Ran) -> None:
 def test_a_command_that_never_ran_does_not_count(ran: Ran, id: str) -> None:
     assert ran.result(id).verified == "failed"
     [call] = lines(ran.out, ran.plan, ran.attempts[f"{id}.1"], "tool.calls.jsonl")
-    told = (call["command"], call["status"], call["source"], call["started"])
-    assert told == ("pytest -q", "failed", "observed", False)
+    reported = (call["command"], call["status"], call["source"], call["started"])
+    assert reported == ("pytest -q", "failed", "observed", False)
     report = document(ran.out, ran.plan, ran.attempts[f"{id}.1"], "attempt.report.json")
     assert (report["tool_calls"], report["tool_calls_observed"]) == (1, 0)
 
@@ -247,9 +247,9 @@ def test_malformed_requests_do_not_change_the_record(ran: Ran) -> None:
 
 
 def test_a_killed_helper_is_a_failed_call(ran: Ran) -> None:
-    told = {command: (status, source) for command, status, source in ran.calls("kills-the-helper")}
-    assert told.pop("true") == ("completed", "observed")
-    assert list(told.values()) in ([("failed", "observed")], [("abandoned", "observed")])
+    reported = {command: (status, source) for command, status, source in ran.calls("kills-the-helper")}
+    assert reported.pop("true") == ("completed", "observed")
+    assert list(reported.values()) in ([("failed", "observed")], [("abandoned", "observed")])
 
 
 def test_a_call_left_running_ends_with_its_turn(ran: Ran) -> None:

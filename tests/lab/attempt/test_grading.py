@@ -99,7 +99,7 @@ def test_members_are_compared_as_json() -> None:
 def test_long_message_keeps_both_ends_and_its_beginning_is_the_claim() -> None:
     found = read_feedback("done: " + "x" * 100_000 + "the last words")
     assert (found.claimed, found.truncated) == ("success", True)
-    assert found.said is not None
-    assert found.said.startswith("done: x")
-    assert found.said.endswith("the last words")
-    assert f"[proofbox: {100_020 - TEXT_LIMIT} bytes left out]" in found.said
+    assert found.text is not None
+    assert found.text.startswith("done: x")
+    assert found.text.endswith("the last words")
+    assert f"[proofbox: {100_020 - TEXT_LIMIT} bytes left out]" in found.text

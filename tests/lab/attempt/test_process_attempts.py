@@ -47,8 +47,8 @@ def test_output_of_a_stopped_agent_is_kept_but_claims_nothing(tmp_path: Path) ->
     assert (attempt.result.reason, attempt.result.claimed) == ("timed_out", "none")
     feedback = document(out, made, attempt, "feedback.json")
     assert (feedback["result"], feedback["claimed"]) == ("done so far\n", "none")
-    said = [each["text"] for each in lines(out, made, attempt, "events.jsonl") if each["event"] == "message"]
-    assert said == ["done so far\n"]
+    messages = [each["text"] for each in lines(out, made, attempt, "events.jsonl") if each["event"] == "message"]
+    assert messages == ["done so far\n"]
     assert validate(load_bundle(out / made.run_id), strict=True) == []
 
 

@@ -46,10 +46,10 @@ def test_completed_run_is_valid_and_lists_replaced_attempts(
 
 def test_replacement_is_explained(made: Plan, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attempt", "explain", "m.1", "--run", str(out / made.run_id)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("m.1: no verdict, because the infrastructure failed (ATTEMPT_WORKER_LOST)\n")
-    assert "\nm.1.r1 replaced it.\n" in said
-    assert "resume" not in said
+    output = capsys.readouterr().out
+    assert output.startswith("m.1: no verdict, because the infrastructure failed (ATTEMPT_WORKER_LOST)\n")
+    assert "\nm.1.r1 replaced it.\n" in output
+    assert "resume" not in output
 
 
 def test_lost_result_is_incomplete(

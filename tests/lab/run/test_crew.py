@@ -54,15 +54,15 @@ DONE = {"answer1": "passed", "answer2": "passed", "answer3": "passed", "waits1":
 def test_failing_listener_stops_the_run_and_it_can_be_resumed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + WAITS + WORKS, out, tmp_path, concurrency=2)
-    heard: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
 
     def leave(event: dict[str, Any]) -> None:
-        heard.append(event)
+        received.append(event)
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
         conduct(made, out, leave)
-    assert len(heard) == 1, "no more events are forwarded"
+    assert len(received) == 1, "no more events are forwarded"
     assert "claimed" not in {each.state for each in attempts(made, out).values()}, "running attempts are closed"
     assert go_on(out, made.run_id) == DONE
 
@@ -76,11 +76,11 @@ def test_run_is_resumed_after_a_reader_stops_at_the_first_event(tmp_path: Path) 
     assert run.stderr is not None
     assert json.loads(run.stdout.readline())["event"] == "preparing"
     run.stdout.close()
-    said = run.stderr.read()
+    output = run.stderr.read()
     run.stderr.close()
     assert run.wait() == 141, "the run is not complete"
-    assert "Traceback" not in said
-    assert "proofbox suite resume" in said
+    assert "Traceback" not in output
+    assert "proofbox suite resume" in output
     assert go_on(*find_run(tmp_path / "out")) == DONE
 
 
@@ -93,12 +93,12 @@ def test_interrupted_run_prints_a_json_document(tmp_path: Path) -> None:
     )
     until_claimed(tmp_path / "out", run)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: its workers receive it as well
-    said, beside = run.communicate(timeout=60)
+    output, beside = run.communicate(timeout=60)
     assert run.returncode == 130
     assert beside.startswith("interrupted; resume with: ")
     assert beside.count("\n") == 1
     out, run_id = find_run(tmp_path / "out")
-    error = json.loads(said)["error"]
+    error = json.loads(output)["error"]
     assert (error["code"], error["fix_hints"]) == (
         "RUN_INTERRUPTED",
         [f"resume with: proofbox suite resume out/{run_id}"],

@@ -162,11 +162,11 @@ def test_usage_limit_without_a_reset_uses_up_retries() -> None:
 
 
 @pytest.mark.parametrize("said", [9e11, 1e12 - 1, float("inf")])
-def test_gate_is_never_closed_for_longer_than_the_maximum(tmp_path: Path, clock: ManualClock, said: float) -> None:
+def test_gate_is_never_closed_for_longer_than_the_maximum(tmp_path: Path, clock: ManualClock, output: float) -> None:
     limiter = gate(tmp_path, clock)
     now = clock.now().timestamp()
-    assert limiter.usage_limited(said) == now + MAX_PAUSE
-    limiter.rate_limited(now, retry_after=said)
+    assert limiter.usage_limited(output) == now + MAX_PAUSE
+    limiter.rate_limited(now, retry_after=output)
     assert "cut to 8 days" in limiter.state().why
     assert limiter.enter("a", ME) == MAX_PAUSE
     clock.advance(MAX_PAUSE)
@@ -185,9 +185,9 @@ def test_stored_time_beyond_the_maximum_is_capped_once(tmp_path: Path, clock: Ma
 
 
 @given(st.floats() | st.integers(-(10**30), 10**30))
-def test_retry_pause_has_the_same_maximum(said: float) -> None:
+def test_retry_pause_has_the_same_maximum(output: float) -> None:
     for name in ("resets_at", "retry_after"):
-        met = UsageLimited("used up", op="turn", details={name: said}, retryable=True)
+        met = UsageLimited("used up", op="turn", details={name: output}, retryable=True)
         wait = retry_after(met, ManualClock())
         assert wait is not None
         assert 0 <= wait <= MAX_PAUSE
@@ -199,11 +199,11 @@ def test_closed_credentials_are_listed_with_time_and_reason(tmp_path: Path, cloc
     assert limiter.closed() is None
     assert closed_gates(clock.now(), tmp_path) == ()
     limiter.usage_limited(clock.now().timestamp() + 60)
-    (told,) = closed_gates(clock.now(), tmp_path)
-    assert told == limiter.closed()
-    assert (told.credential, told.why) == ("https://model KEY", "usage limit")
-    assert parse_isoformat(told.until) - clock.now() == timedelta(seconds=60)
-    Path(told.file).unlink()
+    (reported,) = closed_gates(clock.now(), tmp_path)
+    assert reported == limiter.closed()
+    assert (reported.credential, reported.why) == ("https://model KEY", "usage limit")
+    assert parse_isoformat(reported.until) - clock.now() == timedelta(seconds=60)
+    Path(reported.file).unlink()
     assert limiter.enter("a", ME) is None
 
 

@@ -24,8 +24,8 @@ def test_required_free_space_depends_on_the_file_system_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, least: int
 ) -> None:
     """A small file system is not a shortage: 512 MiB would never be free there."""
-    told = os.statvfs_result((4096, 4096, size >> 12, free >> 12, free >> 12, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    reported = os.statvfs_result((4096, 4096, size >> 12, free >> 12, free >> 12, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: reported)
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable: 8388608 kB\n")
     assert reason(tmp_path, meminfo) == (f"less than {least} MiB of disk space are free at {tmp_path}" if least else "")

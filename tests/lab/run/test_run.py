@@ -160,17 +160,17 @@ def test_interrupted_attempt_does_not_affect_others(out: Path, tmp_path: Path) -
 def test_activity_is_reported_when_it_starts(out: Path, tmp_path: Path) -> None:
     source = HEAD + mission("waits", write("a", "b"), command("sleep 20 #\x1b[31m\n# more"), verify=ANSWER)
     made = plan(source, out, tmp_path)
-    told: list[str] = []
+    reported: list[str] = []
 
     def hear(event: dict[str, Any]) -> None:
         if event["event"] == "activity":
-            told.append(event["activity"])
-            if "sleep" in told[-1]:
+            reported.append(event["activity"])
+            if "sleep" in reported[-1]:
                 with Ledger(ledger_path(out, made.run_id)) as ledger:
                     ledger.interrupt("waits.1")
 
     conduct(made, out, hear)
-    assert told == ['write_file {"path":"a","content":"b"}', "sleep 20 #\\x1b[31m # more"]
+    assert reported == ['write_file {"path":"a","content":"b"}', "sleep 20 #\\x1b[31m # more"]
     assert results(made, out) == {"waits.1": ("none", "failed", None, "interrupted")}
 
 
@@ -187,8 +187,8 @@ def test_infra_failure_is_retried_with_its_parent_named(out: Path, tmp_path: Pat
 def test_schedule_records_event_times_not_write_time(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("falls", {"fault": "crash"}, verify=ANSWER), out, tmp_path, retries=1)
     run = conduct(made, out)
-    said = [json.loads(line) for line in (run / "schedule.jsonl").read_text().splitlines()]
-    at = {(each["kind"], each.get("attempt", "")): each["at"] for each in said}
+    entries = [json.loads(line) for line in (run / "schedule.jsonl").read_text().splitlines()]
+    at = {(each["kind"], each.get("attempt", "")): each["at"] for each in entries}
     order = [
         *((kind, "falls.1") for kind in ("planned", "started", "finished")),
         *((kind, "falls.1.r1") for kind in ("planned", "started", "finished")),

@@ -41,8 +41,8 @@ def test_oracle_passes_and_nop_fails_on_host_root_without_comparable_results(tmp
     assert [call["command"] for call in oracle.calls()] == ["/solution/solve.sh"]
     assert oracle.document("verification.json")["reward"] == {"value": 1.0}
     for name in ("attempt.json", "attempt.report.json"):
-        said = oracle.document(name)
-        assert (said["comparable"], said["not_comparable"]) == (False, [HOST_ROOT])
+        recorded = oracle.document(name)
+        assert (recorded["comparable"], recorded["not_comparable"]) == (False, [HOST_ROOT])
     assert oracle.document("attempt.report.json")["reward"] == 1.0
     notes = oracle.document("attempt.json")["origin"]["notes"]
     assert "environment/Dockerfile: not executed: RUN make" in notes

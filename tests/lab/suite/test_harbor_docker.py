@@ -65,9 +65,9 @@ def test_a_task_runs_unchanged_in_its_image(engine: PrivateEngine, tmp_path: Pat
     )
     oracle = Ran(root, tmp_path / "out", "oracle", host_root=False)
     assert oracle.verdict() == ("passed", None, "completed")
-    said = oracle.document("attempt.json")
-    assert (said["comparable"], said["not_comparable"]) == (True, [])
-    assert said["requested"]["image"] == "task-of-tests:latest"
+    recorded = oracle.document("attempt.json")
+    assert (recorded["comparable"], recorded["not_comparable"]) == (True, [])
+    assert recorded["requested"]["image"] == "task-of-tests:latest"
     assert oracle.document("verification.json")["isolation"] == "container"
     assert Ran(root, tmp_path / "out", "nop", host_root=False).verdict() == ("failed", None, "completed")
     assert containers(engine) == []

@@ -29,7 +29,7 @@ PROMPTED = f'{HEAD}prompt = "p"\n'
 pytestmark = pytest.mark.filterwarnings("ignore:Possible nested set")
 
 
-def told(read: Callable[[], Suite]) -> list[dict[str, Any]] | None:
+def reported(read: Callable[[], Suite]) -> list[dict[str, Any]] | None:
     """Return the problems, or None. Any other failure fails the test."""
     try:
         with limited_time():
@@ -41,7 +41,7 @@ def told(read: Callable[[], Suite]) -> list[dict[str, Any]] | None:
 
 
 def problems(text: str, base: Path = Path()) -> list[dict[str, Any]]:
-    found = told(lambda: parse_suite(text, base=base))
+    found = reported(lambda: parse_suite(text, base=base))
     assert found
     return found
 
@@ -137,7 +137,7 @@ def test_unreadable_prompt_is_reported_before_the_run(odd: Path, name: str, word
 
 
 def test_malformed_json_is_reported_with_its_position() -> None:
-    (found,) = told(lambda: parse_suite('{"suite":\n  {"id": }}', base=Path(), json=True)) or []
+    (found,) = reported(lambda: parse_suite('{"suite":\n  {"id": }}', base=Path(), json=True)) or []
     assert (found["line"], found["column"]) == (2, 10)
 
 
@@ -239,7 +239,7 @@ def test_any_value_in_any_field(odd: Path, changes: list[tuple[tuple[str | int, 
     for path, raw in changes:
         put(document, path, raw)
     text = "".join(f"{name} = {toml(value)}\n" for name, value in document.items())
-    assert in_place(told(lambda: parse_suite(text, base=odd)))
+    assert in_place(reported(lambda: parse_suite(text, base=odd)))
 
 
 LINES = [
@@ -263,7 +263,7 @@ LINES = [
     st.booleans(),
 )
 def test_any_text(text: str, json: bool) -> None:
-    found = told(lambda: parse_suite(text, base=Path(), json=json))
+    found = reported(lambda: parse_suite(text, base=Path(), json=json))
     assert found != []
     assert json or in_place(found)
 
@@ -281,7 +281,7 @@ def test_any_value_in_any_field_of_a_task(
         put(document, path, raw)
     text = "".join(f"{name} = {toml(value)}\n" for name, value in document.items())
     root = task(tmp_path_factory.mktemp("t") / "t", toml=text)
-    assert told(lambda: read_tasks(root, host_root=host_root)) != []
+    assert reported(lambda: read_tasks(root, host_root=host_root)) != []
 
 
 DOCKERFILE = [
@@ -300,7 +300,7 @@ def test_any_dockerfile(tmp_path_factory: pytest.TempPathFactory, lines: list[st
     for name in ("l1", "l2", "l3"):
         (root / "environment" / name).symlink_to(".")
     (root / "environment/srcs").mkdir()
-    assert told(lambda: read_tasks(root, host_root=True)) != []
+    assert reported(lambda: read_tasks(root, host_root=True)) != []
 
 
 def test_wildcard_matches_one_part_of_a_path(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ class History(RuleBasedStateMachine):
         taken = self.workspace.snapshot("step", sealed=sealed)
         self.kept[taken.id] = read_tree(self.root)
         if before is not None:
-            told = self.workspace.diff(before.id, taken.id)
-            assert taken.changed == sum(2 if change.kind == "renamed" else 1 for change in told)
+            reported = self.workspace.diff(before.id, taken.id)
+            assert taken.changed == sum(2 if change.kind == "renamed" else 1 for change in reported)
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data())

@@ -109,9 +109,9 @@ class Git:
             process.kill()
             process.communicate()
             raise
-        output, said = process.communicate(timeout=_TIMEOUT)
+        output, stderr = process.communicate(timeout=_TIMEOUT)
         if process.returncode != 0:
-            raise _failure("fast-import", said)
+            raise _failure("fast-import", stderr)
         self._run("update-ref", "-d", ref)
         return output.decode().strip()
 

@@ -48,13 +48,13 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True):
     """The final message: its text and, if it is a JSON object, the parsed object."""
 
     claimed: Claim
-    said: str
+    text: str
     """The text, JSON or not; empty if there was no message."""
     result_json: dict[str, Any] | None = None
     truncated: bool = False
 
     def document(self) -> dict[str, Any]:
-        result: dict[str, Any] = {"result": self.said}
+        result: dict[str, Any] = {"result": self.text}
         if self.result_json is not None:
             result = {"result_json": self.result_json}
         document: dict[str, Any] = msgspec.to_builtins(
@@ -69,12 +69,12 @@ def read_feedback(final_message: str) -> Feedback:
     if parsed is not None:
         status = parsed.get("status")
         claimed: Claim = status if status in ("success", "failure") else "none"
-        return Feedback(claimed=claimed, said=final_message, result_json=parsed)
+        return Feedback(claimed=claimed, text=final_message, result_json=parsed)
     text, half = final_message, TEXT_LIMIT // 2
     if len(text) > TEXT_LIMIT:  # keep both ends
         left_out = text[half:-half].encode("utf-8", "surrogatepass")
         text = text[:half] + gap(len(left_out)) + text[-half:]
-    return Feedback(claimed=_claim(final_message), said=text, truncated=text is not final_message)
+    return Feedback(claimed=_claim(final_message), text=text, truncated=text is not final_message)
 
 
 def _claim(text: str) -> Claim:

@@ -63,7 +63,7 @@ def unmet(
         undecided = f"undecided, because calls may be missing from the record: {doubt}"
         check(holds and not doubt, condition, what, undecided if doubt else instead)
 
-    message = feedback.said[:MATCHED_TEXT]
+    message = feedback.text[:MATCHED_TEXT]
     if expect.claimed is not None:
         check(feedback.claimed == expect.claimed, "claimed", expect.claimed, feedback.claimed)
     if expect.result is not None:

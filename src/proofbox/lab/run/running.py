@@ -246,9 +246,9 @@ def _in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callab
         begun = threading.Lock()  # taken by the thread or by a cancellation, whichever comes first
         if stoppable:
             options["stop"] = stop
-        if (heard := options.get("on_event")) is not None:
+        if (listener := options.get("on_event")) is not None:
             # By token, because the threads that read the workers' events are not anyio's.
-            options["on_event"] = functools.partial(anyio.from_thread.run_sync, heard, token=current_token())
+            options["on_event"] = functools.partial(anyio.from_thread.run_sync, listener, token=current_token())
 
         def work() -> T:
             if not begun.acquire(blocking=False):

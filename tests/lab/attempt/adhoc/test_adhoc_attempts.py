@@ -339,8 +339,8 @@ def test_refused_variables_fail_before_the_start(
 
 def test_project_settings_apply_once_trusted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".proofbox").mkdir()
-    said = 'strategies = ["process!", "scripted"]\n[runtimes.process]\ncommand = ["echo", "from the file"]\n'
-    (project / settings.PROJECT_FILE).write_text(said)
+    config_text = 'strategies = ["process!", "scripted"]\n[runtimes.process]\ncommand = ["echo", "from the file"]\n'
+    (project / settings.PROJECT_FILE).write_text(config_text)
     settings.trust(project)
     trial = run_attempt("x", project, provider="bubblewrap")
     assert (trial.strategy, trial.final_message) == ("process", "from the file\n")

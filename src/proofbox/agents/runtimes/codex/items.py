@@ -78,7 +78,9 @@ def _file_change(place: Open, id: str, item: JsonObject, late: bool) -> Event:
 
 def _other_tool(place: Open, id: str, item: JsonObject, late: bool) -> Event:
     arguments = next((item[name] for name in ("arguments", "query", "path", "prompt") if item.get(name)), None)
-    came = next((item[name] for name in ("result", "contentItems", "output", "error", "failure") if item.get(name)), "")
+    result = next(
+        (item[name] for name in ("result", "contentItems", "output", "error", "failure") if item.get(name)), ""
+    )
     status = _status(item)
     if item.get("success") is False or item.get("error") or item.get("failure"):
         status = "failed"
@@ -90,7 +92,7 @@ def _other_tool(place: Open, id: str, item: JsonObject, late: bool) -> Event:
         command=fields.as_json(arguments, PAYLOAD) if arguments is not None else "",
         status=status,
         duration_ms=fields.number(item, "durationMs"),
-        output=fields.as_json(came, OUTPUT),
+        output=fields.as_json(result, OUTPUT),
         late=late,
     )
 

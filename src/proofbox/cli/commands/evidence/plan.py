@@ -170,7 +170,8 @@ def run(
     dry: Annotated[bool, Parameter(name="--dry", help="Check everything, and run nothing.")] = False,
     trust: Annotated[bool, Parameter(name="--trust", help="Consent to what the plan asks for, now and later.")] = False,
     lock_mode: Annotated[
-        Literal["fail", "wait"], Parameter(name="--lock-mode", help="If another run writes to the output directory.")
+        Literal["fail", "wait"],
+        Parameter(name="--lock-mode", help="What to do if another run is writing to the output directory."),
     ] = "fail",
     lock_timeout: Annotated[
         float, Parameter(name="--lock-timeout", help="With --lock-mode wait, the seconds to wait.")

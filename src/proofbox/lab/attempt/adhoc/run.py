@@ -237,7 +237,7 @@ class _AdHocSupervisor(Supervisor):
             error=None if error is None else AttemptFailure.of(error, redactor),
             version=runner["version"],
             chain=self._considered,
-            final_message=self._feedback.said,
+            final_message=self._feedback.text,
             tool_calls=tuple(
                 CallMade(
                     redactor.preview(call.command, 4096)[0],
