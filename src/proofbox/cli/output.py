@@ -96,6 +96,13 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return printable("\n".join(lines))
 
 
+def readable(value: object) -> str:
+    """Return a member of a document as people write it: yes or no, `-` for null, no trailing `.0`."""
+    if value is None or isinstance(value, bool):
+        return {True: "yes", False: "no", None: "-"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _clean(value: Any) -> Any:
     """Replace bytes from file names that are not UTF-8. Where bytes matter, a document has a `_b64` member."""
     if isinstance(value, str):

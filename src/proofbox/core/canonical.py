@@ -173,7 +173,9 @@ def check_values(data: bytes) -> None:
     if len(data) > MAX_WIDE_BYTES and _WIDE.search(data) is not None:
         raise CanonicalError(f"more than {MAX_WIDE_BYTES} bytes with characters beyond the BMP")
     if 2 * len(data) > MAX_VALUES and data.count(b",") + data.count(b"[") + 2 * data.count(b"{") > MAX_VALUES:
-        raise CanonicalError(f"more than {MAX_VALUES} values: commas, brackets, and braces twice")
+        raise CanonicalError(
+            f"more than {MAX_VALUES} values, counting each comma and bracket once and each brace twice"
+        )
 
 
 def _check_depth(value: Any) -> None:

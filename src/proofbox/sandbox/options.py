@@ -114,7 +114,7 @@ def make_policy(project: Path, options: PolicyOptions, settings: Settings) -> Po
     refuse_unknown(options, BOX_OPTIONS)
     for name in ("mounts", "hidden", "frozen"):
         if isinstance(options.get(name), str | bytes):  # iterating over it would yield characters
-            raise RequestInvalid(f"{name} is one string, not a list", op="start", fix_hints=[f"write {name}=[…]"])
+            raise RequestInvalid(f"{name} must be a list, not a string", op="start", fix_hints=[f"write {name}=[…]"])
     network, allow = parse_network(_first(options.get("network"), settings.network))
     own = [parse_mount(each) if isinstance(each, str) else each for each in options.get("mounts") or ()]
     mounts = [*(parse_mount(each, project) for each in settings.mounts), *own]

@@ -126,7 +126,9 @@ def _checked_mount(mount: Mount, host: Path) -> Mount:
         )
     if any(guest.is_relative_to(own) for own in _GUEST_OWN):
         raise PathRefused(
-            f"mount {host} at {guest}: the box has its own there", op="start", fix_hints=["choose another path"]
+            f"mount {host} at {guest}: the box has its own directory at that path",
+            op="start",
+            fix_hints=["choose another path"],
         )
     return Mount(_without_kernel_settings(host, "mount"), str(guest), mount.writable)
 

@@ -163,7 +163,7 @@ class ExportAnswer(_Document, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.success and not self.base_commit_sha:
-            raise ValueError("a successful export has a commit")
+            raise ValueError("a successful export must name a commit")
         msgspec.structs.force_setattr(self, "repo_url", without_login(self.repo_url))
 
 

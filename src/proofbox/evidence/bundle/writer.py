@@ -88,7 +88,7 @@ class BundleWriter:
     def __init__(self, place: _Place, run_id: str, *, dry: bool = False, **options: Unpack[WriterOptions]) -> None:
         expected = options.get("expected", ())
         if isinstance(expected, str):
-            raise UsageError("expected is a list of paths, not one path", op="bundle open")
+            raise UsageError("expected must be a list of paths, not one path", op="bundle open")
         self.path = place.path
         self.run_id = run_id
         self.stage = "run"

@@ -166,7 +166,7 @@ class Ledger:
         if not any(kind in ("view", "trigger") or "VIRTUAL" in sql.upper() for kind, _, sql in objects):
             require_version({"schema_version": self.get_value("schema_version")}, SCHEMA, self.path)
         if objects != _own_objects():
-            raise CorruptError(f"{self.path} has other tables than {SCHEMA}", op="ledger")
+            raise CorruptError(f"the tables of {self.path} do not match {SCHEMA}", op="ledger")
 
     @classmethod
     def create(

@@ -89,6 +89,6 @@ def flaky(counts: Counts) -> list[int]:
 
 def _mean_over_missions(counts: Counts, k: int, estimate: Estimate) -> float | None:
     if k < 1:
-        raise ValueError(f"k is at least 1, not {k}")
+        raise ValueError(f"k must be at least 1, not {k}")
     values = [estimate(passed, scored) for passed, scored in counts if scored >= k]
     return statistics.fmean(values) if values else None

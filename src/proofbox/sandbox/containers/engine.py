@@ -99,7 +99,9 @@ class ContainerEngine:
             while part := answer.read(1 << 20):
                 size += len(part)
                 if size > limit:
-                    raise EngineRefused(f"{op}: more than {limit} bytes", op=op, details={"status": 0})
+                    raise EngineRefused(
+                        f"{op}: the response is larger than {limit} bytes", op=op, details={"status": 0}
+                    )
                 file.write(part)
         except (OSError, HTTPException) as error:
             raise self._unreachable(error) from None
@@ -124,7 +126,7 @@ class ContainerEngine:
                 byte = stream.recv(1)
                 head += byte
                 if not byte or len(head) > 65536:
-                    raise self._unreachable(ConnectionError("no response to attach"))
+                    raise self._unreachable(ConnectionError("the engine did not respond to the attach request"))
         except (OSError, HTTPException) as error:
             connection.close()
             raise self._unreachable(error) from None

@@ -9,7 +9,7 @@ import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.commands.evidence.verify import FindingFacts, show_verification
-from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.output import Document, ErrorBody, columns, readable, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import UsageError
@@ -228,11 +228,7 @@ def _table(found: tuple[RunFacts, ...]) -> str:
 
 def _details(document: BundleDocument) -> str:
     facts = msgspec.to_builtins(document.bundle)
-    words = {True: "yes", False: "no", None: "-"}
-    lines = [
-        (name, words[value] if value is None or isinstance(value, bool) else str(value))
-        for name, value in facts.items()
-    ]
+    lines = [(name, readable(value)) for name, value in facts.items()]
     if document.failure:
         lines.append(("failure", "{stage}: {error}: {message}".format(**document.failure)))
     parts = [columns(lines)]

@@ -9,7 +9,7 @@ import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.commands.run.exec import NO_FLAGS, CommandArgs, finish
-from proofbox.cli.output import Document, columns, show
+from proofbox.cli.output import Document, columns, readable, show
 from proofbox.cli.parameters import Parameter
 from proofbox.errors import UsageError
 from proofbox.sandbox.contract import DEFAULT_TTL
@@ -171,6 +171,6 @@ def _table(found: tuple[SessionInfo, ...]) -> str:
 def _details(found: SessionInfo) -> str:
     facts = msgspec.to_builtins(found, enc_hook=str)
     policy = facts.pop("policy")
-    rows = [(name, str(value)) for name, value in facts.items()]
-    rows += [(f"policy {name}", str(value)) for name, value in policy.items() if value not in (None, (), [])]
+    rows = [(name, readable(value)) for name, value in facts.items()]
+    rows += [(f"policy {name}", readable(value)) for name, value in policy.items() if value not in (None, (), [])]
     return columns(rows)

@@ -193,7 +193,9 @@ def _missing(capabilities: Capabilities, root: str) -> dict[str, str]:
 
 
 def _table(found: tuple[Effect, ...]) -> str:
-    rows = [("TIME", "WHAT", "ENDED", "TARGET")]
+    if not found:
+        return "no effects"
+    rows = [("TIME", "KIND", "RESULT", "TARGET")]
     for each in found:
         ended = {"intent": "", "denied": "denied", "note": "note"}.get(each.phase)
         if ended is None:

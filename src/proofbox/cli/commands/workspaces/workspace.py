@@ -264,7 +264,7 @@ def verify(directory: Directory = Path(), /, *, json: flags.Json = False) -> int
     with Workspace.open(directory, track=False) as workspace:
         found = workspace.verify()
     amount = f"{counted(found.snapshots, 'snapshot')}, {counted(found.objects, 'object')}"
-    lines = [f"{'sound' if found.sound else 'DAMAGED'}: {amount}"]
+    lines = [f"{'valid' if found.sound else 'DAMAGED'}: {amount}"]
     error = None if found.sound else WorkspaceCorrupt(counted(len(found.problems), "problem"), op="workspace verify")
     show(
         VerifyDocument(ok=found.sound, verification=found, error=ErrorBody.of(error) if error else None),
