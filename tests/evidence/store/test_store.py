@@ -238,7 +238,7 @@ def test_bundle_round_trips_through_a_store(tmp_path: Path, store: BundleStore) 
     pulled = pull_bundle(store, tmp_path / "back")
     assert contents(Path(pulled.path)) == contents(run)
     assert sorted(os.listdir(tmp_path / "back")) == [".runtime.lock", run.name]
-    push_bundle(run, store)  # again, and nothing happens
+    push_bundle(run, store)  # a repeated push changes nothing
     with pytest.raises(BundleExists):
         pull_bundle(store, tmp_path / "back")
 
@@ -255,7 +255,7 @@ def test_large_artifact_is_pushed_in_pieces(
 
     monkeypatch.setattr(Bundle, "read_bytes", read_small)
     push_bundle(run, store)
-    push_bundle(run, store)  # again, and nothing happens
+    push_bundle(run, store)  # a repeated push changes nothing
     assert contents(Path(pull_bundle(store, tmp_path / "back").path)) == contents(run)
 
 

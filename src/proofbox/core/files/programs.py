@@ -1,6 +1,6 @@
 """Find the programs that proofbox runs on the host, and recognize those that someone else could have planted.
 
-PATH may lead into a directory that came from a stranger or that an agent writes to: `.`, `node_modules/.bin`, a virtual
+PATH may contain a directory that someone else provided or that an agent writes to: `.`, `node_modules/.bin`, a virtual
 environment of the project. A program there must not run outside a box.
 """
 
