@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
 class Frame(NamedTuple):
     seconds: float
-    """Seconds for which it is shown."""
+    """How many seconds it is shown."""
     picture: tuple[Row, ...]
 
 

@@ -171,7 +171,7 @@ def run(
     trust: Annotated[bool, Parameter(name="--trust", help="Consent to what the plan asks for, now and later.")] = False,
     lock_mode: Annotated[
         Literal["fail", "wait"],
-        Parameter(name="--lock-mode", help="What to do if another run is writing to the output directory."),
+        Parameter(name="--lock-mode", help="Fail or wait if another run is writing to the output directory."),
     ] = "fail",
     lock_timeout: Annotated[
         float, Parameter(name="--lock-timeout", help="With --lock-mode wait, the seconds to wait.")
