@@ -88,7 +88,7 @@ _DOCUMENT = shape.record(
                     "observed_path_nofirmlink": shape.or_null(_TEXT).meaning(
                         "On macOS, the kernel's path without firmlinks."
                     ),
-                    "normalized_path": _TEXT.meaning("A join key; never guessed."),
+                    "normalized_path": _TEXT.meaning("The observed path, or else the requested path made absolute."),
                     "error": shape.or_null(_TEXT).meaning("The reason for a missing observation, else null."),
                 }
             )
