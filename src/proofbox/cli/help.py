@@ -32,6 +32,7 @@ EXAMPLES_OF_ALL = """\
   proofbox verify out"""
 EXAMPLES = "For example:"
 """Starts the examples in the docstring of a command."""
+NO_BREAK = "\0"  # a space at which a line is not broken
 VALUES = {"text": "TEXT", "integer": "N", "number": "NUMBER", "path": "PATH", "switch": ""}
 
 
@@ -105,7 +106,7 @@ def _label(option: CommandInput) -> str:
 def _meaning(each: CommandInput) -> str:
     if each.required:
         return f"{each.declared.help} [required]"
-    shown = "" if each.default in (None, False, (), "") else f" [default: {each.default}]"
+    shown = "" if each.default in (None, False, (), "") else f" [default:{NO_BREAK}{each.default}]"
     return each.declared.help + shown
 
 
@@ -133,7 +134,7 @@ def _wrapped(text: str, indent: str = "") -> str:
 def _lines(text: str, start: str, indent: str) -> Iterator[str]:
     """Break text into lines that fit the terminal."""
     line, empty, width = start, True, _columns()
-    for word in text.split():
+    for word in (each.replace(NO_BREAK, " ") for each in text.split()):
         if not empty and len(line) + 1 + len(word) > width:
             yield line
             line, empty = indent, True

@@ -20,8 +20,8 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.text import printable
-from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import ConsentRequired, CorruptError, RequestInvalid
 
 CONSENTS = "proofbox.consents/1"
