@@ -21,13 +21,16 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from capabilities import ROOT
+from forging import rebuild
 from harbor_tasks import task
 from suites import HEAD, command, mission, say
 
 from proofbox.cli import main
+from proofbox.core.canonical import canonical_bytes
 from proofbox.errors import error_classes
 from proofbox.evidence.bundle.paths import INDEX, read_latest
 
@@ -396,7 +399,7 @@ READERS: tuple[tuple[str, ...], ...] = (
     ("validate", "out"),
     ("report", "out"),
     ("suite", "report", "out"),
-    ("attempt", "list", "--run", "out"),
+    ("attempt", "list", "out"),
     ("attempt", "show", "a.1", "--run", "out"),
     ("attempt", "explain", "a.1", "--run", "out"),
     ("promotion", "emit", "out", "--output", "packet.json"),
@@ -526,12 +529,12 @@ def test_ledger_from_elsewhere_is_refused(stranger: Stranger, bundle: Path, kind
         Path(f"{ledger}-wal").symlink_to(stranger.secret)
     else:
         Path(f"{ledger}-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + b"\0" * 504)
-    for words in (("suite", "report", "out"), ("attempt", "list", "--run", "out"), ("suite", "resume", "out")):
+    for words in (("suite", "report", "out"), ("attempt", "list", "out"), ("suite", "resume", "out")):
         assert stranger.refused(*words) == "PROOFBOX_CORRUPT"
     assert stranger.secret.read_text() == f"{SECRET}\n"
 
 
-# Records of trials
+# Attempts made by hand
 
 
 @pytest.mark.needs("bubblewrap")
@@ -543,26 +546,36 @@ def test_settings_of_a_record_from_elsewhere_need_consent(stranger: Stranger) ->
     stranger.run(
         "runtime", "try", *scripted, "--prompt", "go", "--workspace", str(stranger.top / "app"), "--out", "mine"
     )
-    own = ("runtime", "fork", "mine", "--step", "0", "--prompt", "go", "--workspace")
-    stranger.run(*own, str(stranger.top / "fork"))
+
+    def fork(record: str, place: str, *words: str) -> tuple[str, ...]:
+        return ("attempt", "fork", record, str(stranger.top / place), "--step", "0", "--prompt", "go", *words)
+
+    stranger.run(*fork("mine", "fork"))
     shutil.copytree("mine", "theirs")
-    fork = ("runtime", "fork", "theirs", "--step", "0", "--prompt", "go", "--workspace", str(stranger.top / "new"))
-    assert stranger.refused(*fork) == "SANDBOX_CONSENT_REQUIRED"  # the script of another path
-    record = json.loads(Path("mine/trial.json").read_bytes())
+    assert stranger.refused(*fork("theirs", "new")) == "SANDBOX_CONSENT_REQUIRED"  # the script of another path
+    stranger.run(*fork("theirs", "trusted", "--trust"))
+    attempt, runner = (json.loads(Path("mine", name).read_bytes()) for name in ("attempt.json", "runner.ref.json"))
     stranger.program(stranger.place / "agent")
-    for change in (
-        {"provider": "off"},
-        {"policy": {"network": "full"}},
-        {"policy": {"mounts": ["/:/host"]}},
-        {"policy": {"doors": [{"port": 3000, "socket": "/run/docker.sock"}]}},
-        {"strategy": "process", "settings": {"command": [str(stranger.place / "agent")]}, "provider": "off"},
+
+    def change(attempt_members: dict[str, Any], runner_members: dict[str, Any]) -> None:
+        Path("mine/attempt.json").write_bytes(canonical_bytes(attempt | attempt_members))
+        Path("mine/runner.ref.json").write_bytes(canonical_bytes(runner | runner_members))
+        rebuild(Path("mine"))
+
+    off = {"requested": attempt["requested"] | {"provider": "off"}}
+    agent = {"runtime": "process", "settings": {"command": [str(stranger.place / "agent")]}}
+    for attempt_members, runner_members in (
+        (off, {}),
+        ({"policy": {"network": "full"}}, {}),
+        ({"policy": {"mounts": ["/:/host"]}}, {}),
+        ({"policy": {"doors": [{"port": 3000, "socket": "/run/docker.sock"}]}}, {}),
+        (off, agent),
     ):
-        Path("mine/trial.json").write_text(json.dumps(record | change))
-        assert stranger.refused(*own, str(stranger.top / "new")) == "SANDBOX_CONSENT_REQUIRED", change
+        change(attempt_members, runner_members)
+        assert stranger.refused(*fork("mine", "new")) == "SANDBOX_CONSENT_REQUIRED", attempt_members
         assert not (stranger.top / "new").exists()
-    Path("mine/trial.json").write_text(json.dumps(record | {"policy": {"pids": 64, "doors": []}}))
-    stranger.run(*own, str(stranger.top / "new"))  # a limit narrows
-    stranger.run(*fork[:-1], str(stranger.top / "trusted"), "--trust")
+    change({"policy": {"pids": 64, "doors": []}}, {})
+    stranger.run(*fork("mine", "new"))  # a limit narrows
 
 
 # Deliveries

@@ -82,7 +82,6 @@ NOT_LEFT = {
     "proofbox.runtime_conformance/1": "of `runtime check`",
     "proofbox.ledger/1": "SQLite",
     "proofbox.limiter/1": "only with a model; tests/lab/run/test_limiter.py",
-    "proofbox.path_witnesses/1": "tests/evidence/documents/test_documents.py",
     "proofbox.promotion_packet/1": "no longer written; tests/schemas",
     "proofbox.promotion_policy/1": "inside a packet",
     "proofbox.torn_attempt/1": "needs a killed run; tests/lab/run/test_run.py",
@@ -203,6 +202,11 @@ def play(tell: Story) -> None:
     tell("promotion", "emit", attempt, "--out", "answer.promotion.json", "--json")
     tell("promotion", "verify", "answer.promotion.json", "--bundle", attempt, "--json")
 
+    tell("plan", "list", "--json")
+    tell("plan", "show", "off", "--json")
+    tell("plan", "run", "off", "--only-probe", "outside.write", "--out", "plans", "--json")
+    tell("plan", "compare", "plans", "plans", "--json")
+
     copy = tell("bundle", "pull", "store", "pulled", "--json")["path"]
     (tell.place / copy / "environment.json").write_text("{}")
     tell("verify", copy, "--json", code=1)
@@ -267,7 +271,10 @@ def test_stored_documents_match_their_schemas(story: Story) -> None:
     wrong: dict[str, list[str]] = {}
     seen: set[str] = set()
     for name, document in stored_below(
-        *(story.place / each for each in ("out", "pulled", "delivered", "trial", "user", "answer.promotion.json"))
+        *(
+            story.place / each
+            for each in ("out", "plans", "pulled", "delivered", "trial", "user", "answer.promotion.json")
+        )
     ):
         entry = document
         if name == "events.jsonl":

@@ -337,7 +337,7 @@ def test_damaged_bundle_is_not_proven(app: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["deliver spec", "deliver plan", "deliver init", "deliver pr", "backend serve"])
 def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == 0
-    assert "For example:" in capsys.readouterr().out
+    assert "Examples:" in capsys.readouterr().out
 
 
 def test_an_attempts_final_snapshot_is_delivered_with_its_own_proof(

@@ -215,9 +215,10 @@ def _race(made: Lab, name: str, signed: Scene, forged: Scene, flips: int) -> Ite
     assert genuine != made.run("verify", forged.run)[1]["checked"]
     words: list[object] = ["verify", scene.run]
     if name != VERIFY:
-        words = ["promotion", "verify", scene.packet("run")]
+        words = ["promotion", "verify", scene.packet("run"), "--bundle", scene.run]
     if name == DELIVER:
         words = ["deliver", "init", "--source", scene.tree(BAD), "--packet", scene.packet(BAD)]
+        words += ["--bundle", scene.attempt(BAD)]
 
     def put(run: Scene, packets: Scene) -> None:
         for of in ("run", BAD):

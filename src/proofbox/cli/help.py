@@ -32,6 +32,7 @@ EXAMPLES_OF_ALL = """\
   proofbox verify out"""
 EXAMPLES = "For example:"
 """Starts the examples in the docstring of a command."""
+NO_BREAK = "\0"  # a space at which a line is not broken
 VALUES = {"text": "TEXT", "integer": "N", "number": "NUMBER", "path": "PATH", "switch": ""}
 
 
@@ -108,7 +109,7 @@ def _meaning(each: CommandInput) -> str:
     if each.default in (None, False, (), ""):
         return each.declared.help
     default = f"{each.default:g}" if isinstance(each.default, float) else each.default
-    return f"{each.declared.help} [default: {default}]"
+    return f"{each.declared.help} [default:{NO_BREAK}{default}]"
 
 
 def _table(rows: Iterable[tuple[str, str]], width: int = 0) -> str:
@@ -133,14 +134,14 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _lines(text: str, start: str, indent: str) -> Iterator[str]:
-    """Break text into lines that fit the terminal, but not between `[default:` and the value."""
+    """Break text into lines that fit the terminal."""
     line, empty, width = start, True, _columns()
-    for word in text.replace("[default: ", "[default:\0").split():
+    for word in (each.replace(NO_BREAK, " ") for each in text.split()):
         if not empty and len(line) + 1 + len(word) > width:
-            yield line.replace("\0", " ")
+            yield line
             line, empty = indent, True
         line, empty = line + word if empty else f"{line} {word}", False
-    yield line.replace("\0", " ").rstrip()
+    yield line.rstrip()
 
 
 def _columns() -> int:

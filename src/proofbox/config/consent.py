@@ -20,8 +20,8 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.text import printable
-from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import ConsentRequired, CorruptError, RequestInvalid
 
 CONSENTS = "proofbox.consents/1"
@@ -47,6 +47,8 @@ class _Consents(msgspec.Struct, frozen=True):
     """By the path of a suite or a directory of tasks: the requests it may make."""
     plans: dict[str, str] = {}
     """By the id of a run that is not committed yet: the digest of its plan."""
+    runs: dict[str, str] = {}
+    """By the id of a run that was committed here: the digest of its index."""
     schema_version: str = CONSENTS
 
 
@@ -106,11 +108,25 @@ def knows_plan(run_id: str, digest: str) -> bool:
     return _read().plans.get(run_id) == digest
 
 
-def forget_plan(run_id: str) -> None:
-    """Drop the record of a plan, when its run is committed or removed."""
-    if run_id in _read().plans:
+def remember_run(run_id: str, index_sha256: str) -> None:
+    """Record a run that was committed here, in place of its plan."""
+    with _changing() as consents:
+        consents.plans.pop(run_id, None)
+        consents.runs[run_id] = index_sha256
+
+
+def knows_run(run_id: str, index_sha256: str) -> bool:
+    """Return whether this run, unchanged, was committed here."""
+    return _read().runs.get(run_id) == index_sha256
+
+
+def forget_run(run_id: str) -> None:
+    """Drop the record of a run that was removed."""
+    found = _read()
+    if run_id in found.plans or run_id in found.runs:
         with _changing() as consents:
             consents.plans.pop(run_id, None)
+            consents.runs.pop(run_id, None)
 
 
 def describe(asked: Sequence[Widening]) -> list[str]:
@@ -138,7 +154,7 @@ def _read() -> _Consents:
         require_version(data, CONSENTS, _file())
         return parse_json(data, _Consents)
     except (OSError, msgspec.DecodeError):
-        return _Consents(paths={}, plans={})
+        return _Consents(paths={}, plans={}, runs={})
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.plain import read_inside, read_plain
 from proofbox.core.nearest import nearest
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.size import Size, megabytes
-from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 
 PROJECT_FILE = Path(".proofbox/config.toml")
@@ -259,7 +259,7 @@ def _read(path: Path, project: Path | None = None) -> bytes | None:
 def _parse(data: bytes, path: Path) -> Settings:
     import tomllib
 
-    from proofbox.core.toml import parse_toml
+    from proofbox.core.parsing.toml import parse_toml
 
     try:
         values: dict[str, Any] = parse_toml(data.decode("utf-8"))

@@ -6,7 +6,6 @@ because the auditor's modules declare documents too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,6 +40,8 @@ def require_version(document: bytes | Mapping[str, Any], known: str, where: obje
     Bytes are checked before they are parsed as the known version, whose members another version may not have. Bytes
     that state no version at all are left to the parser.
     """
+    import json  # used only for documents that exist, and not needed to start a box
+
     stated: object = None
     if isinstance(document, bytes):
         try:

@@ -18,7 +18,7 @@ import msgspec
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
 from proofbox.core.files.atomic import write_document
-from proofbox.core.untrusted_json import parse_json
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
 from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.client.requests import encode_env, make_request

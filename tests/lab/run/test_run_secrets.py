@@ -89,7 +89,7 @@ def test_a_secret_in_a_file_s_name_ends_the_attempt_and_nothing_else(
 def test_a_suite_that_holds_a_secret_is_refused_before_anything_is_written(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    source = HEAD + mission("leaks", *DOES_IT, *([say(TOKEN)] if place == "script" else []), verify=ANSWER)
+    source = HEAD + mission("leaks", *([say(TOKEN)] if place == "script" else []), *DOES_IT, verify=ANSWER)
     if place == "prompt":
         source = source.replace("do it", f"use {TOKEN}")
     if place == "file":

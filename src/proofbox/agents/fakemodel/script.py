@@ -36,7 +36,7 @@ from typing import Literal
 
 import msgspec
 
-from proofbox.core.toml import parse_toml
+from proofbox.core.parsing.toml import parse_toml
 from proofbox.errors import UsageError
 
 _DIRECTIVE = re.compile(r"\[\[\s*([a-z]+)(?:\s+(.*?))?\s*\]\]", re.DOTALL)

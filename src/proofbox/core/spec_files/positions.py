@@ -11,7 +11,7 @@ import tomllib
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
-from proofbox.core.toml import TomlRefused, parse_toml
+from proofbox.core.parsing.toml import TomlRefused, parse_toml
 
 Path = tuple[str | int, ...]
 

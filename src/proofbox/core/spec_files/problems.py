@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from proofbox.core.canonical import CanonicalError
+from proofbox.core.parsing.toml import TomlRefused
 from proofbox.core.spec_files.positions import Path, Position
-from proofbox.core.toml import TomlRefused
 from proofbox.errors import ProofboxError, SuiteInvalid
 
 MAX_PROBLEMS = 100

@@ -19,7 +19,7 @@ from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
-from proofbox.core.untrusted_json import parse_json
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.delivery.client.wire import RepoManifest
 from proofbox.errors import CorruptError
 

@@ -29,6 +29,7 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import ScheduleLog
+from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.attempt.sharing import refuse_unshareable
 from proofbox.lab.reports.summary import SUMMARY, summarize
@@ -225,8 +226,8 @@ class Conductor:
 
     def _tidy_up(self) -> None:
         """Clean up after the commit. Can be repeated."""
-        consent.forget_plan(self._run_id)
         if self._ledger.get_value("committed") != "yes":
+            consent.remember_run(self._run_id, artifacts.index_sha256(self._out / self._run_id))
             self._ledger.set_value("committed", "yes")
         work = self._out / WORK / self._run_id
         forget_workspaces(work, lambda stores: note_stores(self._ledger, stores))

@@ -28,7 +28,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.documents import declare, require_version
-from proofbox.core.untrusted_json import parse_json
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 from proofbox.lab.attempt.result import AttemptResult
 

@@ -26,7 +26,7 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
-from proofbox.core.untrusted_json import parse_json
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.evidence.bundle.identity import is_alive
 
 SCHEMA = "proofbox.limiter/1"

@@ -18,9 +18,9 @@ from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
 from proofbox.core.files.locks import locked
 from proofbox.core.ids import IdSource
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.spec_files.text_files import Unreadable
-from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import CorruptError, SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.sharing import SharedSession

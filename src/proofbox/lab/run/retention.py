@@ -186,7 +186,7 @@ def _remove_run(path: Path) -> str:
     for suffix in ("", "-wal", "-shm"):
         left = left or _remove(Path(f"{ledger_path(path.parent, path.name)}{suffix}"))
     if not left:
-        consent.forget_plan(path.name)
+        consent.forget_run(path.name)
     return left or in_store
 
 

@@ -1,6 +1,7 @@
 /* boxprobe: tries operations that a sandbox may allow or deny, and reports what the kernel answered.
  *
  *   boxprobe SECONDS < REQUESTS
+ *   boxprobe --version
  *
  * A request is a line of fields separated by tabs: id, operation, arguments. Each runs in a separate process with a time
  * limit, so that one that hangs, crashes or is killed does not affect the others. The answer is a line of JSON on stdout:
@@ -42,6 +43,7 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { PROTOCOL = 1 };
 enum { MAX_LINE = 16 << 10, MAX_FIELDS = 12, ROOM = 4096, CONNECT_SECONDS = 2, MAX_CHILDREN = 4096 };
 
 /* What a child reports to its parent, in one write to a pipe. */
@@ -574,6 +576,7 @@ static void run(int count, char **fields, double seconds) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxprobe %d\n", PROTOCOL) < 0;
     double seconds = argc > 1 ? strtod(argv[1], NULL) : 0;
     char line[MAX_LINE];
     if (argc != 2 || seconds <= 0) {

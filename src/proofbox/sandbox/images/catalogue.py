@@ -28,7 +28,7 @@ import msgspec
 from proofbox.core.dirs import config_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.plain import read_plain
-from proofbox.core.toml import parse_toml
+from proofbox.core.parsing.toml import parse_toml
 from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
 
 SCHEMA = "proofbox.images/1"

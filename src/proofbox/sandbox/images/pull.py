@@ -18,7 +18,7 @@ from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.plain import read_inside
-from proofbox.core.untrusted_json import parse_json
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.images.catalogue import Image, all_images, architecture, find_image, resolve_default_image
 from proofbox.sandbox.images.download import OnProgress, download

@@ -32,7 +32,7 @@ import msgspec
 
 from proofbox.core.documents import stored
 from proofbox.core.files.plain import read_plain
-from proofbox.core.toml import parse_toml
+from proofbox.core.parsing.toml import parse_toml
 from proofbox.errors import CapabilitiesInvalid
 
 SIZE_LIMIT = 64 << 10

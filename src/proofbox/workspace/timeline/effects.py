@@ -24,9 +24,9 @@ from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import stored
 from proofbox.core.files.locks import locked
 from proofbox.core.ids import IdSource
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import printable
-from proofbox.core.untrusted_json import parse_json
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace.model import EffectsHead, Snapshot
 

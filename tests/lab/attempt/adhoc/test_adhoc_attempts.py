@@ -245,7 +245,7 @@ def test_step_that_can_t_be_recorded_fails_the_turn(
 def test_agent_that_floods_its_record_is_stopped(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "LARGEST_LOG", 1 << 20)
+    monkeypatch.setattr(trace, "MAX_EVENT_BYTES", 1 << 20)
     flood = 'while :; do echo \'{"type":"reasoning","text":"' + "x" * 4000 + "\"}'; done"
     settings = {"command": ["sh", "-c", flood], "output": "jsonl"}
     trial = attempt(project, strategies="process", settings=settings, out=tmp_path / "out")

@@ -79,8 +79,8 @@ def test_diff_is_redacted(project: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_diff_beyond_the_limit_is_omitted_with_the_reason(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "LARGEST_DIFF", 300)
-    monkeypatch.setattr(trace, "LARGEST_DIFFS", 400)
+    monkeypatch.setattr(trace, "MAX_DIFF_BYTES", 300)
+    monkeypatch.setattr(trace, "MAX_DIFFS_BYTES", 400)
     script = [write("a.txt", "x" * 150 + "\n"), write("b.txt", "y" * 300 + "\n"), write("c.txt", "z" * 150 + "\n")]
     made = attempt(project, {"step": [*script, say("done")]})
     assert "+xxx" in diff_attempt(made.bundle, 1)

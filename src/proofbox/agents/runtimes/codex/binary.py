@@ -22,7 +22,7 @@ import msgspec
 from proofbox.core.dirs import cache_dir
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.programs import directories_of, find_program, is_inside
-from proofbox.core.untrusted_json import parse_json
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
 from proofbox.workspace.registry import is_registered
 

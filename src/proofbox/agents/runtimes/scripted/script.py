@@ -37,7 +37,7 @@ import msgspec
 from proofbox.agents.events import TokenUsage
 from proofbox.core.files.plain import read_plain
 from proofbox.core.nearest import nearest
-from proofbox.core.toml import parse_toml
+from proofbox.core.parsing.toml import parse_toml
 from proofbox.errors import (
     AgentError,
     AuthFailed,

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.documents import require_version, stored
-from proofbox.core.untrusted_json import parse_json
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import RuntimeProtocolError, UsageError
 
 SCHEMA = "proofbox.thread/1"

@@ -29,8 +29,8 @@ from proofbox.cli.output import Document, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
 from proofbox.core.files.plain import open_plain
+from proofbox.core.parsing.toml import parse_toml
 from proofbox.core.text import preview, printable
-from proofbox.core.toml import parse_toml
 from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
 from proofbox.lab.attempt.adhoc.request import AttemptFailure, AttemptOptions, AttemptRun, CallMade, Status

@@ -12,8 +12,8 @@ from proofbox.cli.output import Document, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.dirs import state_dir
 from proofbox.core.files.plain import read_plain
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.text import printable
-from proofbox.core.untrusted_json import parse_json
 from proofbox.delivery.client.wire import AppSpec
 from proofbox.errors import UsageError
 

@@ -1,11 +1,12 @@
 """Consent to what a recorded attempt requests, for forks that continue it.
 
 An attempt's evidence may come from a stranger, and a fork takes its box and its agent's settings from there. An attempt
-that was made here is recorded as agreed to, because the user has chosen its options.
+that was made here is recorded as agreed to, because the user has chosen its options; so is a run with its attempts.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -16,7 +17,9 @@ from msgspec import UNSET
 
 from proofbox.config import consent
 from proofbox.config.consent import Widening
+from proofbox.evidence.bundle.paths import INDEX, enclosing
 from proofbox.evidence.bundle.reader import Bundle
+from proofbox.evidence.verify.check import check_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.request import AttemptOptions
 from proofbox.lab.attempt.documents import AttemptRecord, RunnerRef
@@ -28,6 +31,8 @@ def require_fork_consent(bundle: Bundle, options: AttemptOptions, *, trust: bool
 
     `trust` is that consent.
     """
+    if _of_own_run(bundle):
+        return
     asked = _requests(bundle, options.get("provider"), options.get("policy", {}), options.get("settings", {}))
     if trust:
         consent.agree(Path(bundle.path), asked)
@@ -39,6 +44,23 @@ def agree_to_forks(path: Path) -> None:
     bundle = load_attempt(path.resolve())
     if asked := _requests(bundle, None, {}, {}):
         consent.agree(Path(bundle.path), asked)
+
+
+def _of_own_run(bundle: Bundle) -> bool:
+    """Return whether the attempt belongs to a run that was committed here and has not changed since."""
+    run = enclosing(bundle.path)
+    if run == os.path.realpath(bundle.path) or not os.path.lexists(os.path.join(run, INDEX)):
+        return False
+    found = check_bundle(run)
+    inner = found.nested.get(os.path.relpath(os.path.realpath(bundle.path), run))
+    known = found.index is not None and found.index_sha256 is not None
+    return (
+        known
+        and found.ok
+        and inner is not None
+        and inner.index_sha256 == bundle.index_sha256
+        and consent.knows_run(os.path.basename(run), str(found.index_sha256))
+    )
 
 
 def _requests(

@@ -12,7 +12,7 @@ import pytest
 from proofbox.cli import main
 from proofbox.config.consent import Widening, require
 from proofbox.core.dirs import state_dir
-from proofbox.core.untrusted_json import parse_json
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.delivery.patch.baseline import parse_baseline
 from proofbox.errors import ConsentRequired, CorruptError, UsageError
 from proofbox.sandbox.images.catalogue import Image

@@ -1,0 +1,1 @@
+"""Parsers for untrusted text that fail with one kind of error."""
