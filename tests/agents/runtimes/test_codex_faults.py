@@ -352,7 +352,7 @@ def test_missing_key_is_reported_before_the_start(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [
         {"modell": "x"},
         {"approval_policy": "always"},
@@ -364,9 +364,9 @@ def test_missing_key_is_reported_before_the_start(tmp_path: Path, monkeypatch: p
         {"model": 5},
     ],
 )
-def test_invalid_settings_are_refused(output: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        read_settings(CodexSettings, output, "codex_app_server")
+        read_settings(CodexSettings, settings, "codex_app_server")
 
 
 TOML = st.recursive(

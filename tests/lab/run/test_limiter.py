@@ -161,12 +161,12 @@ def test_usage_limit_without_a_reset_uses_up_retries() -> None:
     assert counted_tries([met(0.0, infra="ATTEMPT_WORKER_LOST"), None]) == 0
 
 
-@pytest.mark.parametrize("said", [9e11, 1e12 - 1, float("inf")])
-def test_gate_is_never_closed_for_longer_than_the_maximum(tmp_path: Path, clock: ManualClock, output: float) -> None:
+@pytest.mark.parametrize("stated", [9e11, 1e12 - 1, float("inf")])
+def test_gate_is_never_closed_for_longer_than_the_maximum(tmp_path: Path, clock: ManualClock, stated: float) -> None:
     limiter = gate(tmp_path, clock)
     now = clock.now().timestamp()
-    assert limiter.usage_limited(output) == now + MAX_PAUSE
-    limiter.rate_limited(now, retry_after=output)
+    assert limiter.usage_limited(stated) == now + MAX_PAUSE
+    limiter.rate_limited(now, retry_after=stated)
     assert "cut to 8 days" in limiter.state().why
     assert limiter.enter("a", ME) == MAX_PAUSE
     clock.advance(MAX_PAUSE)
@@ -185,9 +185,9 @@ def test_stored_time_beyond_the_maximum_is_capped_once(tmp_path: Path, clock: Ma
 
 
 @given(st.floats() | st.integers(-(10**30), 10**30))
-def test_retry_pause_has_the_same_maximum(output: float) -> None:
+def test_retry_pause_has_the_same_maximum(stated: float) -> None:
     for name in ("resets_at", "retry_after"):
-        met = UsageLimited("used up", op="turn", details={name: output}, retryable=True)
+        met = UsageLimited("used up", op="turn", details={name: stated}, retryable=True)
         wait = retry_after(met, ManualClock())
         assert wait is not None
         assert 0 <= wait <= MAX_PAUSE
