@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -35,6 +36,7 @@ from proofbox.probes.results import ProbeResult, unexplained
 
 Channel = Literal["direct", "clean"]
 MEASURE_SECONDS: Final = 600.0
+END_SECONDS: Final = 20.0
 # What a clean process keeps of the environment: where programs are, and where proofbox keeps its own files.
 _KEPT: Final = (
     "PATH",
@@ -245,8 +247,7 @@ def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progre
     try:
         output, errors = process.communicate(request, timeout=MEASURE_SECONDS)
     except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _end(process)
         if isinstance(error, subprocess.TimeoutExpired):
             raise ProbeDriverFailed(
                 f"the measurement did not end within {MEASURE_SECONDS:g} s", op="plan run"
@@ -258,9 +259,21 @@ def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progre
     return msgspec.json.decode(output, type=Measured)
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate the measuring process, which removes its decoys and boxes; kill it if that takes too long."""
+    process.terminate()
+    try:
+        process.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
 def _main() -> int:
     """Measure what the parent asks for on stdin, and write the result to stdout."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for number in (signal.SIGPIPE, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=MeasureRequest)
