@@ -21,6 +21,7 @@ import msgspec
 
 from proofbox.config.settings import Settings
 from proofbox.errors import ProbeDriverFailed, ProofboxError, SandboxLost
+from proofbox.probes.channel import ChannelCheck, observe_channel
 from proofbox.probes.decoys import DRIVER, ENVIRONMENT_VARIABLE, Decoys
 from proofbox.probes.operations import LOST, SELF_STATUS, Answer, Oracle, skipped
 from proofbox.probes.plan import Plan, Probe, Profile
@@ -75,8 +76,10 @@ class Measured(msgspec.Struct, frozen=True):
     """All lanes of a run."""
 
     driver_sha256: str
+    channel: ChannelCheck
+    """How the measuring process was started."""
     self_status: str
-    """What the driver measured of its process outside any sandbox: the channel."""
+    """What the driver measured of its process outside any sandbox."""
     scenario: tuple[LaneResult, ...]
     baseline: LaneResult
 
@@ -90,6 +93,7 @@ def measure(
     progress: Progress | None = None,
 ) -> Measured:
     """Run every probe of the plan in its profiles, and once without a sandbox."""
+    channel = observe_channel()
     driver = program("boxprobe")
     sha256 = hashlib.sha256(driver.read_bytes()).hexdigest()
     lanes = []
@@ -105,7 +109,7 @@ def measure(
         baseline = _observe(
             wanted, decoys, partial(_run, [str(decoys.driver), str(PROBE_SECONDS)], decoys), "baseline", sha256
         )
-    return Measured(sha256, baseline.status, tuple(lanes), baseline)
+    return Measured(sha256, channel, baseline.status, tuple(lanes), baseline)
 
 
 def _scenario(
