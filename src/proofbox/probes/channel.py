@@ -38,10 +38,13 @@ class ChannelCheck(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...]
     """What speaks against it."""
     session_leader: bool
+    """Whether it leads a session of its own."""
     terminal: bool
     """Whether it has a controlling terminal."""
     ignored_signals: tuple[int, ...]
+    """The numbers of the signals that it ignores."""
     blocked_signals: tuple[int, ...]
+    """The numbers of the signals that it blocks."""
     descriptors: tuple[int, ...]
     """Open descriptors besides stdin, stdout and stderr."""
     variables: tuple[str, ...]
@@ -56,6 +59,7 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True):
     seccomp: int | None
     """The mode: 0 off, 1 strict, 2 a filter."""
     no_new_privs: bool | None
+    """Whether it and its children can gain no privileges by executing a program."""
     capabilities: Mapping[str, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,16}$")]]
     """The capability sets by name, as bits in hexadecimal."""
     user_namespace: str | None

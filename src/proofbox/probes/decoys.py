@@ -8,6 +8,7 @@ except for root, whose boxes run as another user.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -57,15 +58,19 @@ class Decoys:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._before: dict[str, list[tuple[str, str]]] = {}
         self._marks: dict[str, str] = {}
+        root.mkdir(0o700)
+        self._lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # if this process is killed, `gc` finds the directory without a lock
         try:
             self._create(root, driver)
             self._listeners = Listeners(self.outside / "socket", f"proofbox-{secrets.token_hex(8)}")
         except BaseException:
             remove_tree(root)
+            os.close(self._lock)
             raise
 
     def _create(self, root: Path, driver: Path) -> None:
-        for directory in (root, self.project, self.outside, self.mounted):
+        for directory in (self.project, self.outside, self.mounted):
             directory.mkdir()
             directory.chmod(0o777)
         root.chmod(0o711 if os.geteuid() == 0 else 0o700)
@@ -87,6 +92,7 @@ class Decoys:
             process.communicate()
         self._listeners.close()
         remove_tree(self.root)
+        os.close(self._lock)
 
     @property
     def driver(self) -> Path:

@@ -10,7 +10,6 @@ import selectors
 import shlex
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from proofbox.config.settings import Settings
 from proofbox.errors import ProbeDriverFailed, ProofboxError, SandboxLost
 from proofbox.probes.channel import ChannelCheck, observe_channel
 from proofbox.probes.decoys import DRIVER, ENVIRONMENT_VARIABLE, Decoys
+from proofbox.probes.leftovers import PREFIX, decoy_directory
 from proofbox.probes.operations import LOST, SELF_STATUS, Answer, Oracle, skipped
 from proofbox.probes.plan import Plan, Probe, Profile
 from proofbox.sandbox.contract import Mount, Output
@@ -33,10 +33,6 @@ from proofbox.sandbox.service import Sandboxes, Session
 PROBE_SECONDS: Final = 5.0
 START_SECONDS: Final = 60.0
 MAX_OUTPUT: Final = 8 << 20
-MAX_PLACE: Final = 60
-"""The longest temporary directory, in bytes, in which the address of a Unix socket fits."""
-DECOYS: Final = "proofbox-probe-"
-"""The beginning of the name of a directory of decoys."""
 MAX_FAILURES: Final = 3
 """Runs of the driver without any answer after which the rest is given up."""
 
@@ -310,10 +306,7 @@ def _exchange(process: subprocess.Popen[bytes], requests: bytes, deadline: float
 
 
 def _decoys(driver: Path) -> Decoys:
-    place = Path(tempfile.gettempdir()).resolve()
-    if len(os.fsencode(place)) > MAX_PLACE:
-        place = Path("/tmp")  # noqa: S108 (the name below it is random)
-    return Decoys(place / f"{DECOYS}{secrets.token_hex(8)}", driver)
+    return Decoys(decoy_directory() / f"{PREFIX}{secrets.token_hex(8)}", driver)
 
 
 class _variable:

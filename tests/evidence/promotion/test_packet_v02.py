@@ -57,7 +57,7 @@ def test_the_packet_has_the_fields_of_the_contract_and_pointers_relative_to_the_
         assert (repository / packet[name]).is_file()
     assert set(packet["promotability"]) == {"promotable_decision_stage", "reasons", "gating_inputs"}
     assert (packet["promotability"]["promotable_decision_stage"], packet["promotability"]["reasons"]) == (True, [])
-    assert path.name == f"{bundle.name}.promotion.v0.2.json"
+    assert path.name == f"{bundle.name}.v0.2.promotion.json"
 
 
 def test_a_run_on_linux_is_not_promotable_and_says_why(repository: Path) -> None:

@@ -17,7 +17,7 @@ from proofbox.evidence.promotion.policies import DECISION_STAGE_V02, OPTIONAL_FI
 from proofbox.evidence.promotion.policy import Ruling, evaluate
 from proofbox.evidence.verify.check import BundleCheck, BundleFinding
 
-SUFFIX = ".promotion.v0.2.json"
+SUFFIX = ".v0.2.promotion.json"
 
 
 def packet_v02(checked: BundleCheck, index: Index, directory: str, repository: str | None) -> dict[str, Any]:
