@@ -9,6 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from isolation_page import PAGE, decisions
 from private_engine import IMAGE, private_engine
 
 from proofbox.errors import BundleLocked, ConsentRequired, UsageError
@@ -61,6 +62,13 @@ def found(run: PlanRun, probe: str, profile: str = "default") -> str:
     return next(each.decision for each in run.results if (each.probe_id, each.profile) == (probe, profile))
 
 
+def documented(provider: str) -> dict[str, str]:
+    """Return the decisions in the documentation's matrix."""
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    column = rows[0].index(provider)
+    return {row[0].strip("`"): row[column] for row in rows[1:] if row[column] != "not tried"}
+
+
 @pytest.mark.needs("bubblewrap")
 def test_bubblewrap_keeps_its_promises_and_the_run_is_promotable(tmp_path: Path) -> None:
     run = run_plan("bubblewrap", tmp_path / "out")
@@ -75,6 +83,8 @@ def test_bubblewrap_keeps_its_promises_and_the_run_is_promotable(tmp_path: Path)
     assert manifest["channel"] == "spawn_clean"
     preflight = json.loads((run.path / "apply_preflight.json").read_text())
     assert preflight["apply_ok"] is True
+    stated = documented("bubblewrap")
+    assert stated == decisions(run), "scripts/isolation writes docs/isolation.md anew"
     inside = preflight["profiles"][0]["status"]
     assert (inside["Seccomp"], inside["NoNewPrivs"], inside["CapEff"].strip("0")) == ("2", "1", "")
 
