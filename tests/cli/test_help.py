@@ -34,7 +34,7 @@ OTHER_NAMES = {
     "--yes": "--force",
     "--format": "--json",
 }
-ANOTHER_MEANING = {("promotion emit", "--format")}  # of the packet that is written, not of what is printed
+ANOTHER_MEANING = {("promotion emit", "--format")}  # the format of the packet, not of the output
 PATHS = [command.path for command in COMMANDS]
 
 

@@ -1,4 +1,4 @@
-"""A plan harms neither the host nor its evidence, whoever wrote it and whatever answers its driver."""
+"""A hostile plan or sandbox harms neither the host nor the evidence."""
 
 from __future__ import annotations
 

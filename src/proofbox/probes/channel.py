@@ -38,7 +38,7 @@ class ChannelCheck(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...]
     """What speaks against it."""
     session_leader: bool
-    """Whether it leads a session of its own."""
+    """Whether it leads its session."""
     terminal: bool
     """Whether it has a controlling terminal."""
     ignored_signals: tuple[int, ...]

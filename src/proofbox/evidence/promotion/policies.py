@@ -56,7 +56,7 @@ DECISION_STAGE: dict[str, Any] = {
     "fields": {**SEED_FIELDS, **OPTIONAL_FIELDS},
     "not_applicable": [],
     "acceptable": ["bundle_repaired"],
-    # The contract accepts a preflight that does not say whether it was sandboxed, and has none of the other rules.
+    # The contract accepts a preflight that does not say whether it was sandboxed, and lacks the other rules.
     "stricter": ["bundle_repaired", "run_dry", "run_failed", "already_sandboxed"],
     "rules": [
         *_EVERY_BUNDLE,
