@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -26,6 +27,7 @@ from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import documents
 from proofbox.probes.adapters import ADAPTERS, command_line
+from proofbox.probes.channel import KEPT
 from proofbox.probes.judging import judge, rule_on
 from proofbox.probes.lanes import Measured, Progress, measure
 from proofbox.probes.operations import skipped
@@ -35,18 +37,7 @@ from proofbox.probes.results import ProbeResult, unexplained
 
 Channel = Literal["direct", "clean"]
 MEASURE_SECONDS: Final = 600.0
-# What a clean process keeps of the environment: where programs are, and where proofbox keeps its own files.
-_KEPT: Final = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "TMPDIR",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
-    "XDG_STATE_HOME",
-    "XDG_RUNTIME_DIR",
-    "DOCKER_HOST",
-)
+END_SECONDS: Final = 20.0
 
 
 class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +138,7 @@ def run_plan(
             run_id=writer.run_id,
             plan_id=loaded.plan.id,
             plan_digest=loaded.digest,
-            channel="spawn_clean" if channel == "clean" and found.channel_clean else "direct",
+            channel="spawn_clean" if channel == "clean" and found.channel.clean else "direct",
             provider=name,
             adapter=adapter,
             proofbox=version("proofbox"),
@@ -226,7 +217,7 @@ def _measure_here(plan: Plan, provider: str | None, adapter: str | None, progres
 
 def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
     """Measure from a process made for it: a scrubbed environment, a new session, default signals, no descriptors."""
-    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    env = {name: os.environ[name] for name in KEPT if name in os.environ}
     child = module_child("proofbox.probes.run", env=env)
     request = msgspec.json.encode(MeasureRequest(plan, provider, adapter))
     if progress is not None:
@@ -245,8 +236,7 @@ def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progre
     try:
         output, errors = process.communicate(request, timeout=MEASURE_SECONDS)
     except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _end(process)
         if isinstance(error, subprocess.TimeoutExpired):
             raise ProbeDriverFailed(
                 f"the measurement did not end within {MEASURE_SECONDS:g} s", op="plan run"
@@ -258,10 +248,22 @@ def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progre
     return msgspec.json.decode(output, type=Measured)
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate the measuring process, which removes its decoys and boxes; kill it if that takes too long."""
+    process.terminate()
+    try:
+        process.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
 def _main() -> int:
     """Measure what the parent asks for on stdin, and write the result to stdout."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (signal.SIGPIPE, signal.SIGINT):
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # the interpreter's own
         signal.signal(number, signal.SIG_DFL)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=MeasureRequest)
     try:
