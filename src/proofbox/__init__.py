@@ -36,8 +36,14 @@ if TYPE_CHECKING:
     from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
     from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
     from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
+    from proofbox.lab.campaign.running import resume_campaign as resume_campaign
+    from proofbox.lab.campaign.running import resume_campaign_async as resume_campaign_async
+    from proofbox.lab.campaign.running import run_campaign as run_campaign
+    from proofbox.lab.campaign.running import run_campaign_async as run_campaign_async
+    from proofbox.lab.campaign.running import run_canary as run_canary
     from proofbox.lab.doctor import doctor as doctor
     from proofbox.lab.garbage import collect_garbage as collect_garbage
+    from proofbox.lab.reports.campaign import load_campaign as load_campaign
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
     from proofbox.lab.reports.promoting import emit_promotion as emit_promotion
     from proofbox.lab.reports.scoring import report as report
@@ -90,6 +96,7 @@ _HOME = {
     "initialize": "proofbox.sandbox.initialize",
     "list_images": "proofbox.sandbox.images.catalogue",
     "load_bundle": "proofbox.evidence.bundle.reader",
+    "load_campaign": "proofbox.lab.reports.campaign",
     "load_run": "proofbox.lab.run.running",
     "load_run_async": "proofbox.lab.run.running",
     "open_bundle_unverified": "proofbox.evidence.bundle.reader",
@@ -99,8 +106,13 @@ _HOME = {
     "report": "proofbox.lab.reports.scoring",
     "resolve_default_image": "proofbox.sandbox.images.catalogue",
     "run_plan": "proofbox.probes.run",
+    "resume_campaign": "proofbox.lab.campaign.running",
+    "resume_campaign_async": "proofbox.lab.campaign.running",
     "resume_suite": "proofbox.lab.run.running",
     "resume_suite_async": "proofbox.lab.run.running",
+    "run_campaign": "proofbox.lab.campaign.running",
+    "run_campaign_async": "proofbox.lab.campaign.running",
+    "run_canary": "proofbox.lab.campaign.running",
     "run_suite": "proofbox.lab.run.running",
     "run_suite_async": "proofbox.lab.run.running",
     "validate": "proofbox.lab.reports.scoring",

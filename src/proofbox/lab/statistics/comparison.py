@@ -36,22 +36,39 @@ class Comparison(msgspec.Struct, frozen=True):
     """Two flows compared on the missions that both have scores for."""
 
     first: str
+    """The first flow."""
     second: str
+    """The second flow."""
     missions: int
-    dropped: int  # missions that only one of them has scores for
-    difference: float  # the first pass rate minus the second, as the mean over missions
-    low: float  # the 95 % interval of the difference
+    """The number of missions that both have scores for."""
+    dropped: int
+    """The number of missions that only one of them has scores for."""
+    difference: float
+    """The first pass rate minus the second, as the mean over missions."""
+    low: float
+    """The lower end of the 95 % interval of the difference."""
     high: float
-    narrow_low: float  # its 90 % interval, made cautious, which the verdict `equivalent` looks at
+    """The upper end of the 95 % interval of the difference."""
+    narrow_low: float
+    """The lower end of the 90 % interval, made cautious, which decides on `equivalent`."""
     narrow_high: float
+    """The upper end of that interval."""
     p: float
+    """The p-value of this comparison alone."""
     corrected_p: float
+    """The p-value after Holm's correction over all comparisons."""
     test: str
+    """The test that the p-value comes from."""
     interval: str
+    """The kind of the 95 % interval."""
     verdict: Verdict
+    """`better` or `worse`: the first flow than the second. `equivalent`: they differ by less than the margin.
+    `underpowered`: neither could be shown."""
     reason: str
     missions_needed: int | None = None
+    """Missions that would suffice for a verdict; null unless underpowered."""
     replicates_needed: int | None = None
+    """Replicates that would suffice with these missions; null unless underpowered, or if only more missions would."""
 
 
 def compare(
@@ -117,7 +134,10 @@ class _Measured:
         Differences that are all alike have no spread, and Student's interval would have no width: Tango's interval for
         that many missions takes its place.
         """
-        return t_interval(self.differences, level) if self.interval_name == "Student's t" else self._tango(level)
+        if self.interval_name != "Student's t":
+            return self._tango(level)
+        low, high = t_interval(self.differences, level)
+        return max(low, -1.0), min(high, 1.0)  # a difference of rates cannot be larger
 
     def cautious_interval(self, level: float) -> Interval:
         """Return an interval that also holds if the flows differ much on few missions.
