@@ -99,9 +99,7 @@ def test_exam_refuses_an_oracle_that_the_agent_gets(here: Path) -> None:
     verify = {**ANSWER, "files": "files/hidden"}
     Path("suite.toml").write_text(HEAD + mission("answer", say("done"), verify=verify, workspace="files"))
     exam = GOOD.replace('id = "first"', 'id = "first"\nprompt_mode = "exam"')
-    assert problems_of(exam)[0].message == (
-        "mission 'answer': verify.files is inside the files that the agent gets"
-    )
+    assert problems_of(exam)[0].message == ("mission 'answer': verify.files is inside the files that the agent gets")
     Path("campaign.toml").write_text(GOOD)
     assert read_campaign(Path("campaign.toml")).missions == ("answer",)
 

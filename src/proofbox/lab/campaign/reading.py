@@ -19,7 +19,7 @@ from proofbox.core.spec_files.problems import Problem, Problems, invalid, toml_p
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
 from proofbox.core.words import counted
-from proofbox.errors import CampaignInvalid, NotFoundError, ProofboxError
+from proofbox.errors import CampaignInvalid, NotFoundError, ProofboxError, SuiteInvalid
 from proofbox.lab.campaign.spec import PROMPT, CampaignDocument, Flow, Gate, MissionChoice, other_table
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import LARGEST_PROMPT, check_values
@@ -103,7 +103,11 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
         if flow.id in ids[:number]:
             problems.say(("flow", number, "id"), f"duplicate flow id {flow.id!r}", "ids must be unique")
         if flow.runner.type not in known:
-            problems.say(("flow", number, "runner", "type"), f"no strategy is called {flow.runner.type!r}", nearest(flow.runner.type, known))
+            problems.say(
+                ("flow", number, "runner", "type"),
+                f"no strategy is called {flow.runner.type!r}",
+                nearest(flow.runner.type, known),
+            )
         if flow.prompt_template is not None:
             at: tuple[str | int, ...] = ("flow", number, "prompt_template")
             if campaign.prompt_mode == "mission_only":
@@ -155,7 +159,7 @@ def _chosen(choices: tuple[MissionChoice, ...], base: Path, problems: Problems) 
         try:
             suite = open_suite(base / choice.suite)
         except ProofboxError as error:
-            problems.say(("missions", number, "suite"), error.message, next(iter(error.fix_hints), ""))
+            problems.say(("missions", number, "suite"), error.message, _hint(error))
             continue
         ids = [mission.id for mission in suite.missions]
         tags = sorted({tag for mission in suite.missions for tag in mission.tags})
@@ -230,8 +234,13 @@ def _suite(document: CampaignDocument, number: int, chosen: list[_Chosen], base:
     try:
         return parse_suite(source, base=base, name=f"flow {flow.id}", json=True)
     except ProofboxError as error:
-        problems.say(("flow", number), error.message, next(iter(error.fix_hints), ""))
+        problems.say(("flow", number), error.message, _hint(error))
         return chosen[0].suite
+
+
+def _hint(error: ProofboxError) -> str:
+    """Return the first hint of an error; the message of an invalid suite includes its own."""
+    return "" if isinstance(error, SuiteInvalid) else next(iter(error.fix_hints), "")
 
 
 def _mission(document: CampaignDocument, flow: Flow, each: _Chosen, base: Path) -> dict[str, Any]:
