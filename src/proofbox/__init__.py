@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
     from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
     from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
+    from proofbox.lab.campaign.comparing import compare_campaigns as compare_campaigns
+    from proofbox.lab.campaign.planning import plan_campaign as plan_campaign
+    from proofbox.lab.campaign.publishing import check_publishable as check_publishable
     from proofbox.lab.campaign.running import resume_campaign as resume_campaign
     from proofbox.lab.campaign.running import resume_campaign_async as resume_campaign_async
     from proofbox.lab.campaign.running import run_campaign as run_campaign
@@ -82,7 +85,9 @@ _HOME = {
     "Sandboxes": "proofbox.sandbox.service",
     "Settings": "proofbox.config.settings",
     "Workspace": "proofbox.workspace.workspace",
+    "check_publishable": "proofbox.lab.campaign.publishing",
     "collect_garbage": "proofbox.lab.garbage",
+    "compare_campaigns": "proofbox.lab.campaign.comparing",
     "create_tool_registry": "proofbox.workspace.tools.registry",
     "deliver_pull_request": "proofbox.delivery.sending",
     "deliver_repository": "proofbox.delivery.sending",
@@ -101,6 +106,7 @@ _HOME = {
     "load_run_async": "proofbox.lab.run.running",
     "open_bundle_unverified": "proofbox.evidence.bundle.reader",
     "open_toolbox": "proofbox.workspace.tools.toolbox",
+    "plan_campaign": "proofbox.lab.campaign.planning",
     "plan_delivery": "proofbox.delivery.sending",
     "pull_image": "proofbox.sandbox.images.pull",
     "report": "proofbox.lab.reports.scoring",

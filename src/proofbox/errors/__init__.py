@@ -126,7 +126,8 @@
     │   ├── CampaignNotReady     CAMPAIGN_NOT_READY          exit 3
     │   ├── CampaignGatesFailed  CAMPAIGN_GATES_FAILED       exit 1
     │   ├── CampaignIncomplete   CAMPAIGN_INCOMPLETE         exit 1
-    │   └── CampaignNotPublishable CAMPAIGN_NOT_PUBLISHABLE    exit 1
+    │   ├── CampaignNotPublishable CAMPAIGN_NOT_PUBLISHABLE    exit 1
+    │   └── CampaignRegressed    CAMPAIGN_REGRESSED          exit 1
     ├── ProbeError               PLAN_FAILED                 exit 4
     │   ├── PlanInvalid          PLAN_INVALID                exit 1
     │   ├── PlanUnknown          PLAN_UNKNOWN                exit 2
@@ -293,6 +294,7 @@ from proofbox.errors.lab import (
     CampaignInvalid as CampaignInvalid,
     CampaignNotPublishable as CampaignNotPublishable,
     CampaignNotReady as CampaignNotReady,
+    CampaignRegressed as CampaignRegressed,
     CampaignUnknown as CampaignUnknown,
     EvidenceIncomplete as EvidenceIncomplete,
     ImageAbsent as ImageAbsent,

@@ -192,3 +192,11 @@ class CampaignNotPublishable(LabError):
     code = "CAMPAIGN_NOT_PUBLISHABLE"
     exit_code = 1
     hints = ("see the state of the campaign: proofbox campaign status OUT",)
+
+
+class CampaignRegressed(LabError):
+    """A flow is worse than in the earlier campaign, or the evidence of one of them has findings."""
+
+    code = "CAMPAIGN_REGRESSED"
+    exit_code = 1
+    hints = ("see each campaign: proofbox campaign report OUT",)

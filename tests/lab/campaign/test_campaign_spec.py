@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from suites import HEAD, mission, say, write
 
+import proofbox
 from proofbox.cli import main
 from proofbox.core.spec_files.problems import Problem
-from proofbox.errors import CampaignInvalid, NotFoundError
+from proofbox.errors import CampaignInvalid, NotFoundError, UsageError
 from proofbox.lab.campaign.reading import read_campaign
+from proofbox.lab.campaign.spec import Gate
+from proofbox.lab.reports.campaign_gates import judge
+from proofbox.lab.reports.campaign_results import FlowReport, Friction
+from proofbox.lab.statistics import LossBounds, PassRate, Verdict, compare
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 SUITE = (
@@ -22,6 +28,7 @@ SUITE = (
 )
 CAMPAIGN = '[campaign]\nid = "first"\n'
 MISSIONS = '[[missions]]\nsuite = "suite.toml"\n'
+OTHER = '[[flow]]\nid = "b"\nrunner = { type = "scripted" }\n'
 FLOW = '[[flow]]\nid = "a"\nrunner = { type = "scripted" }\n'
 GOOD = CAMPAIGN + MISSIONS + FLOW
 
@@ -116,7 +123,7 @@ def test_flow_changes_its_missions_and_no_others(here: Path) -> None:
     )
     for name in ("tests", "given"):
         (here / "below" / name).mkdir()
-    other = '[[flow]]\nid = "b"\nrunner = { type = "scripted" }\nprompt_template = "First: {prompt}"\nenv = ["TZ"]\n'
+    other = OTHER + 'prompt_template = "First: {prompt}"\nenv = ["TZ"]\n'
     text = CAMPAIGN + "replicates = 3\n" + MISSIONS.replace("suite.toml", "below/suite.toml") + FLOW + other
     Path("campaign.toml").write_text(text)
     campaign = read_campaign(Path("campaign.toml"))
@@ -140,3 +147,82 @@ def test_lint_lists_problems_and_what_is_missing(capsys: pytest.CaptureFixture[s
     Path("campaign.toml").write_text(GOOD.replace("[campaign]", "[campain]"))
     assert main(["campaign", "lint", "campaign.toml"]) == 1
     assert "campaign.toml:1:2: a campaign has no field 'campain' (did you mean campaign?)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("missions", "replicates", "detectable", "needed"),
+    [(2, 5, None, None), (20, 5, 0.2802, 126), (20, 126, 0.0558, 126)],
+)
+def test_plan_states_the_difference_that_can_be_detected(
+    missions: int, replicates: int, detectable: float | None, needed: int | None
+) -> None:
+    Path("suite.toml").write_text(HEAD + "".join(mission(f"m{i}", say("done"), verify=ANSWER) for i in range(missions)))
+    Path("campaign.toml").write_text(GOOD.replace("[[missions]]", f"replicates = {replicates}\n[[missions]]") + OTHER)
+    plan = proofbox.plan_campaign("campaign.toml", mde="5.6pt")
+    assert (plan.attempts, plan.comparisons) == (2 * missions * replicates, 1)
+    assert plan.detectable_difference == (None if detectable is None else pytest.approx(detectable, abs=1e-4))
+    assert plan.replicates_needed == needed
+
+
+@pytest.mark.parametrize("text", ["", "0pt", "100pt", "5points", "-5pt", "1.5"])
+def test_difference_that_is_no_share_is_refused(text: str) -> None:
+    Path("campaign.toml").write_text(GOOD)
+    with pytest.raises(UsageError):
+        proofbox.plan_campaign("campaign.toml", mde=text)
+
+
+def flow_report(**changes: Any) -> FlowReport:
+    values: dict[str, Any] = {
+        "flow": "a",
+        "strategy": "scripted",
+        "model": None,
+        "run": "",
+        "committed": True,
+        "planned": 10,
+        "ended": 10,
+        "rate": PassRate(8, 9, 9, 8 / 9, 0.56, 0.98, 1.0, 9.0),
+        "bounds": LossBounds(1, 0.8, 0.9),
+        "infra": {"RUNTIME_CRASH": 1},
+        "unverified": 0,
+        "pass_at_k": {},
+        "pass_hat_k": {},
+        "flaky": (),
+        "seconds": None,
+        "tokens": None,
+        "tool_calls": None,
+        "tokens_spent": 1000,
+        "friction": Friction(
+            repeated_calls=0, tool_failures=3, declined=2, model_retries=0, attempt_retries=0, contradictions=1
+        ),
+        "reasons": {},
+    }
+    return FlowReport(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("gate", "passed"),
+    [
+        (Gate(type="coverage"), False),
+        (Gate(type="coverage", min=0.9), True),
+        (Gate(type="pass_rate", min=0.56), True),
+        (Gate(type="pass_rate", min=0.57), False),
+        (Gate(type="infra"), False),
+        (Gate(type="infra", max=0.1), True),
+        (Gate(type="trace"), False),
+        (Gate(type="trace", max=1), True),
+        (Gate(type="tool_policy", max=1), False),
+        (Gate(type="tool_policy", max=2), True),
+        (Gate(type="budget", max=999), False),
+        (Gate(type="budget", max=1000), True),
+        (Gate(type="comparison", flow="a", against="b", verdicts=(Verdict.BETTER,)), True),
+        (Gate(type="comparison", flow="b", against="a", verdicts=(Verdict.BETTER,)), False),
+        (Gate(type="comparison", flow="b", against="a", verdicts=(Verdict.WORSE,)), True),
+        (Gate(type="comparison", flow="a", against="c", verdicts=(Verdict.BETTER,)), False),
+    ],
+)
+def test_gate_passes_only_within_its_bound(gate: Gate, passed: bool) -> None:
+    scores_a = {f"m{i}": (1, 1) for i in range(10)}
+    scores_b = {f"m{i}": (0, 1) for i in range(10)}
+    comparison = compare("a", scores_a, "b", scores_b, margin=0.05)
+    flows = [flow_report(flow=gate.flow or "a")]
+    assert [each.passed for each in judge([gate], flows, [comparison])] == [passed]

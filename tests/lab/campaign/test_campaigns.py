@@ -127,6 +127,21 @@ def test_campaign_compares_flows_and_commits_the_results(
     assert "4/4" in capsys.readouterr().out
     with pytest.raises(CampaignExists):
         proofbox.run_campaign("campaign.toml", out="out")
+    published = proofbox.check_publishable("out")
+    assert (published.ok, published.reasons) == (True, ())
+    assert published.packet is not None
+    assert proofbox.verify(published.packet).ok
+    assert proofbox.check_publishable("out").ok, "a packet that exists is verified"
+    same = proofbox.compare_campaigns("out", "out")
+    assert [(each.first, each.difference) for each in same.comparisons] == [("agent (later)", 0), ("solver (later)", 0)]
+    assert main(["campaign", "compare", "out", "out"]) == 0
+    assert "agent (later) - agent (earlier)" in capsys.readouterr().out
+    assert main(["campaign", "publish-check", "out"]) == 0
+    assert "first can be published" in capsys.readouterr().out
+    manifest = Path("out/campaign.json")
+    manifest.write_text(manifest.read_text().replace("replicates = 2", "replicates = 1"))
+    refused = proofbox.check_publishable("out")
+    assert {"not_registered", "campaign_disagrees"} <= {each.code for each in refused.reasons}
 
 
 @pytest.mark.parametrize(
@@ -157,6 +172,8 @@ def test_canary_runs_the_first_missions_and_a_changed_report_is_a_finding(spec: 
     found = proofbox.load_campaign("out")
     assert not found.ok
     assert "campaign_disagrees" in {each.code for each in found.findings}
+    refused = proofbox.check_publishable("out")
+    assert (refused.packet, "canary" in {each.code for each in refused.reasons}) == (None, True)
 
 
 def test_attempts_lost_to_infrastructure_are_excluded_and_shown(spec: Callable[..., str]) -> None:
@@ -169,6 +186,8 @@ def test_attempts_lost_to_infrastructure_are_excluded_and_shown(spec: Callable[.
     assert (report.results.complete, report.error and report.error.code) == (False, "CAMPAIGN_GATES_FAILED")
     assert [(gate.flow, gate.passed) for gate in report.gates] == [("agent", False), ("solver", True)]
     assert proofbox.resume_campaign("out").error == report.error, "a resume cannot repair a committed campaign"
+    codes = [each.code for each in proofbox.check_publishable("out").reasons]
+    assert codes[:2] == ["coverage_incomplete", "gate_failed"]
 
 
 def test_flow_that_cannot_run_is_refused_before_anything_is_written(spec: Callable[..., str]) -> None:

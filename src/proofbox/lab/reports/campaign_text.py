@@ -36,10 +36,10 @@ def flow_rows(report: CampaignReport) -> Rows:
     return rows
 
 
-def comparison_rows(report: CampaignReport) -> Rows:
+def comparison_rows(comparisons: Sequence[Comparison]) -> Rows:
     """Return the table of comparisons, with its head."""
     rows = [["COMPARED", "DIFFERENCE", "95 % INTERVAL", "P", "VERDICT"]]
-    for each in report.comparisons:
+    for each in comparisons:
         interval = f"{_points(each.low)} to {_points(each.high)}"
         names = f"{each.first} - {each.second}"
         rows.append([names, _points(each.difference), interval, f"{each.corrected_p:.2g}", str(each.verdict)])
@@ -49,7 +49,7 @@ def comparison_rows(report: CampaignReport) -> Rows:
 def notes(report: CampaignReport) -> list[str]:
     """Return what the tables do not show, one sentence each."""
     results = report.results
-    found = [_sentence(each) for each in report.comparisons]
+    found = [sentence(each) for each in report.comparisons]
     for flow in report.flows:
         found += _flow_notes(flow, results.replicates)
     for gate in results.gates:
@@ -69,7 +69,7 @@ def as_markdown(report: CampaignReport) -> str:
     state = "" if report.ok else f" ({report.error.code if report.error else 'not complete'})"
     parts = [f"### Campaign {_cell(results.campaign)}{state}", _markdown_table(flow_rows(report))]
     if report.comparisons:
-        parts.append(_markdown_table(comparison_rows(report)))
+        parts.append(_markdown_table(comparison_rows(report.comparisons)))
     parts.append("\n".join(f"- {_cell(note)}" for note in notes(report)))
     parts.append(
         f"{counted(len(results.missions), 'mission')} × {results.replicates}; registered as `{results.sha256}`"
@@ -94,7 +94,8 @@ def _flow_notes(flow: FlowReport, replicates: int) -> list[str]:
     return found
 
 
-def _sentence(each: Comparison) -> str:
+def sentence(each: Comparison) -> str:
+    """Return the verdict of a comparison in words."""
     needed = [
         counted(number, thing)
         for number, thing in ((each.missions_needed, "mission"), (each.replicates_needed, "replicate"))

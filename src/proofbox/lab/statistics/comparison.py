@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
 from itertools import combinations
@@ -92,14 +92,26 @@ def compare_all(
     of the mission means and Student's interval. The verdict is `equivalent` if the 90 % interval lies within the
     margin; else `better` or `worse` if the corrected p-value is below `alpha`; else `underpowered`.
     """
+    pairs = [(name, against) for name in flows if name != against] if against else list(combinations(flows, 2))
+    named = [((first, flows[first]), (second, flows[second])) for first, second in pairs]
+    return compare_pairs(named, margin=margin, alpha=alpha, seed=seed)
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[tuple[str, MissionScores], tuple[str, MissionScores]]],
+    *,
+    margin: float,
+    alpha: float = 0.05,
+    seed: int = 0,
+) -> list[Comparison]:
+    """Compare the flows of each pair, given by name and scores, with Holm's correction over all pairs."""
     if not 0 < margin < 1:
         raise ValueError(f"the margin lies between 0 and 1, not {margin}")
-    pairs = [(name, against) for name in flows if name != against] if against else list(combinations(flows, 2))
-    measured = [_Measured(flows[first], flows[second], seed) for first, second in pairs]
+    measured = [_Measured(a, b, seed) for (_, a), (_, b) in pairs]
     corrected = holm([one.p for one in measured])
     return [
         _judge(first, second, one, p, margin, alpha, len(pairs))
-        for (first, second), one, p in zip(pairs, measured, corrected, strict=True)
+        for ((first, _), (second, _)), one, p in zip(pairs, measured, corrected, strict=True)
     ]
 
 

@@ -277,7 +277,7 @@ def _text(found: CampaignReport) -> str:
 
     lines = [columns(flow_rows(found)), ""]
     if found.comparisons:
-        lines += [columns(comparison_rows(found)), ""]
+        lines += [columns(comparison_rows(found.comparisons)), ""]
     lines += notes(found)
     return "\n".join([*lines, *_footer(found)])
 
