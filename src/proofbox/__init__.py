@@ -36,17 +36,11 @@ if TYPE_CHECKING:
     from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
     from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
     from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
-    from proofbox.lab.campaign.comparing import compare_campaigns as compare_campaigns
-    from proofbox.lab.campaign.planning import plan_campaign as plan_campaign
-    from proofbox.lab.campaign.publishing import check_publishable as check_publishable
     from proofbox.lab.campaign.running import resume_campaign as resume_campaign
-    from proofbox.lab.campaign.running import resume_campaign_async as resume_campaign_async
     from proofbox.lab.campaign.running import run_campaign as run_campaign
     from proofbox.lab.campaign.running import run_campaign_async as run_campaign_async
-    from proofbox.lab.campaign.running import run_canary as run_canary
     from proofbox.lab.doctor import doctor as doctor
     from proofbox.lab.garbage import collect_garbage as collect_garbage
-    from proofbox.lab.reports.campaign import load_campaign as load_campaign
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
     from proofbox.lab.reports.promoting import emit_promotion as emit_promotion
     from proofbox.lab.reports.scoring import report as report
@@ -85,9 +79,7 @@ _HOME = {
     "Sandboxes": "proofbox.sandbox.service",
     "Settings": "proofbox.config.settings",
     "Workspace": "proofbox.workspace.workspace",
-    "check_publishable": "proofbox.lab.campaign.publishing",
     "collect_garbage": "proofbox.lab.garbage",
-    "compare_campaigns": "proofbox.lab.campaign.comparing",
     "create_tool_registry": "proofbox.workspace.tools.registry",
     "deliver_pull_request": "proofbox.delivery.sending",
     "deliver_repository": "proofbox.delivery.sending",
@@ -101,24 +93,20 @@ _HOME = {
     "initialize": "proofbox.sandbox.initialize",
     "list_images": "proofbox.sandbox.images.catalogue",
     "load_bundle": "proofbox.evidence.bundle.reader",
-    "load_campaign": "proofbox.lab.reports.campaign",
     "load_run": "proofbox.lab.run.running",
     "load_run_async": "proofbox.lab.run.running",
     "open_bundle_unverified": "proofbox.evidence.bundle.reader",
     "open_toolbox": "proofbox.workspace.tools.toolbox",
-    "plan_campaign": "proofbox.lab.campaign.planning",
     "plan_delivery": "proofbox.delivery.sending",
     "pull_image": "proofbox.sandbox.images.pull",
     "report": "proofbox.lab.reports.scoring",
     "resolve_default_image": "proofbox.sandbox.images.catalogue",
     "run_plan": "proofbox.probes.run",
     "resume_campaign": "proofbox.lab.campaign.running",
-    "resume_campaign_async": "proofbox.lab.campaign.running",
     "resume_suite": "proofbox.lab.run.running",
     "resume_suite_async": "proofbox.lab.run.running",
     "run_campaign": "proofbox.lab.campaign.running",
     "run_campaign_async": "proofbox.lab.campaign.running",
-    "run_canary": "proofbox.lab.campaign.running",
     "run_suite": "proofbox.lab.run.running",
     "run_suite_async": "proofbox.lab.run.running",
     "validate": "proofbox.lab.reports.scoring",

@@ -29,7 +29,11 @@ from proofbox.errors import (
     RunBusy,
     RunInterrupted,
 )
+from proofbox.lab.campaign.comparing import compare_campaigns
+from proofbox.lab.campaign.publishing import check_publishable
 from proofbox.lab.campaign.registration import exclusive
+from proofbox.lab.campaign.running import run_canary
+from proofbox.lab.reports.campaign import load_campaign
 from proofbox.lab.reports.campaign_results import CampaignReport, CampaignResults
 from proofbox.lab.run.events import RunStarted, SuiteEvent
 
@@ -116,7 +120,7 @@ def test_campaign_compares_flows_and_commits_the_results(
     assert (agent.rate.rate, solver.rate.rate) == (0.5, 1.0)
     assert (agent.rate.effective_n, agent.pass_at_k, agent.flaky) == (2.0, {"1": 0.5, "2": 0.5}, ())
     assert [(each.verdict, each.missions) for each in report.comparisons] == [("underpowered", 2)]
-    assert proofbox.load_campaign("out") == report
+    assert load_campaign("out") == report
     assert proofbox.resume_campaign("out") == report
     assert proofbox.verify("out").ok
     assert main(["campaign", "report", "out", "--json"]) == 0
@@ -127,12 +131,12 @@ def test_campaign_compares_flows_and_commits_the_results(
     assert "4/4" in capsys.readouterr().out
     with pytest.raises(CampaignExists):
         proofbox.run_campaign("campaign.toml", out="out")
-    published = proofbox.check_publishable("out")
+    published = check_publishable("out")
     assert (published.ok, published.reasons) == (True, ())
     assert published.packet is not None
     assert proofbox.verify(published.packet).ok
-    assert proofbox.check_publishable("out").ok, "a packet that exists is verified"
-    same = proofbox.compare_campaigns("out", "out")
+    assert check_publishable("out").ok, "a packet that exists is verified"
+    same = compare_campaigns("out", "out")
     assert [(each.first, each.difference) for each in same.comparisons] == [("agent (later)", 0), ("solver (later)", 0)]
     assert main(["campaign", "compare", "out", "out"]) == 0
     assert "agent (later) - agent (earlier)" in capsys.readouterr().out
@@ -140,7 +144,7 @@ def test_campaign_compares_flows_and_commits_the_results(
     assert "first can be published" in capsys.readouterr().out
     manifest = Path("out/campaign.json")
     manifest.write_text(manifest.read_text().replace("replicates = 2", "replicates = 1"))
-    refused = proofbox.check_publishable("out")
+    refused = check_publishable("out")
     assert {"not_registered", "campaign_disagrees"} <= {each.code for each in refused.reasons}
 
 
@@ -160,19 +164,19 @@ def test_changed_file_is_refused(spec: Callable[..., str], path: str, old: str, 
     with pytest.raises(CampaignChanged) as raised:
         proofbox.resume_campaign("out")
     assert raised.value.details["changed"]
-    report = proofbox.load_campaign("out")
+    report = load_campaign("out")
     assert (report.ok, report.committed, report.error and report.error.code) == (False, False, "CAMPAIGN_INCOMPLETE")
 
 
 def test_canary_runs_the_first_missions_and_a_changed_report_is_a_finding(spec: Callable[..., str]) -> None:
-    report = proofbox.run_canary(spec(), missions=1, out="out")
+    report = run_canary(spec(), missions=1, out="out")
     assert (report.results.canary, list(scores(report))) == (1, ["works"])
     stored = Path(report.bundle, "report.json")
     stored.write_text(stored.read_text().replace('"passed":2', '"passed":4'))
-    found = proofbox.load_campaign("out")
+    found = load_campaign("out")
     assert not found.ok
     assert "campaign_disagrees" in {each.code for each in found.findings}
-    refused = proofbox.check_publishable("out")
+    refused = check_publishable("out")
     assert (refused.packet, "canary" in {each.code for each in refused.reasons}) == (None, True)
 
 
@@ -186,7 +190,7 @@ def test_attempts_lost_to_infrastructure_are_excluded_and_shown(spec: Callable[.
     assert (report.results.complete, report.error and report.error.code) == (False, "CAMPAIGN_GATES_FAILED")
     assert [(gate.flow, gate.passed) for gate in report.gates] == [("agent", False), ("solver", True)]
     assert proofbox.resume_campaign("out").error == report.error, "a resume cannot repair a committed campaign"
-    codes = [each.code for each in proofbox.check_publishable("out").reasons]
+    codes = [each.code for each in check_publishable("out").reasons]
     assert codes[:2] == ["coverage_incomplete", "gate_failed"]
 
 
@@ -200,6 +204,20 @@ def test_flow_that_cannot_run_is_refused_before_anything_is_written(spec: Callab
         ("broken", "RUNTIME_STRATEGY_UNAVAILABLE")
     ]
     assert not Path("out").exists()
+
+
+def test_new_campaign_finishes_green_and_is_publishable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "campaign", "made"]) == 0
+    assert "run it: cd made && proofbox campaign run campaign.toml --out out" in capsys.readouterr().out
+    monkeypatch.chdir("made")
+    report = proofbox.run_campaign("campaign.toml", out="out")
+    assert (report.ok, [flow.rate.rate for flow in report.flows]) == (True, [1.0, 1.0])
+    assert check_publishable("out").ok
+    assert main(["suite", "lint", "suite.toml"]) == 0
+    assert main(["new", "suite", "."]) == 2, "existing files are never replaced"
 
 
 def test_only_one_process_runs_a_campaign(spec: Callable[..., str]) -> None:
@@ -238,5 +256,5 @@ def test_campaign_killed_twice_and_resumed_equals_an_undisturbed_one(spec: Calla
         words = ["resume", "out"]
     resumed = proofbox.resume_campaign("out")
     assert comparable(resumed.results) == comparable(undisturbed.results)
-    assert proofbox.load_campaign("out") == resumed
+    assert load_campaign("out") == resumed
     assert resumed.ok

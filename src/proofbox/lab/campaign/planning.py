@@ -59,7 +59,7 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
 
     For example:
 
-        plan = proofbox.plan_campaign("campaign.toml", mde="5pt", past="earlier")
+        plan = plan_campaign("campaign.toml", mde="5pt", past="earlier")
         print(plan.attempts, plan.detectable_difference, plan.replicates_needed)
 
     `mde` is a difference of pass rates to detect, in points: `5pt`. `past` is the directory of an earlier campaign,

@@ -53,7 +53,7 @@ def check_publishable(out: _Path = "campaign", *, sign: _Path | None = None) -> 
 
     For example:
 
-        found = proofbox.check_publishable("out", sign="release")
+        found = check_publishable("out", sign="release")
         print(found.ok, [each.code for each in found.reasons], found.packet)
 
     Required are: the whole campaign and not a canary, a score for every attempt, all gates passed, strict validation

@@ -96,7 +96,7 @@ def run_canary(
 
     For example:
 
-        report = proofbox.run_canary("campaign.toml", missions=2)
+        report = run_canary("campaign.toml", missions=2)
         print(report.ok, report.error)
 
     The other keywords are those of `run_campaign`.
@@ -276,7 +276,7 @@ resume_campaign_async = in_thread(
 
     For example:
 
-        report = await proofbox.resume_campaign_async("out")
+        report = await resume_campaign_async("out")
 
     `on_event` and cancellation are those of `run_campaign_async`.
     """,

@@ -96,7 +96,7 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
 
     For example:
 
-        report = proofbox.load_campaign("out")
+        report = load_campaign("out")
         for flow in report.flows:
             print(flow.flow, flow.rate.rate, flow.rate.low, flow.rate.high)
 

@@ -18,6 +18,7 @@ class Distribution(msgspec.Struct, frozen=True):
     total: float
     """Their sum."""
     median: float
+    """The middle value, or the mean of the two middle ones."""
     low: float | None
     """The lower end of the 95 % interval of the median; null: fewer than six values."""
     high: float | None
@@ -27,7 +28,9 @@ class Distribution(msgspec.Struct, frozen=True):
     p90: float
     """The 90th percentile."""
     smallest: float
+    """The smallest value."""
     largest: float
+    """The largest value."""
 
 
 def describe(values: Sequence[float], level: float = 0.95) -> Distribution | None:
