@@ -28,6 +28,8 @@ LOADED_LATE = (
         "proofbox.agents.runtimes.scripted.threads",
         "proofbox.delivery.record",
         "proofbox.evidence.documents.witnesses",
+        "proofbox.lab.campaign.registration",
+        "proofbox.lab.reports.campaign",
         "proofbox.lab.run.limiter",
         "proofbox.probes.documents",
     ),
