@@ -39,7 +39,7 @@ class CampaignPlan(Document, frozen=True, kw_only=True):
     power: float
     """The chance of a verdict if the difference is as large as stated."""
     rate: float
-    """The assumed pass rate: that of the earlier campaign, or 0.5, which needs the most attempts."""
+    """The assumed pass rate: that of the earlier campaign, or 0.5, the worst case."""
     detectable_difference: float | None
     """The smallest difference of pass rates that this design detects; null: so few missions can never show one."""
     mde: float | None = None

@@ -30,7 +30,7 @@ class PassRate(msgspec.Struct, frozen=True):
     high: float
     """The upper end of that interval."""
     design_effect: float
-    """The factor by which replicates of one mission say less than as many missions."""
+    """The variance between missions over that of independent attempts; 1: replicates count as much as missions."""
     effective_n: float
     """The number of scored attempts, divided by the design effect."""
 
