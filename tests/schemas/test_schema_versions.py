@@ -186,6 +186,7 @@ NOT_READ = {
     "proofbox.run_summary/1": "derived from the attempts and compared; another version is not compared",
     "proofbox.suite/1": "written by people, without a version",
     "proofbox.campaign/1": "written by people, without a version",
+    "proofbox.campaign_regrade/1": "only written",
     **dict.fromkeys(
         ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"), "derived from the runs and compared as a whole"
     ),

@@ -98,6 +98,7 @@ COMMANDS = (
     Command("campaign status", "agents.campaign:status", "Show how far a campaign is."),
     Command("campaign report", "agents.campaign:report", "Show rates, intervals and verdicts of a campaign."),
     Command("campaign compare", "agents.campaign_analysis:compare", "Compare a campaign with an earlier one."),
+    Command("campaign regrade", "agents.campaign_analysis:regrade", "Verify a campaign's files with new verifiers."),
     Command(
         "campaign publish-check",
         "agents.campaign_analysis:publish_check",

@@ -29,6 +29,7 @@ LOADED_LATE = (
         "proofbox.delivery.record",
         "proofbox.evidence.documents.witnesses",
         "proofbox.lab.campaign.registration",
+        "proofbox.lab.campaign.regrading",
         "proofbox.lab.reports.campaign",
         "proofbox.lab.run.limiter",
         "proofbox.probes.documents",

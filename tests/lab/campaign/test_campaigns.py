@@ -32,6 +32,7 @@ from proofbox.errors import (
 from proofbox.lab.campaign.comparing import compare_campaigns
 from proofbox.lab.campaign.publishing import check_publishable
 from proofbox.lab.campaign.registration import exclusive
+from proofbox.lab.campaign.regrading import regrade_campaign
 from proofbox.lab.campaign.running import run_canary
 from proofbox.lab.reports.campaign import load_campaign
 from proofbox.lab.reports.campaign_results import CampaignReport, CampaignResults
@@ -142,6 +143,13 @@ def test_campaign_compares_flows_and_commits_the_results(
     assert "agent (later) - agent (earlier)" in capsys.readouterr().out
     assert main(["campaign", "publish-check", "out"]) == 0
     assert "first can be published" in capsys.readouterr().out
+    Path("hidden/answer.txt").write_text("42\n")  # a new oracle that overwrites the agent's answer
+    regraded = regrade_campaign("out", "campaign.toml", out="regraded")
+    assert (regraded.changed, regraded.regrade.rates["agent"].rate) == (2, 1.0)
+    assert regraded.regrade.parent == Path(report.bundle).name
+    assert regraded.regrade.sha256 != report.results.sha256
+    assert proofbox.verify("regraded").ok
+    assert load_campaign("out") == report, "the campaign stays as it is"
     manifest = Path("out/campaign.json")
     manifest.write_text(manifest.read_text().replace("replicates = 2", "replicates = 1"))
     refused = check_publishable("out")

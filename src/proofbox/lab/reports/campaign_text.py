@@ -8,7 +8,7 @@ from typing import Final
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.lab.reports.campaign_results import CampaignReport, FlowReport
-from proofbox.lab.statistics import Comparison, Distribution, Verdict
+from proofbox.lab.statistics import Comparison, Distribution, PassRate, Verdict
 
 SHOWN_MISSIONS: Final = 10
 """Maximum number of flaky missions listed by name."""
@@ -24,9 +24,7 @@ def flow_rows(report: CampaignReport) -> Rows:
         rows.append(
             [
                 flow.flow,
-                f"{rate.passed}/{rate.scored}",
-                _percent(rate.rate),
-                f"{_percent(rate.low)} to {_percent(rate.high)}" if rate.scored else "-",
+                *rate_row(rate),
                 str(lost),
                 f"{_percent(flow.bounds.lowest)} to {_percent(flow.bounds.highest)}" if lost else "-",
                 _median(flow.seconds, 1),
@@ -34,6 +32,12 @@ def flow_rows(report: CampaignReport) -> Rows:
             ]
         )
     return rows
+
+
+def rate_row(rate: PassRate) -> list[str]:
+    """Return the cells of a pass rate: counts, rate, interval."""
+    interval = f"{_percent(rate.low)} to {_percent(rate.high)}" if rate.scored else "-"
+    return [f"{rate.passed}/{rate.scored}", _percent(rate.rate), interval]
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> Rows:

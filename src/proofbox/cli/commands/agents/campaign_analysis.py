@@ -108,3 +108,40 @@ def publish_check(
 
     show(found, text, as_json=json)
     return 0 if found.ok else 1
+
+
+def regrade(
+    campaign: OutPath,
+    spec: SpecPath,
+    *,
+    out: Annotated[
+        Path, Parameter(name="--out", converter=flags.place, help="The directory for the new bundle.")
+    ] = Path("regraded"),
+    trust: Annotated[
+        bool, Parameter(name="--trust", help="Consent to everything the file asks for beyond your settings.")
+    ] = False,
+    json: flags.Json = False,
+) -> int:
+    """Verify the final files of a campaign with the verifiers of another campaign file, without running agents again.
+
+    The results are a new bundle that names the campaign as its parent. The campaign itself stays as it is.
+
+    For example:
+      proofbox campaign regrade campaign stricter.toml --out regraded
+    """
+    from proofbox.lab.campaign.regrading import regrade_campaign
+    from proofbox.lab.reports.campaign_text import comparison_rows, rate_row
+
+    done = regrade_campaign(campaign, spec, out=out, trust=trust)
+
+    def text() -> str:
+        rows = [["FLOW", "PASSED", "RATE", "95 % INTERVAL"]]
+        rows += [[flow, *rate_row(rate)] for flow, rate in done.regrade.rates.items()]
+        lines = [columns(rows), ""]
+        if done.regrade.comparisons:
+            lines += [columns(comparison_rows(done.regrade.comparisons)), ""]
+        lines.append(f"{counted(done.changed, 'result')} changed, of {counted(len(done.regrade.attempts), 'attempt')}")
+        return printable("\n".join([*lines, f"evidence: {done.bundle}"]))
+
+    show(done, text, as_json=json)
+    return 0
