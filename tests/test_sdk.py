@@ -21,7 +21,7 @@ from proofbox.core.results import Document
 from proofbox.lab.campaign.comparing import compare_campaigns
 from proofbox.lab.campaign.planning import plan_campaign
 from proofbox.lab.campaign.publishing import check_publishable
-from proofbox.lab.campaign.running import run_canary
+from proofbox.lab.campaign.running import resume_campaign, run_canary
 from proofbox.lab.reports.campaign import load_campaign
 
 FUNCTIONS: dict[str, Callable[..., Document]] = {
@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, Callable[..., Document]] = {
     "suite report": proofbox.load_run,
     "campaign run": proofbox.run_campaign,
     "campaign canary": run_canary,
-    "campaign resume": proofbox.resume_campaign,
+    "campaign resume": resume_campaign,
     "campaign status": load_campaign,
     "campaign plan": plan_campaign,
     "campaign compare": compare_campaigns,

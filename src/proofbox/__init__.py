@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
     from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
     from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
-    from proofbox.lab.campaign.running import resume_campaign as resume_campaign
     from proofbox.lab.campaign.running import run_campaign as run_campaign
     from proofbox.lab.campaign.running import run_campaign_async as run_campaign_async
     from proofbox.lab.doctor import doctor as doctor
@@ -102,7 +101,6 @@ _HOME = {
     "report": "proofbox.lab.reports.scoring",
     "resolve_default_image": "proofbox.sandbox.images.catalogue",
     "run_plan": "proofbox.probes.run",
-    "resume_campaign": "proofbox.lab.campaign.running",
     "resume_suite": "proofbox.lab.run.running",
     "resume_suite_async": "proofbox.lab.run.running",
     "run_campaign": "proofbox.lab.campaign.running",

@@ -18,6 +18,7 @@ from proofbox.evidence.bundle.reader import Bundle, UnverifiedBundle
 from proofbox.evidence.promotion.emit import Promotion
 from proofbox.evidence.verify.verification import Verification
 from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptRun
+from proofbox.lab.campaign.running import resume_campaign
 from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
 from proofbox.lab.garbage import CollectedGarbage
 from proofbox.lab.reports.campaign_results import CampaignReport
@@ -168,7 +169,7 @@ def campaigns() -> None:
     report = proofbox.run_campaign("campaign.toml", out=Path("out"), trust=True)
     assert_type(report, CampaignReport)
     assert_type(report.comparisons[0].difference, float)
-    assert_type(proofbox.resume_campaign("out", stop=threading.Event()), CampaignReport)
+    assert_type(resume_campaign("out", stop=threading.Event()), CampaignReport)
 
     proofbox.run_campaign("campaign.toml", concurrency=2)  # type: ignore[call-arg]
 

@@ -33,7 +33,7 @@ from proofbox.lab.campaign.comparing import compare_campaigns
 from proofbox.lab.campaign.publishing import check_publishable
 from proofbox.lab.campaign.registration import exclusive
 from proofbox.lab.campaign.regrading import regrade_campaign
-from proofbox.lab.campaign.running import run_canary
+from proofbox.lab.campaign.running import resume_campaign, run_canary
 from proofbox.lab.reports.campaign import load_campaign
 from proofbox.lab.reports.campaign_results import CampaignReport, CampaignResults
 from proofbox.lab.run.events import RunStarted, SuiteEvent
@@ -122,7 +122,7 @@ def test_campaign_compares_flows_and_commits_the_results(
     assert (agent.rate.effective_n, agent.pass_at_k, agent.flaky) == (2.0, {"1": 0.5, "2": 0.5}, ())
     assert [(each.verdict, each.missions) for each in report.comparisons] == [("underpowered", 2)]
     assert load_campaign("out") == report
-    assert proofbox.resume_campaign("out") == report
+    assert resume_campaign("out") == report
     assert proofbox.verify("out").ok
     assert main(["campaign", "report", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(report))
@@ -170,7 +170,7 @@ def test_changed_file_is_refused(spec: Callable[..., str], path: str, old: str, 
     text = Path(path).read_text()
     Path(path).write_text(text.replace(old, new))
     with pytest.raises(CampaignChanged) as raised:
-        proofbox.resume_campaign("out")
+        resume_campaign("out")
     assert raised.value.details["changed"]
     report = load_campaign("out")
     assert (report.ok, report.committed, report.error and report.error.code) == (False, False, "CAMPAIGN_INCOMPLETE")
@@ -197,7 +197,7 @@ def test_attempts_lost_to_infrastructure_are_excluded_and_shown(spec: Callable[.
     assert agent.infra == {"RUNTIME_CRASH": 2}
     assert (report.results.complete, report.error and report.error.code) == (False, "CAMPAIGN_GATES_FAILED")
     assert [(gate.flow, gate.passed) for gate in report.gates] == [("agent", False), ("solver", True)]
-    assert proofbox.resume_campaign("out").error == report.error, "a resume cannot repair a committed campaign"
+    assert resume_campaign("out").error == report.error, "a resume cannot repair a committed campaign"
     codes = [each.code for each in check_publishable("out").reasons]
     assert codes[:2] == ["coverage_incomplete", "gate_failed"]
 
@@ -231,9 +231,9 @@ def test_new_campaign_finishes_green_and_is_publishable(
 def test_only_one_process_runs_a_campaign(spec: Callable[..., str]) -> None:
     interrupted(spec(), "out")
     with exclusive(Path("out")), pytest.raises(RunBusy):
-        proofbox.resume_campaign("out")
+        resume_campaign("out")
     with pytest.raises(CampaignUnknown):
-        proofbox.resume_campaign("hidden")
+        resume_campaign("hidden")
 
 
 def test_campaign_killed_twice_and_resumed_equals_an_undisturbed_one(spec: Callable[..., str]) -> None:
@@ -262,7 +262,7 @@ def test_campaign_killed_twice_and_resumed_equals_an_undisturbed_one(spec: Calla
                     break
             os.killpg(process.pid, signal.SIGKILL)
         words = ["resume", "out"]
-    resumed = proofbox.resume_campaign("out")
+    resumed = resume_campaign("out")
     assert comparable(resumed.results) == comparable(undisturbed.results)
     assert load_campaign("out") == resumed
     assert resumed.ok

@@ -133,7 +133,7 @@ def resume_campaign(
 
     For example:
 
-        report = proofbox.resume_campaign("out")
+        report = resume_campaign("out")
 
     Raises `CampaignChanged` if the campaign's file, a mission, an oracle or another file that it refers to is not the
     registered one. A campaign that is complete is only read.
