@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
     from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
     from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
+    from proofbox.lab.campaign.running import run_campaign as run_campaign
+    from proofbox.lab.campaign.running import run_campaign_async as run_campaign_async
     from proofbox.lab.doctor import doctor as doctor
     from proofbox.lab.garbage import collect_garbage as collect_garbage
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
@@ -103,6 +105,8 @@ _HOME = {
     "run_plan": "proofbox.probes.run",
     "resume_suite": "proofbox.lab.run.running",
     "resume_suite_async": "proofbox.lab.run.running",
+    "run_campaign": "proofbox.lab.campaign.running",
+    "run_campaign_async": "proofbox.lab.campaign.running",
     "run_suite": "proofbox.lab.run.running",
     "run_suite_async": "proofbox.lab.run.running",
     "validate": "proofbox.lab.reports.scoring",

@@ -29,6 +29,7 @@ from proofbox.evidence.documents.tree import parse_tree_manifest
 from proofbox.evidence.documents.witnesses import check_witnesses
 from proofbox.evidence.promotion.packet import parse_packet
 from proofbox.evidence.promotion.policy import check_policy
+from proofbox.lab.campaign.registration import read_manifest
 from proofbox.lab.run import limiter
 from proofbox.lab.run.ledger import Ledger
 from proofbox.sandbox.images import catalogue, pull
@@ -145,6 +146,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.delivery_baseline/1": lambda data, _: parse_baseline(data, "baseline.json"),
     "proofbox.repair_log/1": repair_log,
     "proofbox.ledger/1": ledger,
+    "proofbox.campaign_manifest/1": in_file(lambda tmp: tmp / "campaign.json", read_manifest),
     "proofbox.consents/1": in_file(lambda _: state_dir() / "consents.json", lambda _: consent._read()),
     "proofbox.trusted/1": in_file(lambda _: state_dir() / "trusted.json", lambda _: settings._agreed()),
     "proofbox.limiter/1": in_file(lambda place: place / "l.json", lambda place: limiter._read(place / "l.json")),
@@ -183,6 +185,11 @@ NOT_READ = {
     **dict.fromkeys(("proofbox.effect/1", "proofbox.step/1", "proofbox.tool_call/1"), "lines of a log"),
     "proofbox.run_summary/1": "derived from the attempts and compared; another version is not compared",
     "proofbox.suite/1": "written by people, without a version",
+    "proofbox.campaign/1": "written by people, without a version",
+    "proofbox.campaign_regrade/1": "only written",
+    **dict.fromkeys(
+        ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"), "derived from the runs and compared as a whole"
+    ),
     "proofbox.plan/1": "the copy of a plan in its evidence, which no command reads",
     **dict.fromkeys(
         (

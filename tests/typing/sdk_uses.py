@@ -18,8 +18,10 @@ from proofbox.evidence.bundle.reader import Bundle, UnverifiedBundle
 from proofbox.evidence.promotion.emit import Promotion
 from proofbox.evidence.verify.verification import Verification
 from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptRun
+from proofbox.lab.campaign.running import resume_campaign
 from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
 from proofbox.lab.garbage import CollectedGarbage
+from proofbox.lab.reports.campaign_results import CampaignReport
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.scoring import MetricsReport, Validation
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation, SuiteRun
@@ -161,6 +163,19 @@ def attempts_by_hand() -> None:
 async def attempts_by_hand_async() -> None:
     assert_type(await proofbox.run_attempt_async("say hello", "project"), AttemptRun)
     assert_type(await proofbox.fork_attempt_async("t1", 2, "retry"), AttemptFork)
+
+
+def campaigns() -> None:
+    report = proofbox.run_campaign("campaign.toml", out=Path("out"), trust=True)
+    assert_type(report, CampaignReport)
+    assert_type(report.comparisons[0].difference, float)
+    assert_type(resume_campaign("out", stop=threading.Event()), CampaignReport)
+
+    proofbox.run_campaign("campaign.toml", concurrency=2)  # type: ignore[call-arg]
+
+
+async def campaigns_async() -> None:
+    assert_type(await proofbox.run_campaign_async("campaign.toml", on_event=events), CampaignReport)
 
 
 def plans() -> None:

@@ -118,7 +118,16 @@
     │   ├── NotFreed             RUN_NOT_FREED               exit 1
     │   ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
-    │   └── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
+    │   ├── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
+    │   ├── CampaignInvalid      CAMPAIGN_INVALID            exit 1
+    │   ├── CampaignUnknown      CAMPAIGN_UNKNOWN            exit 2
+    │   ├── CampaignExists       CAMPAIGN_EXISTS             exit 2
+    │   ├── CampaignChanged      CAMPAIGN_CHANGED            exit 1
+    │   ├── CampaignNotReady     CAMPAIGN_NOT_READY          exit 3
+    │   ├── CampaignGatesFailed  CAMPAIGN_GATES_FAILED       exit 1
+    │   ├── CampaignIncomplete   CAMPAIGN_INCOMPLETE         exit 1
+    │   ├── CampaignNotPublishable CAMPAIGN_NOT_PUBLISHABLE    exit 1
+    │   └── CampaignRegressed    CAMPAIGN_REGRESSED          exit 1
     ├── ProbeError               PLAN_FAILED                 exit 4
     │   ├── PlanInvalid          PLAN_INVALID                exit 1
     │   ├── PlanUnknown          PLAN_UNKNOWN                exit 2
@@ -278,6 +287,15 @@ from proofbox.errors.agents import (
 )
 from proofbox.errors.lab import (
     AttemptUnknown as AttemptUnknown,
+    CampaignChanged as CampaignChanged,
+    CampaignExists as CampaignExists,
+    CampaignGatesFailed as CampaignGatesFailed,
+    CampaignIncomplete as CampaignIncomplete,
+    CampaignInvalid as CampaignInvalid,
+    CampaignNotPublishable as CampaignNotPublishable,
+    CampaignNotReady as CampaignNotReady,
+    CampaignRegressed as CampaignRegressed,
+    CampaignUnknown as CampaignUnknown,
     EvidenceIncomplete as EvidenceIncomplete,
     ImageAbsent as ImageAbsent,
     LabError as LabError,

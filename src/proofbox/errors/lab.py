@@ -128,3 +128,75 @@ class LeaseLost(LabError):
 
     code = "ATTEMPT_LEASE_LOST"
     hints = ("resume the run: proofbox suite resume",)
+
+
+class CampaignInvalid(LabError):
+    """The campaign file is invalid. `details["problems"]` lists each problem with its location."""
+
+    code = "CAMPAIGN_INVALID"
+    exit_code = 1
+    hints = ("fix the listed problems, then check the file: proofbox campaign lint FILE",)
+
+
+class CampaignUnknown(LabError):
+    """The directory has no campaign."""
+
+    code = "CAMPAIGN_UNKNOWN"
+    exit_code = 2
+    hints = ("give the --out directory of a campaign",)
+
+
+class CampaignExists(LabError):
+    """The output directory has a campaign already. Nothing was run."""
+
+    code = "CAMPAIGN_EXISTS"
+    exit_code = 2
+    hints = ("resume it: proofbox campaign resume OUT",)
+
+
+class CampaignChanged(LabError):
+    """The campaign file, or a file that it refers to, is not the registered one. `details["changed"]` lists them."""
+
+    code = "CAMPAIGN_CHANGED"
+    exit_code = 1
+    hints = ("restore the registered files, or start a new campaign: proofbox campaign run FILE --out NEW",)
+
+
+class CampaignNotReady(LabError):
+    """A flow cannot run here. Nothing was run. `details["failures"]` lists each failure with its code and hints."""
+
+    code = "CAMPAIGN_NOT_READY"
+    exit_code = 3
+    hints = ("see what is missing: proofbox campaign lint FILE",)
+
+
+class CampaignGatesFailed(LabError):
+    """The campaign is complete, but some of its gates failed."""
+
+    code = "CAMPAIGN_GATES_FAILED"
+    exit_code = 1
+    hints = ("see each gate: proofbox campaign report OUT",)
+
+
+class CampaignIncomplete(LabError):
+    """Some attempts of the campaign have not ended."""
+
+    code = "CAMPAIGN_INCOMPLETE"
+    exit_code = 1
+    hints = ("run the missing attempts: proofbox campaign resume OUT",)
+
+
+class CampaignNotPublishable(LabError):
+    """The results do not meet the conditions for publishing. `details["reasons"]` lists them."""
+
+    code = "CAMPAIGN_NOT_PUBLISHABLE"
+    exit_code = 1
+    hints = ("see the state of the campaign: proofbox campaign status OUT",)
+
+
+class CampaignRegressed(LabError):
+    """A flow is worse than in the earlier campaign, or the evidence of one of them has findings."""
+
+    code = "CAMPAIGN_REGRESSED"
+    exit_code = 1
+    hints = ("see each campaign: proofbox campaign report OUT",)

@@ -169,7 +169,43 @@ RUN: dict[str, Any] = {
     ],
 }
 
-POLICIES = {policy["name"]: policy for policy in (DECISION_STAGE, DECISION_STAGE_V02, ATTEMPT, RUN)}
+# A campaign's bundle names the runs of its flows by the digests of their indexes; `campaign publish-check` checks them.
+CAMPAIGN: dict[str, Any] = {
+    "schema_version": SCHEMA,
+    "name": "campaign",
+    "fields": {"summary": "report.json", **OPTIONAL_FIELDS},
+    "not_applicable": sorted(set(SEED_FIELDS) - {"summary"}),
+    "acceptable": [],
+    "rules": [
+        *_EVERY_BUNDLE,
+        {"reason": "run_incomplete", "check": "status", "values": ["ok"]},
+        {"reason": "registration_absent", "check": "present", "artifact": "campaign.json"},
+        {"reason": "runs_absent", "check": "present", "artifact": "runs.json"},
+        {
+            "reason": "coverage_incomplete",
+            "check": "equals",
+            "artifact": "report.json",
+            "member": ["complete"],
+            "value": True,
+        },
+        {
+            "reason": "gates_failed",
+            "check": "equals",
+            "artifact": "report.json",
+            "member": ["gates_passed"],
+            "value": True,
+        },
+        {
+            "reason": "canary",
+            "check": "equals",
+            "artifact": "report.json",
+            "member": ["canary"],
+            "value": None,
+        },
+    ],
+}
+
+POLICIES = {policy["name"]: policy for policy in (DECISION_STAGE, DECISION_STAGE_V02, ATTEMPT, RUN, CAMPAIGN)}
 
 # A measurement may be reliable and still say that the code is bad. A policy approves code only if it requires both of
 # these rules and allows neither to be accepted.

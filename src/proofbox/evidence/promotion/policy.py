@@ -129,6 +129,8 @@ def fitting_policy(found: BundleCheck) -> dict[str, Any]:
     artifacts = found.index.artifacts if found.index else {}
     if schedule.PATH in artifacts:
         return POLICIES["run"]
+    if {"campaign.json", "runs.json"} <= artifacts.keys():
+        return POLICIES["campaign"]
     return POLICIES["attempt" if outcome.PATH in artifacts else "decision-stage"]
 
 

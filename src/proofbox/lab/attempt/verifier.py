@@ -14,9 +14,11 @@ detect the second (docs/lab.md describes what to do about it).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -39,7 +41,6 @@ from proofbox.workspace.search.globs import Glob
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.restore import write_file
-from proofbox.workspace.workspace import Workspace
 
 KEPT = 16 << 10
 LINES, LINE = 10_000, 4096
@@ -81,8 +82,16 @@ class VerifierResult(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: float = 0.0
 
 
+class Trees(Protocol):
+    """Snapshots that can be written to a directory and compared: a workspace, or a store without one."""
+
+    def export(self, name: str, dest: str | os.PathLike[str]) -> None: ...
+
+    def compare(self, a: str, b: str, how: Callable[[ObjectStore, bytes, bytes], None]) -> None: ...
+
+
 def lay_out(
-    workspace: Workspace, given: str, final: str, verify: Verify, files: Path | None, dest: Path
+    workspace: Trees, given: str, final: str, verify: Verify, files: Path | None, dest: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Create the directory to verify. Return the paths that were restored, and those that were left out.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -37,7 +37,9 @@ from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, is_conducted, ledger_path
 from proofbox.lab.suite.opening import open_suite
+from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import check_provider
+from proofbox.lab.suite.spec import Isolation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,14 +92,51 @@ def run_suite(
         raise UsageError("out is empty", op="suite")
     place, to = Path(spec), Path(out)
     suite = open_suite(place, host_root=host_root, provider=provider, to_run=True)
+    plan = prepare_run(
+        suite,
+        name=str(place),
+        as_json=place.suffix == ".json" or place.is_dir(),
+        strategies=strategies,
+        concurrency=concurrency,
+        isolation=isolation,
+        provider=provider,
+        replicates=replicates,
+        retries=retries,
+        flags={"model": model, "base_url": base_url, "api_key_env": api_key_env},
+    )
+    create_run(plan, to, trust=trust)
+    return conduct_run(to, plan.run_id, on_event, stop)
+
+
+def prepare_run(
+    suite: Suite,
+    *,
+    name: str,
+    as_json: bool,
+    strategies: str | Sequence[str] | None,
+    concurrency: int,
+    isolation: Isolation | None,
+    provider: str | None,
+    replicates: int | None,
+    retries: int,
+    flags: Mapping[str, str | None],
+    tables: Mapping[str, Mapping[str, Any]] | None = None,
+    run_id: str | None = None,
+) -> Plan:
+    """Return the plan of a run, after checking that a strategy of its chain is usable here. Nothing is written.
+
+    `flags` and `tables` are settings of runtimes: of the whole chain, and of single runtimes in addition to the user's.
+    """
     settings = load(Path().resolve())
-    flags = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
     chain = decide_chain(flag=strategies, spec=suite.fields.strategies or None, config=settings.strategies)
+    runtimes = with_absolute_mounts(settings.runtimes, Path().resolve())
+    for id, table in (tables or {}).items():
+        runtimes[id] = runtimes.get(id, {}) | dict(table)
     plan = Plan(
-        run_id=IdSource().new_id("run"),
-        suite_name=str(place),
+        run_id=run_id or IdSource().new_id("run"),
+        suite_name=name,
         suite_source=suite.source,
-        suite_json=place.suffix == ".json" or place.is_dir(),
+        suite_json=as_json,
         base=str(suite.base.resolve()),
         chain=str(chain),
         chain_origin=chain.origin,
@@ -106,13 +145,12 @@ def run_suite(
         provider=provider,
         replicates=replicates,
         retries=max(0, retries),
-        runtimes=with_absolute_mounts(settings.runtimes, Path().resolve()),
+        runtimes=runtimes,
         flags={name: value for name, value in flags.items() if value is not None},
     )
     plan.runtime_settings().check(chain, installed())
     strategy, skipped = anyio.run(_preflight, plan)
-    create_run(msgspec.structs.replace(plan, strategy=strategy, skipped=skipped), to, trust=trust)
-    return _conduct(to, plan.run_id, on_event, stop)
+    return msgspec.structs.replace(plan, strategy=strategy, skipped=skipped)
 
 
 def resume_suite(
@@ -132,7 +170,7 @@ def resume_suite(
     still applies; `trust` accepts a plan that was made elsewhere, or changed since, which otherwise raises
     `PlanUntrusted`. `on_event` and `stop` are those of `run_suite`.
     """
-    return _conduct(*find_run(Path(run)), on_event, stop, trust=trust)
+    return conduct_run(*find_run(Path(run)), on_event, stop, trust=trust)
 
 
 def load_run(run: _Path = "out") -> SuiteRun:
@@ -187,9 +225,11 @@ async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
     return strategy, {each.strategy: f"{each.reason} ({each.code})" for each in considered if each.code}
 
 
-def _conduct(
+def conduct_run(
     out: Path, run_id: str, on_event: OnSuiteEvent | None, stop: threading.Event | None, *, trust: bool = False
 ) -> SuiteRun:
+    """Conduct a planned run to its end and return the results."""
+
     def forward(event: dict[str, Any]) -> None:
         if on_event is None:
             return
@@ -233,7 +273,7 @@ def _error(found: RunResults, figures: Totals, run: Path, *, verifiable: bool) -
 # Coroutines
 
 
-def _in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callable[P, Coroutine[Any, Any, T]]:
+def in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callable[P, Coroutine[Any, Any, T]]:
     """Return a coroutine function that runs `function` in a thread, with its callback in the event loop.
 
     `stoppable`: cancelling sets the function's `stop`, and the coroutine ends after the function does.
@@ -273,7 +313,7 @@ def _in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callab
     return call
 
 
-run_suite_async = _in_thread(
+run_suite_async = in_thread(
     run_suite,
     stoppable=True,
     doc="""Run a suite like `run_suite`, without blocking the event loop.
@@ -286,7 +326,7 @@ run_suite_async = _in_thread(
     and the run can be resumed.
     """,
 )
-resume_suite_async = _in_thread(
+resume_suite_async = in_thread(
     resume_suite,
     stoppable=True,
     doc="""Resume a run like `resume_suite`, without blocking the event loop.
@@ -298,7 +338,7 @@ resume_suite_async = _in_thread(
     `on_event` and cancellation are those of `run_suite_async`.
     """,
 )
-load_run_async = _in_thread(
+load_run_async = in_thread(
     load_run,
     stoppable=False,
     doc="""Return the results of a run like `load_run`, without blocking the event loop.

@@ -9,7 +9,7 @@ Each function names its reference. The tests compare them with SciPy and statsmo
 intervals cover and that verdicts are wrong no more often than stated.
 """
 
-from proofbox.lab.statistics.comparison import Comparison, MissionScores, Verdict, compare, compare_all
+from proofbox.lab.statistics.comparison import Comparison, MissionScores, Verdict, compare, compare_all, compare_pairs
 from proofbox.lab.statistics.distributions import Distribution, describe
 from proofbox.lab.statistics.hypotheses import SignFlip, holm, mcnemar, sign_flip
 from proofbox.lab.statistics.intervals import t_interval, tango, wilson
@@ -26,6 +26,7 @@ __all__ = [
     "Verdict",
     "compare",
     "compare_all",
+    "compare_pairs",
     "describe",
     "detectable_difference",
     "flaky",

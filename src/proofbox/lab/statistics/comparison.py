@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
 from itertools import combinations
@@ -36,22 +36,39 @@ class Comparison(msgspec.Struct, frozen=True):
     """Two flows compared on the missions that both have scores for."""
 
     first: str
+    """The first flow."""
     second: str
+    """The second flow."""
     missions: int
-    dropped: int  # missions that only one of them has scores for
-    difference: float  # the first pass rate minus the second, as the mean over missions
-    low: float  # the 95 % interval of the difference
+    """The number of missions that both have scores for."""
+    dropped: int
+    """The number of missions that only one of them has scores for."""
+    difference: float
+    """The first pass rate minus the second, as the mean over missions."""
+    low: float
+    """The lower end of the 95 % interval of the difference."""
     high: float
-    narrow_low: float  # its 90 % interval, made cautious, which the verdict `equivalent` looks at
+    """The upper end of the 95 % interval of the difference."""
+    narrow_low: float
+    """The lower end of the 90 % interval, made cautious, which decides on `equivalent`."""
     narrow_high: float
+    """The upper end of that interval."""
     p: float
+    """The p-value of this comparison alone."""
     corrected_p: float
+    """The p-value after Holm's correction over all comparisons."""
     test: str
+    """The test that the p-value comes from."""
     interval: str
+    """The kind of the 95 % interval."""
     verdict: Verdict
+    """`better` or `worse`: the first flow than the second. `equivalent`: they differ by less than the margin.
+    `underpowered`: neither could be shown."""
     reason: str
     missions_needed: int | None = None
+    """Missions that would suffice for a verdict; null unless underpowered."""
     replicates_needed: int | None = None
+    """Replicates that would suffice with these missions; null unless underpowered, or if only more missions would."""
 
 
 def compare(
@@ -75,14 +92,26 @@ def compare_all(
     of the mission means and Student's interval. The verdict is `equivalent` if the 90 % interval lies within the
     margin; else `better` or `worse` if the corrected p-value is below `alpha`; else `underpowered`.
     """
+    pairs = [(name, against) for name in flows if name != against] if against else list(combinations(flows, 2))
+    named = [((first, flows[first]), (second, flows[second])) for first, second in pairs]
+    return compare_pairs(named, margin=margin, alpha=alpha, seed=seed)
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[tuple[str, MissionScores], tuple[str, MissionScores]]],
+    *,
+    margin: float,
+    alpha: float = 0.05,
+    seed: int = 0,
+) -> list[Comparison]:
+    """Compare the flows of each pair, given by name and scores, with Holm's correction over all pairs."""
     if not 0 < margin < 1:
         raise ValueError(f"the margin must be between 0 and 1, not {margin}")
-    pairs = [(name, against) for name in flows if name != against] if against else list(combinations(flows, 2))
-    measured = [_Measured(flows[first], flows[second], seed) for first, second in pairs]
+    measured = [_Measured(a, b, seed) for (_, a), (_, b) in pairs]
     corrected = holm([one.p for one in measured])
     return [
         _evaluate(first, second, one, p, margin, alpha, len(pairs))
-        for (first, second), one, p in zip(pairs, measured, corrected, strict=True)
+        for ((first, _), (second, _)), one, p in zip(pairs, measured, corrected, strict=True)
     ]
 
 
@@ -117,7 +146,10 @@ class _Measured:
         Differences that are all alike have no spread, and Student's interval would have no width: Tango's interval for
         that many missions takes its place.
         """
-        return t_interval(self.differences, level) if self.interval_name == "Student's t" else self._tango(level)
+        if self.interval_name != "Student's t":
+            return self._tango(level)
+        low, high = t_interval(self.differences, level)
+        return max(low, -1.0), min(high, 1.0)  # a difference of rates cannot be larger
 
     def conservative_interval(self, level: float) -> Interval:
         """Return an interval that also holds if the flows differ much on few missions.

@@ -14,14 +14,23 @@ class Distribution(msgspec.Struct, frozen=True):
     """A sample described by its order statistics."""
 
     n: int
+    """The number of values."""
     total: float
+    """Their sum."""
     median: float
-    low: float | None  # the interval of the median; None if the sample is too small for one at this level
+    """The middle value, or the mean of the two middle ones."""
+    low: float | None
+    """The lower end of the 95 % interval of the median; null: fewer than six values."""
     high: float | None
+    """The upper end of the 95 % interval of the median; null: fewer than six values."""
     p10: float
+    """The 10th percentile."""
     p90: float
+    """The 90th percentile."""
     smallest: float
+    """The smallest value."""
     largest: float
+    """The largest value."""
 
 
 def describe(values: Sequence[float], level: float = 0.95) -> Distribution | None:

@@ -18,21 +18,32 @@ class PassRate(msgspec.Struct, frozen=True):
     """A pass rate with its interval."""
 
     passed: int
+    """The number of attempts that passed."""
     scored: int
+    """The number of attempts that passed or failed."""
     missions: int
-    rate: float | None  # None if no attempt was scored
+    """The number of missions with a score."""
+    rate: float | None
+    """The share of scored attempts that passed; null: no attempt was scored."""
     low: float
+    """The lower end of Wilson's 95 % interval on the effective sample size."""
     high: float
+    """The upper end of that interval."""
     design_effect: float
+    """The variance between missions over that of independent attempts; 1: replicates count as much as missions."""
     effective_n: float
+    """The number of scored attempts, divided by the design effect."""
 
 
 class LossBounds(msgspec.Struct, frozen=True):
     """The lowest and highest rate that the attempts lost to infrastructure could have led to."""
 
     lost: int
+    """The number of attempts without a score."""
     lowest: float
+    """The rate if all of them had failed."""
     highest: float
+    """The rate if all of them had passed."""
 
 
 def pass_rate(counts: Counts, level: float = 0.95) -> PassRate:

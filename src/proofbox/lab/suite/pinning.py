@@ -70,6 +70,12 @@ def pin(suite: Suite, files: SuiteFiles, place: Path, skip: Collection[Identity]
     return digests
 
 
+def digest_inputs(suite: Suite, files: SuiteFiles, skip: Collection[Identity]) -> dict[str, str]:
+    """Return the digests that `pin` returns, without copying anything."""
+    named = {found.path: found for mission in suite.missions for _, found in files.named_by(mission)}
+    return {path: _digest(files, named[path], skip) for path in sorted(named)}
+
+
 def check_pinned(suite: Suite) -> None:
     """Check the prompts and capabilities of a pinned suite, which are not opened before the user has consented to it.
 

@@ -195,7 +195,7 @@ def run(
     try:
         return _conduct(start, json=json, jsonl=jsonl)
     except ConsentRequired as required:
-        if json or jsonl or not _consents(required):
+        if json or jsonl or not consents(required):
             raise
         return _conduct(start, json=json, jsonl=jsonl)
 
@@ -264,7 +264,7 @@ def _widenings(suite: Suite) -> tuple[Widening, ...]:
         return widenings(suite, files, box_settings(), provider=None)
 
 
-def _consents(required: ConsentRequired) -> bool:
+def consents(required: ConsentRequired) -> bool:
     """Ask for consent at a terminal, and record it for the list shown."""
     if sys.stdin is None or not sys.stdin.isatty():
         return False

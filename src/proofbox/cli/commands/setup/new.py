@@ -4,35 +4,58 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from proofbox.cli import flags
-from proofbox.cli.output import Document, show
+from proofbox.cli.output import show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 
+if TYPE_CHECKING:
+    from proofbox.lab.examples import NewFiles
 
-class NewDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.new/1"
-    path: str
-    """The file that was written."""
-    next: str
-    """A command that uses it."""
+Directory = Annotated[Path, Parameter(help="The directory to write to; it is created if it does not exist.")]
 
 
-def plan(
-    directory: Annotated[Path, Parameter(name="DIR", converter=flags.place, help="Where to write plan.toml.")],
-    *,
-    json: flags.Json = False,
-) -> int:
+def suite(directory: Directory, *, json: flags.Json = False) -> int:
+    """Write a commented suite that runs without a key. Existing files are never replaced.
+
+    For example:
+      proofbox new suite missions
+    """
+    from proofbox.lab.examples import new_suite
+
+    return _show(new_suite(directory), json=json)
+
+
+def campaign(directory: Directory, *, json: flags.Json = False) -> int:
+    """Write a commented campaign with its suite, which runs without a key. Existing files are never replaced.
+
+    For example:
+      proofbox new campaign comparison
+    """
+    from proofbox.lab.examples import new_campaign
+
+    return _show(new_campaign(directory), json=json)
+
+
+def plan(directory: Directory, *, json: flags.Json = False) -> int:
     """Write a commented plan of probes that passes in every sandbox of proofbox. Nothing is replaced.
 
     For example:
       proofbox new plan measurements
     """
+    from proofbox.lab.examples import NewFiles
     from proofbox.probes.example import new_plan
 
-    path = str(new_plan(directory))
-    document = NewDocument(path=path, next=f"proofbox plan run {quote(path)}")
-    show(document, lambda: printable(f"{path}\nrun it: {document.next}"), as_json=json)
+    path = new_plan(directory)
+    return _show(NewFiles(directory=str(directory), files=(path.name,), next=f"proofbox plan run {path.name}"), json=json)
+
+
+def _show(found: NewFiles, *, json: bool) -> int:
+    def text() -> str:
+        lines = [f"wrote {found.directory}/{name}" for name in found.files]
+        return printable("\n".join([*lines, f"run it: cd {quote(found.directory)} && {found.next}"]))
+
+    show(found, text, as_json=json)
     return 0

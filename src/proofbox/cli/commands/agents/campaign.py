@@ -1,0 +1,306 @@
+"""`campaign`: compare flows on the same missions, with intervals and verdicts that hold."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from proofbox.cli import flags
+from proofbox.cli.commands.agents.suite import consents
+from proofbox.cli.live import Progress
+from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
+from proofbox.cli.parameters import Parameter
+from proofbox.cli.progress import watched
+from proofbox.cli.schemas import json_schema
+from proofbox.config.consent import Widening, describe
+from proofbox.core.spec_files.problems import Problem
+from proofbox.core.text import printable
+from proofbox.core.words import counted
+from proofbox.errors import CampaignInvalid, CampaignNotReady, ConsentRequired, RunInterrupted
+from proofbox.lab.campaign.spec import CampaignDocument as CampaignFile
+from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
+
+SpecPath = Annotated[Path, Parameter(help="The campaign file (TOML).")]
+OutPath = Annotated[Path, Parameter(help="The --out directory of a campaign.")]
+NewOut = Annotated[Path, Parameter(name="--out", converter=flags.place, help="The directory for the evidence.")]
+Trust = Annotated[
+    bool,
+    Parameter(
+        name="--trust",
+        help="Consent to everything the campaign asks for beyond your settings; `campaign lint` lists it.",
+    ),
+]
+Jsonl = Annotated[bool, Parameter(name="--jsonl", help="Print events as they happen, one JSON object per line.")]
+
+
+class FlowFailure(msgspec.Struct, frozen=True):
+    flow: str
+    """The flow's id; empty: the whole campaign."""
+    code: str
+    message: str
+    fix_hints: tuple[str, ...]
+
+
+class CampaignLintDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.campaign_lint/1"
+    campaign: str | None
+    """The campaign's id; null: the file is invalid."""
+    flows: tuple[str, ...] = ()
+    """The ids of the flows."""
+    missions: tuple[str, ...] = ()
+    """The ids of the selected missions."""
+    attempts: int = 0
+    """Planned attempts, without retries."""
+    sha256: str | None = None
+    """The digest that would be registered now; null: the file is invalid."""
+    problems: tuple[Problem, ...] = ()
+    failures: tuple[FlowFailure, ...] = ()
+    """What prevents flows from running here."""
+    widenings: tuple[Widening, ...] = ()
+    """What the campaign asks for beyond your settings. `campaign run` needs your consent to it."""
+    error: ErrorBody | None = None
+
+
+class CampaignSchemaDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.campaign_schema/1"
+    json_schema: dict[str, Any]
+    """The JSON Schema of campaign files, in draft 2020-12."""
+
+
+def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
+    """Check a campaign file and list every problem, and what prevents its flows from running here. Exit 1 on any.
+
+    For example:
+      proofbox campaign lint campaign.toml
+    """
+    from proofbox.lab.campaign.reading import read_campaign
+    from proofbox.lab.campaign.registration import describe as describe_campaign
+    from proofbox.lab.campaign.registration import requests
+    from proofbox.lab.campaign.running import preflight
+
+    try:
+        campaign = read_campaign(spec)
+    except CampaignInvalid as invalid:
+        problems = msgspec.convert(invalid.details.get("problems", []), tuple[Problem, ...])
+        document = CampaignLintDocument(ok=False, campaign=None, problems=problems, error=ErrorBody.of(invalid))
+        show(document, lambda: printable("\n".join(f"{spec}:{each}" for each in problems)), as_json=json)
+        return 1
+    failures: tuple[FlowFailure, ...] = ()
+    error = None
+    try:
+        preflight(campaign, Path())
+    except CampaignNotReady as unready:
+        failures = msgspec.convert(unready.details["failures"], tuple[FlowFailure, ...])
+        error = ErrorBody.of(unready)
+    flows = tuple(campaign.suites)
+    document = CampaignLintDocument(
+        ok=error is None,
+        campaign=campaign.id,
+        flows=flows,
+        missions=campaign.missions,
+        attempts=len(flows) * len(campaign.missions) * campaign.document.campaign.replicates,
+        sha256=describe_campaign(campaign, Path("campaign")).sha256,
+        failures=failures,
+        widenings=requests(campaign),
+        error=error,
+    )
+
+    def text() -> str:
+        sizes = f"{counted(len(flows), 'flow')}, {counted(len(campaign.missions), 'mission')}"
+        lines = [f"{spec}: campaign {campaign.id}, {sizes}, {counted(document.attempts, 'attempt')}"]
+        for each in failures:
+            lines.append(f"{f'flow {each.flow}: ' if each.flow else ''}{each.message} ({each.code})")
+            lines += [f"  fix: {hint}" for hint in each.fix_hints]
+        lines += [f"asks for {each}" for each in describe(document.widenings)]
+        return printable("\n".join(lines))
+
+    show(document, text, as_json=json)
+    return 0 if document.ok else 1
+
+
+def schema(*, json: flags.Json = False) -> int:
+    """Print the JSON Schema of campaign files, for editors that complete and check TOML.
+
+    For example:
+      proofbox campaign schema > campaign.schema.json
+    """
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "proofbox campaign"}
+    found = {**dialect, **json_schema(CampaignFile)}
+    document = CampaignSchemaDocument(json_schema=found)
+    show(document, lambda: msgspec.json.format(msgspec.json.encode(found)).decode(), as_json=json)
+    return 0
+
+
+def run(
+    spec: SpecPath,
+    *,
+    out: NewOut = Path("campaign"),
+    trust: Trust = False,
+    jsonl: Jsonl = False,
+    json: flags.Json = False,
+) -> int:
+    """Register a campaign, run every flow on its missions, and commit the results. Exit 1 unless all gates passed.
+
+    The campaign file and everything that it refers to are hashed before the first attempt. A campaign that was
+    interrupted or killed can be resumed with `campaign resume`, which refuses changed files.
+
+    For example:
+      proofbox campaign run campaign.toml --out campaign
+    """
+    from proofbox.lab.campaign.running import run_campaign
+
+    def start(on_event: OnSuiteEvent) -> CampaignReport:
+        return run_campaign(spec, out=out, trust=trust, on_event=on_event)
+
+    return _run(start, out, jsonl=jsonl, json=json)
+
+
+def canary(
+    spec: SpecPath,
+    *,
+    out: NewOut = Path("canary"),
+    missions: Annotated[int, Parameter(name=["-n", "--missions"], help="The number of missions to run.")] = 1,
+    trust: Trust = False,
+    jsonl: Jsonl = False,
+    json: flags.Json = False,
+) -> int:
+    """Run the first missions of a campaign with every flow, as a trial. The results can never be published.
+
+    For example:
+      proofbox campaign canary campaign.toml -n 2
+    """
+    from proofbox.lab.campaign.running import run_canary
+
+    def start(on_event: OnSuiteEvent) -> CampaignReport:
+        return run_canary(spec, out=out, missions=missions, trust=trust, on_event=on_event)
+
+    return _run(start, out, jsonl=jsonl, json=json)
+
+
+def resume(out: OutPath = Path("campaign"), *, jsonl: Jsonl = False, json: flags.Json = False) -> int:
+    """Resume a campaign that was interrupted or killed: run the attempts without a result, and no others.
+
+    A campaign whose file, missions or oracles were changed since it was registered is refused.
+
+    For example:
+      proofbox campaign resume campaign
+    """
+    from proofbox.lab.campaign.running import resume_campaign
+
+    return _conduct(lambda on_event: resume_campaign(out, on_event=on_event), out, json=json, jsonl=jsonl)
+
+
+def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
+    """Show how far a campaign is. Exit 1 unless it is complete, its gates passed and its evidence holds.
+
+    For example:
+      proofbox campaign status campaign
+    """
+    from proofbox.lab.reports.campaign import load_campaign
+
+    found = load_campaign(out)
+    show(found, lambda: _status_text(found), as_json=json)
+    return 0 if found.ok else 1
+
+
+def report(
+    out: OutPath = Path("campaign"),
+    *,
+    format: Annotated[
+        Literal["table", "markdown"], Parameter(name="--format", help="A table, or Markdown for a pull request.")
+    ] = "table",
+    json: flags.Json = False,
+) -> int:
+    """Show the pass rate of every flow with its interval, and the verdict of every comparison.
+
+    Attempts lost to infrastructure are excluded from rates; the bounds show what they could change. Exit 1 unless the
+    campaign is complete, its gates passed and its evidence holds.
+
+    For example:
+      proofbox campaign report campaign
+      proofbox campaign report campaign --format markdown > comment.md
+    """
+    from proofbox.lab.reports.campaign import load_campaign
+
+    return _show(load_campaign(out), json=json, markdown=format == "markdown")
+
+
+def _run(start: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, jsonl: bool, json: bool) -> int:
+    try:
+        return _conduct(start, out, json=json, jsonl=jsonl)
+    except ConsentRequired as required:
+        if json or jsonl or not consents(required):
+            raise
+        return _conduct(start, out, json=json, jsonl=jsonl)
+
+
+def _conduct(conduct: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, json: bool, jsonl: bool) -> int:
+    from proofbox.lab.campaign.running import resume_hint
+
+    with Progress(shown=watched(as_json=json or jsonl)) as progress:
+
+        def hear(event: RunStarted | SuiteEvent) -> None:
+            if jsonl and isinstance(event, SuiteEvent):
+                write_json(event)
+            progress.update(event)
+
+        try:
+            found = conduct(hear)
+        except (KeyboardInterrupt, RunInterrupted) as error:
+            progress.close()
+            if progress.started is None:
+                raise
+            hint = resume_hint(out)
+            if json or isinstance(error, RunInterrupted):
+                raise RunInterrupted("the campaign was interrupted", op="campaign", fix_hints=[hint]) from None
+            with contextlib.suppress(OSError):
+                print(f"interrupted; {hint}", file=sys.stderr)
+            raise
+    return _show(found, json=json or jsonl)
+
+
+def _show(found: CampaignReport, *, json: bool, markdown: bool = False) -> int:
+    from proofbox.lab.reports.campaign_text import as_markdown
+
+    show(found, lambda: as_markdown(found).rstrip() if markdown else _text(found), as_json=json)
+    return 0 if found.ok else 1
+
+
+def _text(found: CampaignReport) -> str:
+    from proofbox.lab.reports.campaign_text import comparison_rows, flow_rows, notes
+
+    lines = [columns(flow_rows(found)), ""]
+    if found.comparisons:
+        lines += [columns(comparison_rows(found.comparisons)), ""]
+    lines += notes(found)
+    return "\n".join([*lines, *_footer(found)])
+
+
+def _status_text(found: CampaignReport) -> str:
+    rows = [["FLOW", "STRATEGY", "DONE", "PASSED", "LOST", "RUN"]]
+    for flow in found.flows:
+        done = f"{flow.ended}/{flow.planned}"
+        rows.append([flow.flow, flow.strategy, done, str(flow.rate.passed), str(flow.bounds.lost), flow.run])
+    lines = [columns(rows)]
+    if found.error is not None:
+        lines.append(printable(f"{found.error.message} ({found.error.code})"))
+    return "\n".join([*lines, *_footer(found)])
+
+
+def _footer(found: CampaignReport) -> list[str]:
+    from proofbox.lab.campaign.running import resume_hint
+
+    state = (
+        ""
+        if found.committed
+        else " (under way)"
+        if found.running
+        else f" (not committed: {resume_hint(Path(found.out))})"
+    )
+    return [f"registered: {found.results.sha256}", f"evidence: {found.bundle}{state}"]

@@ -1,0 +1,1 @@
+"""Campaigns: flows compared on the same missions, registered before the first attempt."""

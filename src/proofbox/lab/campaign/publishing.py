@@ -1,0 +1,117 @@
+"""Checks whether the results of a campaign can be published, and writes the promotion packet if they can."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from proofbox.core.results import Document, ErrorBody
+from proofbox.core.spec_files.positions import read_toml
+from proofbox.core.words import counted
+from proofbox.errors import BundleError, CampaignNotPublishable
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.evidence.promotion.packet import SUFFIX
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.campaign.registration import CampaignManifest, read_manifest, registered_digest
+from proofbox.lab.campaign.spec import CampaignDocument
+from proofbox.lab.reports.campaign import load_campaign, run_path
+from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.validation import validate
+
+_Path = str | os.PathLike[str]
+
+
+class PublishReason(msgspec.Struct, frozen=True):
+    """A condition that is not met."""
+
+    code: str
+    detail: str
+
+
+class PublishCheck(Document, frozen=True, kw_only=True):
+    """Whether the results of a campaign can be published. `ok`: they can, and the packet is written."""
+
+    schema: str = "proofbox.campaign_publish_check/1"
+    campaign: str
+    """The campaign's id."""
+    sha256: str
+    """The registered digest."""
+    reasons: tuple[PublishReason, ...]
+    """Every condition that is not met."""
+    packet: str | None
+    """The promotion packet; null: not written."""
+    signed_by: str | None = None
+    error: ErrorBody | None = None
+
+
+def check_publishable(out: _Path = "campaign", *, sign: _Path | None = None) -> PublishCheck:
+    """Check whether the results of a campaign can be published, and if so, write its promotion packet.
+
+    For example:
+
+        found = check_publishable("out", sign="release")
+        print(found.ok, [each.code for each in found.reasons], found.packet)
+
+    Required are: the whole campaign and not a canary, a score for every attempt, all gates passed, strict validation
+    of every bundle, and that everything that was run is what was registered. `sign` is the path of a private key. A
+    packet that exists is verified and never replaced.
+    """
+    place = Path(out)
+    manifest, report = read_manifest(place), load_campaign(place)
+    reasons = tuple(_reasons(place, manifest, report))
+    packet, signed_by = None, None
+    if not reasons:
+        path = f"{report.bundle}{SUFFIX}"
+        if os.path.lexists(path):
+            found = verify(path)
+            reasons = tuple(PublishReason(each.code, each.detail) for each in found.findings)
+            packet = None if reasons else path
+        else:
+            made = emit_promotion(report.bundle, policy="campaign", require_promotable=True, sign=sign)
+            packet, signed_by = made.path, made.signed_by
+    error = None
+    if reasons:
+        first = reasons[0]
+        what = f"{counted(len(reasons), 'condition')} not met; first: {first.code}: {first.detail}"
+        error = ErrorBody.of(CampaignNotPublishable(what, op="campaign publish-check"))
+    return PublishCheck(
+        ok=error is None,
+        campaign=manifest.campaign,
+        sha256=manifest.sha256,
+        reasons=reasons,
+        packet=packet,
+        signed_by=signed_by,
+        error=error,
+    )
+
+
+def _reasons(out: Path, manifest: CampaignManifest, report: CampaignReport) -> Iterator[PublishReason]:
+    results = report.results
+    if manifest.canary is not None:
+        yield PublishReason("canary", "the results of a canary can never be published")
+    if not report.committed:
+        yield PublishReason("not_committed", "the campaign's bundle is not committed")
+    for flow in results.flows:
+        if flow.rate.scored != flow.planned:
+            without = counted(flow.planned - flow.rate.scored, "result")
+            yield PublishReason("coverage_incomplete", f"flow {flow.flow}: {without} without a score")
+    for gate in results.gates:
+        if not gate.passed:
+            yield PublishReason("gate_failed", f"{gate.type} of {gate.flow}: {gate.detail}")
+    document = msgspec.convert(read_toml(manifest.source)[0], CampaignDocument)
+    if registered_digest(document, manifest.canary, manifest.runs) != manifest.sha256:
+        yield PublishReason("not_registered", "the manifest does not match its registered digest")
+    for each in report.findings:
+        yield PublishReason(each.code, f"{each.path}: {each.detail}")
+    for run in manifest.runs:
+        try:
+            findings = validate(load_bundle(out / run_path(run)), strict=True)
+        except BundleError as error:
+            yield PublishReason(error.code, f"{run_path(run)}: {error.message}")
+            continue
+        for finding in findings:
+            yield PublishReason(finding.code, f"{run_path(run)}/{finding.path}: {finding.detail}")

@@ -1,0 +1,295 @@
+"""Reads a campaign file, and reports all its problems, each with line, column and a suggestion."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from proofbox.agents.registry import installed
+from proofbox.core.nearest import nearest
+from proofbox.core.spec_files.positions import read_toml
+from proofbox.core.spec_files.problems import Problem, Problems, invalid, toml_problem
+from proofbox.core.spec_files.shape import Shape
+from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
+from proofbox.core.words import counted
+from proofbox.errors import CampaignInvalid, NotFoundError, ProofboxError, SuiteInvalid
+from proofbox.lab.campaign.spec import PROMPT, CampaignDocument, Flow, Gate, MissionChoice, other_table
+from proofbox.lab.suite.files import SuiteFiles
+from proofbox.lab.suite.meaning import LARGEST_PROMPT, check_values
+from proofbox.lab.suite.opening import open_suite
+from proofbox.lab.suite.reading import Suite, parse_suite
+from proofbox.lab.suite.spec import Mission
+from proofbox.workspace.capabilities.grants import PRESETS
+
+SIZE_LIMIT: Final = 1 << 20
+MAX_ATTEMPTS: Final = 100_000
+"""The maximum over all flows; a typo in `replicates` is more likely than such a campaign."""
+_SHARES: Final = ("coverage", "pass_rate", "infra")
+
+
+class Campaign(msgspec.Struct, frozen=True, kw_only=True):
+    """A campaign that can be run: each flow with the suite that it gets."""
+
+    document: CampaignDocument
+    suites: Mapping[str, Suite]
+    """By flow: the selected missions, with the flow's template, tools and box."""
+    path: Path
+    """The campaign's file."""
+    source: str
+
+    @property
+    def id(self) -> str:
+        return self.document.campaign.id
+
+    @property
+    def missions(self) -> tuple[str, ...]:
+        """The ids of the selected missions."""
+        return tuple(mission.id for mission in self.suites[self.document.flow[0].id].missions)
+
+
+def read_campaign(path: Path, *, first: int | None = None) -> Campaign:
+    """Read a campaign, or raise `CampaignInvalid` with every problem in it. `first` limits the number of missions."""
+    try:
+        text = read_text(path, SIZE_LIMIT)
+    except Absent as why:
+        raise NotFoundError(f"{path} {why}", op="campaign", fix_hints=["check the path"]) from None
+    except Unreadable as why:
+        problem = Problem(f"it {why}", why.line, min(why.line, 1))
+        raise invalid(str(path), [problem], CampaignInvalid, "campaign") from None
+    return parse_campaign(text, path, first=first)
+
+
+def parse_campaign(text: str, path: Path, *, first: int | None = None) -> Campaign:
+    """Parse the text of a campaign whose paths are relative to the directory of `path`."""
+    try:
+        values, positions = read_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        raise invalid(str(path), [toml_problem(error, text)], CampaignInvalid, "campaign") from None
+    problems = Problems(positions, values)
+    check_values(values, problems)
+    if not problems.found:
+        Shape(problems, "campaign", other_table).visit(CampaignDocument, values, ())
+    suites: dict[str, Suite] = {}
+    document = None
+    if not problems.found:
+        document = msgspec.convert(values, CampaignDocument)
+        _check(document, problems)
+        base = path.parent.resolve()
+        chosen = _chosen(document.missions, base, problems)[:first]
+        _check_missions(document, chosen, problems)
+        if not problems.found:
+            suites = {flow.id: _suite(document, number, chosen, base, problems) for number, flow in _flows(document)}
+    if problems.found or document is None:
+        raise invalid(str(path), problems.found, CampaignInvalid, "campaign")
+    return Campaign(document=document, suites=suites, path=path.resolve(), source=text)
+
+
+def _flows(document: CampaignDocument) -> enumerate[Flow]:
+    return enumerate(document.flow)
+
+
+def _check(document: CampaignDocument, problems: Problems) -> None:
+    ids = [flow.id for flow in document.flow]
+    known = installed().ids
+    campaign = document.campaign
+    for number, flow in _flows(document):
+        if flow.id in ids[:number]:
+            problems.say(("flow", number, "id"), f"duplicate flow id {flow.id!r}", "ids must be unique")
+        if flow.runner.type not in known:
+            problems.say(
+                ("flow", number, "runner", "type"),
+                f"no strategy is called {flow.runner.type!r}",
+                nearest(flow.runner.type, known),
+            )
+        if flow.prompt_template is not None:
+            at: tuple[str | int, ...] = ("flow", number, "prompt_template")
+            if campaign.prompt_mode == "mission_only":
+                problems.say(at, 'prompt_mode = "mission_only" allows no template', "remove one of them")
+            elif PROMPT not in flow.prompt_template:
+                problems.say(at, f"the template has no {PROMPT}", f"write {PROMPT} where the mission's prompt belongs")
+    if campaign.against is not None and campaign.against not in ids:
+        at = ("campaign", "against")
+        problems.say(at, f"no flow is called {campaign.against!r}", nearest(campaign.against, ids))
+    for number, gate in enumerate(document.gate):
+        _check_gate(gate, ("gate", number), ids, problems)
+
+
+def _check_gate(gate: Gate, at: tuple[str | int, ...], flows: list[str], problems: Problems) -> None:
+    for field, name in (("flow", gate.flow), ("against", gate.against)):
+        if name is not None and name not in flows:
+            problems.say((*at, field), f"no flow is called {name!r}", nearest(name, flows))
+    if gate.type == "comparison":
+        if gate.flow is None or gate.against is None or not gate.verdicts:
+            problems.say(
+                at, "a comparison gate needs flow, against and verdicts", 'verdicts = ["better", "equivalent"]'
+            )
+        elif gate.flow == gate.against:
+            problems.say((*at, "against"), "a flow cannot be compared with itself")
+        return
+    bound, other = ("min", "max") if gate.type in ("coverage", "pass_rate") else ("max", "min")
+    if getattr(gate, other) is not None:
+        problems.say((*at, other), f"a {gate.type} gate has no {other}", f"write {bound} = ...")
+    if gate.type in ("pass_rate", "budget") and getattr(gate, bound) is None:
+        problems.say(at, f"a {gate.type} gate needs {bound}", f"write {bound} = ...")
+    value = getattr(gate, bound)
+    if value is not None and not 0 <= value <= (1 if gate.type in _SHARES else math.inf):
+        problems.say((*at, bound), f"{bound} = {value} is out of range", "write a share between 0 and 1: 0.95")
+
+
+# Missions
+
+
+class _Chosen(msgspec.Struct, frozen=True):
+    mission: Mission
+    suite: Suite
+    number: int
+    """The index of the [[missions]] table that chose it."""
+
+
+def _chosen(choices: tuple[MissionChoice, ...], base: Path, problems: Problems) -> list[_Chosen]:
+    found: list[_Chosen] = []
+    for number, choice in enumerate(choices):
+        try:
+            suite = open_suite(base / choice.suite)
+        except ProofboxError as error:
+            problems.say(("missions", number, "suite"), error.message, _hint(error))
+            continue
+        ids = [mission.id for mission in suite.missions]
+        tags = sorted({tag for mission in suite.missions for tag in mission.tags})
+        for place, pattern in enumerate(choice.ids):
+            if not fnmatch.filter(ids, pattern):
+                problems.say(
+                    ("missions", number, "ids", place), f"no mission matches {pattern!r}", nearest(pattern, ids)
+                )
+        for place, tag in enumerate(choice.tags):
+            if tag not in tags:
+                problems.say(("missions", number, "tags", place), f"no mission has the tag {tag!r}", nearest(tag, tags))
+        for mission in suite.missions:
+            named = not choice.ids or any(fnmatch.fnmatchcase(mission.id, pattern) for pattern in choice.ids)
+            tagged = not choice.tags or set(choice.tags) & set(mission.tags)
+            if named and tagged:
+                if any(each.mission.id == mission.id for each in found):
+                    what = f"mission {mission.id!r} is selected twice"
+                    problems.say(("missions", number), what, "select it once with ids")
+                found.append(_Chosen(mission, suite, number))
+    if not found and not problems.found:
+        problems.say(("missions",), "no mission is selected", "a mission must match one of ids and one of tags")
+    return found
+
+
+def _check_missions(document: CampaignDocument, chosen: list[_Chosen], problems: Problems) -> None:
+    attempts = len(chosen) * len(document.flow) * document.campaign.replicates
+    if attempts > MAX_ATTEMPTS:
+        what = f"{counted(attempts, 'attempt')} are more than {MAX_ATTEMPTS}"
+        problems.say(("campaign", "replicates"), what, "use fewer replicates or missions")
+    evaluation = document.evaluation
+    for each in chosen:
+        mission, at = each.mission, ("missions", each.number)
+        verify, expect = evaluation.verify or mission.verify, evaluation.expect or mission.expect
+        if not verify.commands and not expect.asks:
+            hint = "define when it is done: verify.commands, or expect"
+            problems.say(at, f"nothing verifies mission {mission.id!r}", hint)
+        if document.campaign.prompt_mode == "exam":
+            for what in _reachable_oracle(mission, each.suite):
+                problems.say(at, f"mission {mission.id!r}: {what}", "an exam keeps its oracle out of the agent's reach")
+    if document.campaign.prompt_mode == "exam":
+        for number, flow in _flows(document):
+            if flow.provider == "off" or any(each.mission.provider == "off" for each in chosen):
+                problems.say(("flow", number), f"flow {flow.id!r}: an exam needs a sandbox", 'remove provider = "off"')
+
+
+def _reachable_oracle(mission: Mission, suite: Suite) -> list[str]:
+    """Return the oracle's files that are also among those given to the agent."""
+    given = [suite.base / path for path in (mission.workspace, *mission.files.values()) if path is not None]
+    oracle = {"verify.files": mission.verify.files, "solution": mission.solution}
+    oracle |= {f"verify.mounts {place}": path for place, path in mission.verify.mounts.items()}
+    found = []
+    for field, path in oracle.items():
+        for other in given if path is not None else ():
+            a, b = Path(os.path.realpath(suite.base / str(path))), Path(os.path.realpath(other))
+            if a.is_relative_to(b) or b.is_relative_to(a):
+                found.append(f"{field} is inside the files that the agent gets")
+                break
+    return found
+
+
+def _suite(document: CampaignDocument, number: int, chosen: list[_Chosen], base: Path, problems: Problems) -> Suite:
+    """Return the suite of a flow: the chosen missions, changed as the flow and the campaign state."""
+    flow = document.flow[number]
+    missions = []
+    for each in chosen:
+        try:
+            missions.append(_mission(document, flow, each, base))
+        except Unreadable as why:
+            problems.say(("missions", each.number), f"the prompt of mission {each.mission.id!r} {why}")
+    fields = {"id": document.campaign.id, "isolation": flow.isolation}
+    source = msgspec.json.encode({"suite": fields, "mission": missions}, order="deterministic").decode()
+    try:
+        return parse_suite(source, base=base, name=f"flow {flow.id}", json=True)
+    except ProofboxError as error:
+        problems.say(("flow", number), error.message, _hint(error))
+        return chosen[0].suite
+
+
+def _hint(error: ProofboxError) -> str:
+    """Return the first hint of an error; the message of an invalid suite includes its own."""
+    return "" if isinstance(error, SuiteInvalid) else next(iter(error.fix_hints), "")
+
+
+def _mission(document: CampaignDocument, flow: Flow, each: _Chosen, base: Path) -> dict[str, Any]:
+    mission = _rebased(each.mission, os.path.relpath(each.suite.base.resolve(), base))
+    changes: dict[str, Any] = {
+        name: value
+        for name, value in (
+            ("verify", document.evaluation.verify),
+            ("expect", document.evaluation.expect),
+            ("timeout", document.campaign.attempt_timeout),
+            ("tools", flow.tools),
+            ("provider", flow.provider),
+            ("network", flow.network),
+        )
+        if value is not None
+    }
+    if flow.prompt_template is not None:
+        prompt = mission.prompt
+        if prompt is None:
+            with SuiteFiles(base) as files:
+                found = files.find(mission.prompt_file or "")
+                if found.outside:
+                    raise Unreadable("is outside the campaign's directory, so no template can be applied to it")
+                prompt = files.read(found, LARGEST_PROMPT)
+        changes |= {"prompt": flow.prompt_template.replace(PROMPT, prompt), "prompt_file": None}
+    env = (*mission.env, *(name for name in flow.env if name not in mission.env))
+    changed = msgspec.structs.replace(mission, **changes, env=env, replicates=document.campaign.replicates)
+    values: dict[str, Any] = msgspec.to_builtins(changed)
+    return values
+
+
+def _rebased(mission: Mission, prefix: str) -> Mission:
+    """Return the mission with its paths relative to the campaign's directory instead of its suite's."""
+
+    def moved(path: str | None) -> str | None:
+        return path if path is None or prefix == "." or path.startswith("/") else f"{prefix}/{path}"
+
+    def all_moved(paths: Mapping[str, str]) -> dict[str, str]:
+        return {place: moved(path) or "" for place, path in paths.items()}
+
+    preset = mission.capabilities in PRESETS
+    return msgspec.structs.replace(
+        mission,
+        workspace=moved(mission.workspace),
+        prompt_file=moved(mission.prompt_file),
+        solution=moved(mission.solution),
+        capabilities=mission.capabilities if preset else moved(mission.capabilities),
+        files=all_moved(mission.files),
+        verify=msgspec.structs.replace(
+            mission.verify, files=moved(mission.verify.files), mounts=all_moved(mission.verify.mounts)
+        ),
+    )

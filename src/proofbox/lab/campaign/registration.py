@@ -1,0 +1,220 @@
+"""Registers a campaign before its first attempt: a digest of the file and of everything that it refers to.
+
+out/campaign.json          the manifest: what was registered, and the run of each flow
+out/flows/<flow>/          the output directory of each flow's run, with its ledger and bundle
+out/<campaign run id>/     the campaign's bundle, written when all runs are committed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Final
+
+import msgspec
+
+from proofbox.config import consent
+from proofbox.config.consent import Widening
+from proofbox.config.settings import toml_value
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.digest import digest_of
+from proofbox.core.documents import require_version, stored
+from proofbox.core.files.atomic import create_only
+from proofbox.core.files.locks import locked
+from proofbox.core.ids import IdSource
+from proofbox.core.spec_files.text_files import Unreadable, read_text
+from proofbox.core.untrusted_json import parse_json
+from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, CorruptError, RunBusy
+from proofbox.lab.campaign.reading import Campaign
+from proofbox.lab.campaign.spec import CampaignDocument, Runner
+from proofbox.lab.run.plan import box_settings
+from proofbox.lab.suite.files import SuiteFiles
+from proofbox.lab.suite.pinning import digest_inputs
+from proofbox.lab.suite.widening import widenings
+
+SCHEMA: Final = "proofbox.campaign_manifest/1"
+MANIFEST: Final = "campaign.json"
+FLOWS: Final = "flows"
+_MAX_BYTES: Final = 64 << 20
+
+
+class FlowRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The run of one flow."""
+
+    flow: str
+    """The flow's id."""
+    run_id: str
+    """The run's id, chosen before it is planned."""
+    strategy: str
+    """The strategy that the flow names."""
+    model: str | None
+    """The model that the flow names; null: the strategy's own."""
+    suite_sha256: str
+    """The digest of the flow's suite: missions with templates, oracles and boxes."""
+    inputs: dict[str, str]
+    """The digest of each file that the suite refers to."""
+
+
+@stored(SCHEMA, at="OUT/campaign.json, and BUNDLE/campaign.json of a campaign")
+class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What was registered before the first attempt of a campaign."""
+
+    schema_version: str = SCHEMA
+    campaign: str
+    """The campaign's id."""
+    run_id: str
+    """The id of the campaign's bundle."""
+    sha256: str
+    """The registered digest: of the campaign file's content and of everything that it refers to."""
+    path: str
+    """The campaign's file."""
+    source: str
+    """The text of the campaign's file."""
+    registered_at: str
+    """When it was registered, in UTC."""
+    canary: int | None = None
+    """The number of missions of a canary, which is never publishable; null: the whole campaign."""
+    missions: tuple[str, ...]
+    """The ids of the missions."""
+    runs: tuple[FlowRun, ...]
+    """The run of each flow."""
+
+    def run(self, flow: str) -> FlowRun:
+        return next(each for each in self.runs if each.flow == flow)
+
+
+def flow_out(out: Path, flow: str) -> Path:
+    """Return the output directory of a flow's run."""
+    return out / FLOWS / flow
+
+
+@contextlib.contextmanager
+def exclusive(out: Path) -> Iterator[None]:
+    """Lock a campaign for the process that runs it. Raises `RunBusy`."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(out / ".campaign.lock", wait=False))
+        except BlockingIOError:
+            raise RunBusy(f"another process is running the campaign in {out}", op="campaign") from None
+        yield
+
+
+def describe(
+    campaign: Campaign, out: Path, *, canary: int | None = None, clock: Clock | None = None
+) -> CampaignManifest:
+    """Return the manifest of a campaign as its files are now, with new run ids."""
+    ids = IdSource(clock or SystemClock())
+    skip = [(found.st_dev, found.st_ino) for found in [os.stat(out)]] if out.is_dir() else []
+    runs = []
+    for flow in campaign.document.flow:
+        suite = campaign.suites[flow.id]
+        with SuiteFiles(suite.base) as files:
+            inputs = digest_inputs(suite, files, skip)
+        runs.append(
+            FlowRun(
+                flow=flow.id,
+                run_id=ids.new_id("run"),
+                strategy=flow.runner.type,
+                model=flow.runner.model,
+                suite_sha256=suite.sha256,
+                inputs=inputs,
+            )
+        )
+    return CampaignManifest(
+        campaign=campaign.id,
+        run_id=ids.new_id("campaign"),
+        sha256=registered_digest(campaign.document, canary, runs),
+        path=str(campaign.path),
+        source=campaign.source,
+        registered_at=isoformat((clock or SystemClock()).now()),
+        canary=canary,
+        missions=campaign.missions,
+        runs=tuple(runs),
+    )
+
+
+def registered_digest(document: CampaignDocument, canary: int | None, runs: Sequence[FlowRun]) -> str:
+    """Return the digest of a campaign's content and of everything that it refers to."""
+    flows = {each.flow: {"suite": each.suite_sha256, "inputs": each.inputs} for each in runs}
+    return digest_of({"spec": msgspec.to_builtins(document), "canary": canary, "flows": flows})
+
+
+def register(manifest: CampaignManifest, out: Path) -> None:
+    """Write the manifest. Raises `CampaignExists` if the directory has one."""
+    try:
+        create_only(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+    except FileExistsError:
+        raise CampaignExists(
+            f"{out} has a campaign already",
+            op="campaign",
+            fix_hints=[f"resume it: proofbox campaign resume {quote(str(out))}", "choose another --out"],
+        ) from None
+
+
+def read_manifest(out: Path) -> CampaignManifest:
+    """Read the manifest of the campaign in a directory. Raises `CampaignUnknown`."""
+    path = out / MANIFEST
+    try:
+        data = read_text(path, _MAX_BYTES).encode()
+    except Unreadable:
+        raise CampaignUnknown(f"no campaign in {out}", op="campaign") from None
+    require_version(data, SCHEMA, path)
+    try:
+        return parse_json(data, CampaignManifest)
+    except msgspec.DecodeError as error:
+        raise CorruptError(f"{path} is malformed: {error}", op="campaign") from None
+
+
+def require_registered(found: CampaignManifest, registered: CampaignManifest) -> None:
+    """Raise `CampaignChanged` unless the files are those that were registered."""
+    if found.sha256 == registered.sha256:
+        return
+    before, now = ({each.flow: each for each in manifest.runs} for manifest in (registered, found))
+    changed = sorted(
+        {path for flow in before.keys() & now for path in _differing(before[flow].inputs, now[flow].inputs)}
+    )
+    if before.keys() != now.keys() or any(before[flow].suite_sha256 != now[flow].suite_sha256 for flow in before):
+        changed.insert(0, "the missions or flows")
+    raise CampaignChanged(
+        f"{registered.path} was registered as {registered.sha256[:12]} and is now {found.sha256[:12]};"
+        f" changed: {', '.join(changed[:5]) or 'the campaign file'}",
+        op="campaign",
+        details={"registered": registered.sha256, "found": found.sha256, "changed": changed or [registered.path]},
+    )
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> set[str]:
+    return {path for path in a.keys() | b.keys() if a.get(path) != b.get(path)}
+
+
+def require_consent(campaign: Campaign, *, trust: bool) -> None:
+    """Raise `ConsentRequired` unless the user has consented to all requests; `trust` is that consent."""
+    asked = requests(campaign)
+    if trust and asked:
+        consent.agree(campaign.path, asked)
+    if asked:
+        consent.require(
+            campaign.path, asked, command=f"proofbox campaign run {quote(str(campaign.path))} --out OUT --trust"
+        )
+
+
+def requests(campaign: Campaign) -> tuple[Widening, ...]:
+    """Return what a campaign asks for beyond the user's settings: requests of missions, and settings of runtimes."""
+    found: set[Widening] = set()
+    for flow in campaign.document.flow:
+        suite = campaign.suites[flow.id]
+        with SuiteFiles(suite.base) as files:
+            found |= set(widenings(suite, files, box_settings(), provider=None))
+        found |= {Widening(text, flow.id) for text in _settings(flow.runner)}
+    return tuple(sorted(found))
+
+
+def _settings(runner: Runner) -> Iterator[str]:
+    """Yield the settings of a runtime that name programs, files, endpoints and keys."""
+    named = {"base_url": runner.base_url, "api_key_env": runner.api_key_env, **runner.settings}
+    for name, value in named.items():
+        if value is not None:
+            yield f"{name} = {toml_value(value)} of {runner.type}"

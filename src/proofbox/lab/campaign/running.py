@@ -1,0 +1,283 @@
+"""Runs a campaign in one call: preflight, register, run each flow, commit the results.
+
+Each flow is one run of the missions, conducted as `suite run` does. The state of a campaign is derived from its
+manifest, the runs' ledgers and their bundles, so it can be resumed after any crash.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from shlex import quote
+from typing import Final
+
+import msgspec
+
+from proofbox.core.files.removal import remove_tree
+from proofbox.errors import CampaignNotReady, ProofboxError, UsageError
+from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.campaign.reading import Campaign, read_campaign
+from proofbox.lab.campaign.registration import (
+    MANIFEST,
+    CampaignManifest,
+    FlowRun,
+    describe,
+    exclusive,
+    flow_out,
+    read_manifest,
+    register,
+    require_consent,
+    require_registered,
+)
+from proofbox.lab.campaign.spec import SCHEMA as CAMPAIGN_SCHEMA
+from proofbox.lab.reports.campaign import REPORT, RUNS, CommittedRuns, load_campaign, stored_report
+from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.run import pressure
+from proofbox.lab.run.conductor import create_run
+from proofbox.lab.run.events import OnSuiteEvent
+from proofbox.lab.run.plan import WORK, Plan, ledger_path
+from proofbox.lab.run.running import conduct_run, in_thread, prepare_run
+
+SPEC: Final = "campaign.toml"
+_EXPECTED: Final = (SPEC, MANIFEST, REPORT, RUNS)
+_Path = str | os.PathLike[str]
+
+
+class PreflightFailure(msgspec.Struct, frozen=True):
+    """Why a flow cannot run here."""
+
+    flow: str
+    """The flow's id; empty: the whole campaign."""
+    code: str
+    """The code of the error."""
+    message: str
+    fix_hints: tuple[str, ...]
+
+
+def run_campaign(
+    spec: _Path,
+    *,
+    out: _Path = "campaign",
+    trust: bool = False,
+    on_event: OnSuiteEvent | None = None,
+    stop: threading.Event | None = None,
+) -> CampaignReport:
+    """Register a campaign, run every flow on its missions, and return the report.
+
+    For example:
+
+        report = proofbox.run_campaign("campaign.toml", out="out")
+        for each in report.comparisons:
+            print(each.first, each.verdict, "than", each.second, each.difference, each.low, each.high)
+
+    Everything that prevents a flow from running raises `CampaignNotReady` before anything is written. The campaign's
+    file and everything that it refers to are hashed before the first attempt; `resume_campaign` refuses other files.
+    Missions that fail do not raise, and neither do failed gates: the report's `ok` is False and its `error` says why.
+
+    `trust` consents to everything the campaign asks for beyond the user's settings. `on_event` and `stop` are those of
+    `run_suite`. After an exception or an interrupt, `resume_campaign` runs the missing attempts.
+    """
+    return _start(Path(spec), out, None, trust, on_event, stop)
+
+
+def run_canary(
+    spec: _Path,
+    *,
+    out: _Path = "canary",
+    missions: int = 1,
+    trust: bool = False,
+    on_event: OnSuiteEvent | None = None,
+    stop: threading.Event | None = None,
+) -> CampaignReport:
+    """Run the first missions of a campaign with every flow, as a trial. The results can never be published.
+
+    For example:
+
+        report = run_canary("campaign.toml", missions=2)
+        print(report.ok, report.error)
+
+    The other keywords are those of `run_campaign`.
+    """
+    if missions < 1:
+        raise UsageError("missions must be at least 1", op="campaign")
+    return _start(Path(spec), out, missions, trust, on_event, stop)
+
+
+def _start(
+    spec: Path,
+    out: _Path,
+    canary: int | None,
+    trust: bool,
+    on_event: OnSuiteEvent | None,
+    stop: threading.Event | None,
+) -> CampaignReport:
+    if not os.fspath(out):
+        raise UsageError("out is empty", op="campaign")
+    campaign, place = read_campaign(spec, first=canary), Path(out)
+    require_consent(campaign, trust=trust)
+    preflight(campaign, place)
+    place.mkdir(parents=True, exist_ok=True)
+    with exclusive(place):
+        manifest = describe(campaign, place, canary=canary)
+        register(manifest, place)
+        return _conduct(campaign, manifest, place, on_event, stop)
+
+
+def resume_campaign(
+    out: _Path = "campaign", *, on_event: OnSuiteEvent | None = None, stop: threading.Event | None = None
+) -> CampaignReport:
+    """Resume a campaign that was interrupted or killed: run the attempts without a result, and no others.
+
+    For example:
+
+        report = resume_campaign("out")
+
+    Raises `CampaignChanged` if the campaign's file, a mission, an oracle or another file that it refers to is not the
+    registered one. A campaign that is complete is only read.
+    """
+    place = Path(out)
+    manifest = read_manifest(place)
+    if (place / manifest.run_id / INDEX).exists():
+        return load_campaign(place)
+    campaign = read_campaign(Path(manifest.path), first=manifest.canary)
+    with exclusive(place):
+        require_registered(describe(campaign, place, canary=manifest.canary), manifest)
+        return _conduct(campaign, manifest, place, on_event, stop)
+
+
+def preflight(campaign: Campaign, out: Path) -> None:
+    """Raise `CampaignNotReady` with everything that prevents a flow from running here."""
+    failures: list[PreflightFailure] = []
+
+    def attempt(flow: str, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except ProofboxError as error:
+            failures.append(PreflightFailure(flow, error.code, error.message, error.fix_hints))
+
+    for flow in campaign.document.flow:
+        key = flow.runner.api_key_env
+        if key is not None and not os.environ.get(key):
+            why = f"the variable {key} is not set"
+            failures.append(PreflightFailure(flow.id, "CAMPAIGN_KEY_ABSENT", why, (f"export {key}=...",)))
+        attempt(flow.id, lambda flow=flow: _plan(campaign, flow.id, None))  # type: ignore[misc]
+    above = next(each for each in (out.absolute(), *out.absolute().parents) if each.is_dir())
+    if why := pressure.reason(above):
+        failures.append(PreflightFailure("", "CAMPAIGN_RESOURCES_LOW", why, ("free some, or choose another --out",)))
+    if failures:
+        first = failures[0]
+        more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        where = f"flow {first.flow}: " if first.flow else ""
+        raise CampaignNotReady(
+            f"{where}{first.message}{more}",
+            op="campaign",
+            fix_hints=list(dict.fromkeys(hint for each in failures for hint in each.fix_hints))[:5],
+            details={"failures": msgspec.to_builtins(failures)},
+        )
+
+
+def _plan(campaign: Campaign, flow_id: str, run_id: str | None) -> Plan:
+    fields = campaign.document.campaign
+    flow = next(each for each in campaign.document.flow if each.id == flow_id)
+    runner = flow.runner
+    return prepare_run(
+        campaign.suites[flow_id],
+        name=campaign.path.name,
+        as_json=True,
+        strategies=f"{runner.type}!",  # a flow never falls back to another agent
+        concurrency=fields.concurrency,
+        isolation=flow.isolation,
+        provider=None,
+        replicates=fields.replicates,
+        retries=fields.retries,
+        flags={"model": runner.model, "base_url": runner.base_url, "api_key_env": runner.api_key_env},
+        tables={runner.type: runner.settings} if runner.settings else None,
+        run_id=run_id,
+    )
+
+
+def _conduct(
+    campaign: Campaign,
+    manifest: CampaignManifest,
+    out: Path,
+    on_event: OnSuiteEvent | None,
+    stop: threading.Event | None,
+) -> CampaignReport:
+    stop = stop or threading.Event()
+    timer = None
+    if campaign.document.campaign.timeout is not None:
+        timer = threading.Timer(campaign.document.campaign.timeout, stop.set)
+        timer.daemon = True
+        timer.start()
+    try:
+        for run in manifest.runs:  # every run is planned, with copies of its files, before the first attempt
+            _ensure_planned(campaign, run, out)
+        for run in manifest.runs:
+            conduct_run(flow_out(out, run.flow), run.run_id, on_event, stop)
+    finally:
+        if timer is not None:
+            timer.cancel()
+    report = load_campaign(out)
+    _commit(manifest, out, report)
+    return msgspec.structs.replace(report, committed=True, running=False)
+
+
+def _ensure_planned(campaign: Campaign, run: FlowRun, out: Path) -> None:
+    place = flow_out(out, run.flow)
+    if ledger_path(place, run.run_id).exists():
+        return
+    remove_tree(place / WORK / run.run_id)  # left by a process that was killed while it planned the run
+    create_run(_plan(campaign, run.flow, run.run_id), place)
+
+
+def _commit(manifest: CampaignManifest, out: Path, report: CampaignReport) -> None:
+    """Commit the campaign's bundle. It names the run of each flow by the digest of its index."""
+    for name in _EXPECTED:  # after a kill they are written again
+        (out / manifest.run_id / name).unlink(missing_ok=True)
+    bundle = BundleWriter.take_over(out, manifest.run_id, released=True, expected=_EXPECTED)
+    try:
+        bundle.write_bytes(SPEC, manifest.source.encode(), schema_version=CAMPAIGN_SCHEMA)
+        bundle.write_json(MANIFEST, msgspec.to_builtins(manifest))
+        bundle.write_json(RUNS, msgspec.to_builtins(CommittedRuns.of(manifest, out)))
+        bundle.write_json(REPORT, stored_report(report))
+        if not report.results.complete:
+            bundle.mark_partial("some attempts were lost to infrastructure failures")
+    except BaseException:
+        bundle.abort()  # it stays in progress, so that it can be resumed
+        raise
+    bundle.commit()
+
+
+def resume_hint(out: Path) -> str:
+    """Return how to resume the campaign in a directory."""
+    return f"resume with: proofbox campaign resume {quote(str(out))}"
+
+
+run_campaign_async = in_thread(
+    run_campaign,
+    stoppable=True,
+    doc="""Run a campaign like `run_campaign`, without blocking the event loop.
+
+    For example:
+
+        report = await proofbox.run_campaign_async("campaign.toml", out="out", on_event=print)
+
+    `on_event` is called in the event loop. If the task is cancelled, the workers are killed before the coroutine ends,
+    and the campaign can be resumed.
+    """,
+)
+resume_campaign_async = in_thread(
+    resume_campaign,
+    stoppable=True,
+    doc="""Resume a campaign like `resume_campaign`, without blocking the event loop.
+
+    For example:
+
+        report = await resume_campaign_async("out")
+
+    `on_event` and cancellation are those of `run_campaign_async`.
+    """,
+)

@@ -1,0 +1,328 @@
+"""Computes the results of a campaign from its manifest, the ledgers and the bundles of its runs."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from proofbox.agents.events import TokenUsage
+from proofbox.core.digest import sha256_file
+from proofbox.core.documents import stored
+from proofbox.core.files.locks import locked
+from proofbox.core.results import ErrorBody
+from proofbox.core.spec_files.positions import read_toml
+from proofbox.core.spec_files.text_files import Unreadable, read_text
+from proofbox.core.untrusted_json import parse_json
+from proofbox.core.words import counted
+from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
+from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.verify.check import check_bundle
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.campaign.registration import FLOWS, CampaignManifest, FlowRun, flow_out, read_manifest
+from proofbox.lab.campaign.spec import CampaignDocument
+from proofbox.lab.reports.campaign_gates import judge
+from proofbox.lab.reports.campaign_results import (
+    CampaignReport,
+    CampaignResults,
+    FlowReport,
+    Friction,
+    MissionCell,
+    MissionRow,
+)
+from proofbox.lab.reports.finding import EvidenceFinding
+from proofbox.lab.reports.results import RunResults, read_run
+from proofbox.lab.reports.totals import final_attempts
+from proofbox.lab.run.ledger import Attempt, Ledger
+from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.statistics import (
+    MissionScores,
+    compare_all,
+    describe,
+    flaky,
+    loss_bounds,
+    pass_at_k,
+    pass_hat_k,
+    pass_rate,
+)
+
+REPORT: Final = "report.json"
+RUNS: Final = "runs.json"
+_REPEATED: Final = 3
+"""Identical calls in succession that count as repeated: the second may be a retry, the third is a habit."""
+_LARGEST: Final = 4 << 20
+_Path = str | os.PathLike[str]
+
+
+class CommittedRun(msgspec.Struct, frozen=True):
+    """A committed run, by the digest of its index, which covers everything in it."""
+
+    flow: str
+    """The flow's id."""
+    path: str
+    """The run's bundle, relative to the campaign's directory."""
+    index_sha256: str
+    """The digest of the bundle's index."""
+
+
+@stored("proofbox.campaign_runs/1", at="BUNDLE/runs.json of a campaign")
+class CommittedRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs that the results of a campaign were computed from."""
+
+    schema_version: str = "proofbox.campaign_runs/1"
+    runs: tuple[CommittedRun, ...]
+    """The run of each flow."""
+
+    @classmethod
+    def of(cls, manifest: CampaignManifest, out: Path) -> CommittedRuns:
+        return cls(runs=tuple(CommittedRun(each.flow, run_path(each), _index(out, each)) for each in manifest.runs))
+
+
+def run_path(run: FlowRun) -> str:
+    """Return the path of a flow's run, relative to the campaign's directory."""
+    return f"{FLOWS}/{run.flow}/{run.run_id}"
+
+
+def _index(out: Path, run: FlowRun) -> str:
+    return sha256_file(out / run_path(run) / INDEX)[0]
+
+
+def load_campaign(out: _Path = "campaign") -> CampaignReport:
+    """Return the results of a campaign, or its progress so far.
+
+    For example:
+
+        report = load_campaign("out")
+        for flow in report.flows:
+            print(flow.flow, flow.rate.rate, flow.rate.low, flow.rate.high)
+
+    The results of committed runs are read from their evidence, which is checked completely. Nothing is read from an
+    earlier report: if a stored report differs from the evidence, that is a finding.
+    """
+    place = Path(out)
+    manifest = read_manifest(place)
+    document = msgspec.convert(read_toml(manifest.source)[0], CampaignDocument)
+    findings: list[EvidenceFinding] = []
+    flows, scores = [], {}
+    for run in manifest.runs:
+        found = _read(place, run)
+        if found is not None:
+            where = run_path(run)
+            findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
+            findings += _unregistered(found, run)
+        flow, by_mission = _flow(place, run, found, manifest, document.campaign.replicates)
+        flows.append(flow)
+        scores[run.flow] = by_mission
+    results = _results(manifest, document, flows, scores)
+    bundle = place / manifest.run_id
+    committed = (bundle / INDEX).exists()
+    if committed:
+        findings += _contradictions(place, manifest, results)
+    error = _error(results, findings)
+    return CampaignReport(
+        ok=error is None,
+        out=str(place),
+        committed=committed,
+        running=not committed and _is_running(place),
+        bundle=str(bundle),
+        results=results,
+        findings=tuple(findings),
+        error=None if error is None else ErrorBody.of(error),
+    )
+
+
+def stored_report(report: CampaignReport) -> dict[str, Any]:
+    """Return the results as the campaign's bundle stores them."""
+    stored_results: dict[str, Any] = msgspec.to_builtins(report.results)
+    return stored_results
+
+
+def _read(out: Path, run: FlowRun) -> RunResults | None:
+    try:
+        with Ledger(ledger_path(flow_out(out, run.flow), run.run_id), read_only=True) as ledger:
+            return read_run(out / run_path(run), ledger)
+    except RunUnknown:
+        return None
+
+
+def _results(
+    manifest: CampaignManifest,
+    document: CampaignDocument,
+    flows: Sequence[FlowReport],
+    scores: Mapping[str, MissionScores],
+) -> CampaignResults:
+    fields = document.campaign
+    comparisons = (
+        compare_all(scores, margin=fields.margin, alpha=fields.alpha, seed=fields.seed, against=fields.against)
+        if len(scores) > 1
+        else []
+    )
+    gates = judge(document.gate, flows, comparisons)
+    rows = [
+        MissionRow(id, {flow: MissionCell(*by_mission.get(id, (0, 0))) for flow, by_mission in scores.items()})
+        for id in manifest.missions
+    ]
+    return CampaignResults(
+        campaign=manifest.campaign,
+        sha256=manifest.sha256,
+        canary=manifest.canary,
+        complete=all(flow.rate.scored == flow.planned for flow in flows),
+        gates_passed=all(gate.passed for gate in gates) and all(flow.ended == flow.planned for flow in flows),
+        replicates=fields.replicates,
+        flows=tuple(flows),
+        comparisons=tuple(comparisons),
+        missions=tuple(rows),
+        gates=tuple(gates),
+    )
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    """The part of an attempt's report that is summed up here."""
+
+    tokens: dict[str, TokenUsage] = {}
+    tool_calls: int | None = None
+    tool_failures: dict[str, int] = {}
+    retries: dict[str, int] = {}
+    no_progress: dict[str, int] = {}
+    integrity: tuple[dict[str, Any], ...] = ()
+    turn_ms: float | None = None
+
+    @property
+    def spent(self) -> int | None:
+        """The tokens as counted by the gateway, else as reported by the agent; None if unknown."""
+        usage = self.tokens.get("gateway") or self.tokens.get("runtime_reported")
+        return None if usage is None else usage.input_tokens + usage.output_tokens
+
+
+def _flow(
+    out: Path, run: FlowRun, found: RunResults | None, manifest: CampaignManifest, replicates: int
+) -> tuple[FlowReport, dict[str, tuple[int, int]]]:
+    attempts = () if found is None else found.attempts
+    final = [each for each in final_attempts(attempts) if each.result is not None]
+    scored = [each for each in final if _is_scored(each)]
+    passed = Counter(each.mission for each in scored if each.result is not None and each.result.verified == "passed")
+    total = Counter(each.mission for each in scored)
+    by_mission = {id: (passed[id], total[id]) for id in manifest.missions if total[id]}
+    counts = list(by_mission.values())
+    metrics = {each.id: _metrics(out / run_path(run) / each.path) for each in attempts if each.result is not None}
+    of_scored = [metrics[each.id] for each in scored]
+    rate = pass_rate(counts)
+    ks = [k for k in range(1, replicates + 1) if pass_at_k(counts, k) is not None]
+    report = FlowReport(
+        flow=run.flow,
+        strategy=run.strategy,
+        model=run.model,
+        run=run_path(run),
+        committed=found is not None and found.committed,
+        planned=len(manifest.missions) * replicates,
+        ended=len(final),
+        rate=rate,
+        bounds=loss_bounds(rate.passed, rate.scored, len(final) - len(scored)),
+        infra=dict(sorted(Counter(each.result.infra for each in final if each.result and each.result.infra).items())),
+        unverified=sum(each.result is not None and not each.result.infra for each in final) - len(scored),
+        pass_at_k={str(k): pass_at_k(counts, k) or 0.0 for k in ks},
+        pass_hat_k={str(k): pass_hat_k(counts, k) or 0.0 for k in ks},
+        flaky=tuple(list(by_mission)[i] for i in flaky(counts)),
+        seconds=describe([each.turn_ms / 1000 for each in of_scored if each.turn_ms is not None]),
+        tokens=describe([float(each.spent) for each in of_scored if each.spent is not None]),
+        tool_calls=describe([float(each.tool_calls) for each in of_scored if each.tool_calls is not None]),
+        tokens_spent=sum(each.spent or 0 for each in metrics.values()),
+        friction=_friction(list(metrics.values()), retries=sum(each.parent is not None for each in attempts)),
+        reasons=dict(sorted(Counter(each.result.reason for each in final if each.result).items())),
+    )
+    return report, by_mission
+
+
+def _is_scored(attempt: Attempt) -> bool:
+    result = attempt.result
+    return result is not None and result.infra is None and result.verified in ("passed", "failed")
+
+
+def _friction(metrics: Sequence[_Metrics], *, retries: int) -> Friction:
+    longest = "longest_run_of_identical_calls"
+    return Friction(
+        repeated_calls=sum(each.no_progress.get(longest, 0) >= _REPEATED for each in metrics),
+        tool_failures=sum(sum(each.tool_failures.values()) for each in metrics),
+        declined=sum(each.tool_failures.get("declined", 0) for each in metrics),
+        model_retries=sum(sum(each.retries.values()) for each in metrics),
+        attempt_retries=retries,
+        contradictions=sum(len(each.integrity) for each in metrics),
+    )
+
+
+def _metrics(bundle: Path) -> _Metrics:
+    """Return what an attempt used. Damaged evidence is a finding already, and counts as unknown here."""
+    members: dict[str, Any] = {}
+    for name in (artifacts.METRICS, artifacts.REPORT):
+        try:
+            members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
+        except (Unreadable, msgspec.DecodeError):
+            continue
+    try:
+        return msgspec.convert(members, _Metrics)
+    except msgspec.ValidationError:
+        return _Metrics()
+
+
+# Checks
+
+
+def _unregistered(found: RunResults, run: FlowRun) -> Iterator[EvidenceFinding]:
+    """Yield a finding if a run used other missions or files than were registered."""
+    if found.plan.suite().sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
+        yield EvidenceFinding(
+            "campaign_not_registered", run_path(run), "its missions or files are not the registered ones"
+        )
+
+
+def _contradictions(out: Path, manifest: CampaignManifest, results: CampaignResults) -> Iterator[EvidenceFinding]:
+    """Yield where the campaign's bundle is damaged, or differs from the manifest or from the runs."""
+    bundle = out / manifest.run_id
+    for each in check_bundle(str(bundle)).findings:
+        yield EvidenceFinding(each.code, f"{manifest.run_id}/{each.path}", each.detail)
+    expected = {
+        RUNS: CommittedRuns.of(manifest, out) if all(flow.committed for flow in results.flows) else None,
+        REPORT: results,
+        "campaign.json": manifest,
+    }
+    for name, value in expected.items():
+        try:
+            stated = parse_json(read_text(bundle / name, _LARGEST * 16), dict[str, Any])
+        except (Unreadable, msgspec.DecodeError):
+            continue  # reported as damage
+        if value is None or stated != msgspec.json.decode(msgspec.json.encode(value)):
+            detail = "the campaign's bundle states something else than its runs"
+            yield EvidenceFinding("campaign_disagrees", f"{manifest.run_id}/{name}", detail)
+
+
+def _error(results: CampaignResults, findings: Sequence[EvidenceFinding]) -> ProofboxError | None:
+    missing = sum(flow.planned - flow.ended for flow in results.flows)
+    if findings:
+        first = findings[0]
+        what = f"{counted(len(findings), 'finding')}, the first: {first.code} in {first.path}"
+        return EvidenceIncomplete(what, op="campaign")
+    if missing:
+        return CampaignIncomplete(f"{counted(missing, 'result')} of {results.campaign} missing", op="campaign")
+    failed = [gate for gate in results.gates if not gate.passed]
+    if failed:
+        gate = failed[0]
+        what = f"{len(failed)} of {counted(len(results.gates), 'gate')} failed; first: {gate.type} of {gate.flow}"
+        return CampaignGatesFailed(f"{what} ({gate.detail})", op="campaign")
+    return None
+
+
+def _is_running(out: Path) -> bool:
+    lock = out / ".campaign.lock"
+    try:
+        if lock.exists():
+            with locked(lock, shared=True, wait=False):
+                return False
+    except BlockingIOError:
+        return True
+    except OSError:  # a campaign on read-only storage
+        return False
+    return False

@@ -1,0 +1,228 @@
+"""Campaign files: every problem is reported with its position and a suggestion."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from suites import HEAD, mission, say, write
+
+from proofbox.cli import main
+from proofbox.core.spec_files.problems import Problem
+from proofbox.errors import CampaignInvalid, NotFoundError, UsageError
+from proofbox.lab.campaign.planning import plan_campaign
+from proofbox.lab.campaign.reading import read_campaign
+from proofbox.lab.campaign.spec import Gate
+from proofbox.lab.reports.campaign_gates import judge
+from proofbox.lab.reports.campaign_results import FlowReport, Friction
+from proofbox.lab.statistics import LossBounds, PassRate, Verdict, compare
+
+ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
+SUITE = (
+    HEAD
+    + mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER, tags=["easy"])
+    + mission("other", say("done"), verify=ANSWER)
+)
+CAMPAIGN = '[campaign]\nid = "first"\n'
+MISSIONS = '[[missions]]\nsuite = "suite.toml"\n'
+OTHER = '[[flow]]\nid = "b"\nrunner = { type = "scripted" }\n'
+FLOW = '[[flow]]\nid = "a"\nrunner = { type = "scripted" }\n'
+GOOD = CAMPAIGN + MISSIONS + FLOW
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("suite.toml").write_text(SUITE)
+    return tmp_path
+
+
+def problems_of(text: str) -> list[Problem]:
+    Path("campaign.toml").write_text(text)
+    with pytest.raises(CampaignInvalid) as raised:
+        read_campaign(Path("campaign.toml"))
+    return msgspec.convert(raised.value.details["problems"], list[Problem])
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message", "hint"),
+    [
+        ("[campaign\n", 1, "Expected", ""),
+        (GOOD.replace('id = "first"', 'id = "first"\nreplicate = 2'), 3, "no field 'replicate'", "replicates"),
+        (GOOD.replace('id = "first"', 'id = "Not valid"'), 2, "regex", ""),
+        (GOOD.replace('id = "first"', 'id = "first"\nreplicates = 0'), 3, ">= 1", ""),
+        (GOOD.replace('id = "first"', 'id = "first"\nmargin = 1.5'), 3, "< 1", ""),
+        (GOOD.replace('id = "first"', 'id = "first"\nprompt_mode = "exm"'), 3, "prompt_mode", "exam"),
+        (GOOD.replace('id = "first"', 'id = "first"\nagainst = "b"'), 3, "no flow is called 'b'", "a"),
+        (GOOD.replace('id = "first"', 'id = "first"\nreplicates = 60000'), 3, "attempts are more than", "fewer"),
+        (GOOD.replace('"suite.toml"', '"sute.toml"'), 4, "does not exist", "check the path"),
+        (GOOD.replace("[[flow]]", 'ids = ["anser"]\n[[flow]]'), 5, "no mission matches 'anser'", "answer"),
+        (GOOD.replace("[[flow]]", 'tags = ["esy"]\n[[flow]]'), 5, "no mission has the tag 'esy'", "easy"),
+        (GOOD.replace("[[flow]]", 'ids = ["other"]\ntags = ["easy"]\n[[flow]]'), 3, "no mission is selected", "ids"),
+        (CAMPAIGN + MISSIONS * 2 + 'ids = ["other"]\n' + FLOW, 5, "selected twice", "select it once"),
+        (GOOD.replace('"scripted"', '"scriptd"'), 7, "no strategy is called 'scriptd'", "scripted"),
+        (GOOD + FLOW, 9, "duplicate flow id 'a'", "unique"),
+        (GOOD + 'model = "gpt"\n', 8, "no field 'model'", "runner of a [[flow]]"),
+        (GOOD + 'prompt_template = "do it"\n', 8, "the template has no {prompt}", "{prompt}"),
+        (GOOD + 'provider = "bublewrap"\n', 5, "bublewrap", ""),
+        (GOOD + '[[gate]]\ntype = "covrage"\n', 9, "covrage", "coverage"),
+        (GOOD + '[[gate]]\ntype = "pass_rate"\n', 8, "needs min", "min = "),
+        (GOOD + '[[gate]]\ntype = "pass_rate"\nmin = 90\n', 10, "out of range", "between 0 and 1"),
+        (GOOD + '[[gate]]\ntype = "coverage"\nmax = 1\n', 10, "has no max", "min = "),
+        (GOOD + '[[gate]]\ntype = "coverage"\nflow = "b"\n', 10, "no flow is called 'b'", "a"),
+        (GOOD + '[[gate]]\ntype = "comparison"\n', 8, "needs flow, against and verdicts", "better"),
+        (CAMPAIGN + FLOW, 1, "needs 'missions'", ""),
+        (CAMPAIGN + MISSIONS, 1, "needs 'flow'", ""),
+    ],
+)
+def test_wrong_file_is_reported_with_position_and_suggestion(text: str, line: int, message: str, hint: str) -> None:
+    found = problems_of(text)
+    assert [each.line for each in found] == [line], found
+    assert message in found[0].message
+    assert hint in found[0].fix_hint
+
+
+def test_template_is_refused_if_only_the_missions_prompt_is_used() -> None:
+    text = GOOD.replace('id = "first"', 'id = "first"\nprompt_mode = "mission_only"')
+    found = problems_of(text + 'prompt_template = "{prompt}!"\n')
+    assert (found[0].line, found[0].message) == (9, 'prompt_mode = "mission_only" allows no template')
+
+
+def test_missing_file_is_not_found() -> None:
+    with pytest.raises(NotFoundError):
+        read_campaign(Path("absent.toml"))
+
+
+def test_unverified_mission_is_refused() -> None:
+    Path("suite.toml").write_text(HEAD + mission("answer", say("done")))
+    assert problems_of(GOOD)[0].message == "nothing verifies mission 'answer'"
+
+
+def test_exam_refuses_an_oracle_that_the_agent_gets(here: Path) -> None:
+    (here / "files" / "hidden").mkdir(parents=True)
+    verify = {**ANSWER, "files": "files/hidden"}
+    Path("suite.toml").write_text(HEAD + mission("answer", say("done"), verify=verify, workspace="files"))
+    exam = GOOD.replace('id = "first"', 'id = "first"\nprompt_mode = "exam"')
+    assert problems_of(exam)[0].message == ("mission 'answer': verify.files is inside the files that the agent gets")
+    Path("campaign.toml").write_text(GOOD)
+    assert read_campaign(Path("campaign.toml")).missions == ("answer",)
+
+
+def test_exam_refuses_a_flow_without_a_sandbox() -> None:
+    exam = GOOD.replace('id = "first"', 'id = "first"\nprompt_mode = "exam"')
+    assert "an exam needs a sandbox" in problems_of(exam + 'provider = "off"\n')[0].message
+
+
+def test_flow_changes_its_missions_and_no_others(here: Path) -> None:
+    (here / "below").mkdir()
+    (here / "below" / "suite.toml").write_text(
+        HEAD + mission("answer", say("done"), verify={**ANSWER, "files": "tests"}, workspace="given", env=["LANG"])
+    )
+    for name in ("tests", "given"):
+        (here / "below" / name).mkdir()
+    other = OTHER + 'prompt_template = "First: {prompt}"\nenv = ["TZ"]\n'
+    text = CAMPAIGN + "replicates = 3\n" + MISSIONS.replace("suite.toml", "below/suite.toml") + FLOW + other
+    Path("campaign.toml").write_text(text)
+    campaign = read_campaign(Path("campaign.toml"))
+    plain, changed = (campaign.suites[flow].missions[0] for flow in ("a", "b"))
+    assert (plain.prompt, changed.prompt) == ("do it", "First: do it")
+    assert (plain.env, changed.env) == (("LANG",), ("LANG", "TZ"))
+    assert plain.workspace == changed.workspace == "below/given"
+    assert (plain.verify.files, plain.replicates) == ("below/tests", 3)
+
+
+def test_lint_lists_problems_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    runner = '{ type = "process", api_key_env = "ABSENT_KEY", settings = { command = ["no-such-program"] } }'
+    Path("campaign.toml").write_text(GOOD.replace('{ type = "scripted" }', runner))
+    assert main(["campaign", "lint", "campaign.toml", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [each["code"] for each in found["failures"]] == ["CAMPAIGN_KEY_ABSENT", "RUNTIME_STRATEGY_UNAVAILABLE"]
+    assert [each["asks_for"] for each in found["widenings"]] == [
+        'api_key_env = "ABSENT_KEY" of process',
+        'command = ["no-such-program"] of process',
+    ]
+    Path("campaign.toml").write_text(GOOD.replace("[campaign]", "[campain]"))
+    assert main(["campaign", "lint", "campaign.toml"]) == 1
+    assert "campaign.toml:1:2: a campaign has no field 'campain' (did you mean campaign?)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("missions", "replicates", "detectable", "needed"),
+    [(2, 5, None, None), (20, 5, 0.1981, 63), (20, 63, 0.0558, 63)],
+)
+def test_plan_states_the_difference_that_can_be_detected(
+    missions: int, replicates: int, detectable: float | None, needed: int | None
+) -> None:
+    Path("suite.toml").write_text(HEAD + "".join(mission(f"m{i}", say("done"), verify=ANSWER) for i in range(missions)))
+    Path("campaign.toml").write_text(GOOD.replace("[[missions]]", f"replicates = {replicates}\n[[missions]]") + OTHER)
+    plan = plan_campaign("campaign.toml", mde="5.6pt")
+    assert (plan.attempts, plan.comparisons) == (2 * missions * replicates, 1)
+    assert plan.detectable_difference == (None if detectable is None else pytest.approx(detectable, abs=1e-4))
+    assert plan.replicates_needed == needed
+
+
+@pytest.mark.parametrize("text", ["", "0pt", "100pt", "5points", "-5pt", "1.5"])
+def test_difference_that_is_no_share_is_refused(text: str) -> None:
+    Path("campaign.toml").write_text(GOOD)
+    with pytest.raises(UsageError):
+        plan_campaign("campaign.toml", mde=text)
+
+
+def flow_report(**changes: Any) -> FlowReport:
+    values: dict[str, Any] = {
+        "flow": "a",
+        "strategy": "scripted",
+        "model": None,
+        "run": "",
+        "committed": True,
+        "planned": 10,
+        "ended": 10,
+        "rate": PassRate(8, 9, 9, 8 / 9, 0.56, 0.98, 1.0, 9.0),
+        "bounds": LossBounds(1, 0.8, 0.9),
+        "infra": {"RUNTIME_CRASH": 1},
+        "unverified": 0,
+        "pass_at_k": {},
+        "pass_hat_k": {},
+        "flaky": (),
+        "seconds": None,
+        "tokens": None,
+        "tool_calls": None,
+        "tokens_spent": 1000,
+        "friction": Friction(
+            repeated_calls=0, tool_failures=3, declined=2, model_retries=0, attempt_retries=0, contradictions=1
+        ),
+        "reasons": {},
+    }
+    return FlowReport(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("gate", "passed"),
+    [
+        (Gate(type="coverage"), False),
+        (Gate(type="coverage", min=0.9), True),
+        (Gate(type="pass_rate", min=0.56), True),
+        (Gate(type="pass_rate", min=0.57), False),
+        (Gate(type="infra"), False),
+        (Gate(type="infra", max=0.1), True),
+        (Gate(type="trace"), False),
+        (Gate(type="trace", max=1), True),
+        (Gate(type="tool_policy", max=1), False),
+        (Gate(type="tool_policy", max=2), True),
+        (Gate(type="budget", max=999), False),
+        (Gate(type="budget", max=1000), True),
+        (Gate(type="comparison", flow="a", against="b", verdicts=(Verdict.BETTER,)), True),
+        (Gate(type="comparison", flow="b", against="a", verdicts=(Verdict.BETTER,)), False),
+        (Gate(type="comparison", flow="b", against="a", verdicts=(Verdict.WORSE,)), True),
+        (Gate(type="comparison", flow="a", against="c", verdicts=(Verdict.BETTER,)), False),
+    ],
+)
+def test_gate_passes_only_within_its_bound(gate: Gate, passed: bool) -> None:
+    scores_a = {f"m{i}": (1, 1) for i in range(10)}
+    scores_b = {f"m{i}": (0, 1) for i in range(10)}
+    comparison = compare("a", scores_a, "b", scores_b, margin=0.05)
+    flows = [flow_report(flow=gate.flow or "a")]
+    assert [each.passed for each in judge([gate], flows, [comparison])] == [passed]
