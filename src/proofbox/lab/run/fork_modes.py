@@ -71,14 +71,6 @@ def recorded_mode(place: Path, obstacle: Callable[[], str]) -> str:
     return mode
 
 
-def uses_overlay(place: Path) -> bool:
-    """Return whether the attempts at the mission with this directory of templates used an overlay."""
-    try:
-        return (place / MODE).read_text() == OVERLAY
-    except FileNotFoundError:
-        return False
-
-
 def _has_many(given: Path) -> bool:
     count = 0
     for _, folders, files in os.walk(given):

@@ -14,11 +14,12 @@ import msgspec
 
 from proofbox.core.archives.unpack import ArchiveRefused, unpack
 from proofbox.core.clock import Clock
+from proofbox.core.files.atomic import create_only
 from proofbox.core.files.nofollow import opened
 from proofbox.core.files.overlaying import Identity, OverlayWriter
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
-from proofbox.lab.run.fork_modes import OVERLAY, recorded_mode, uses_overlay
+from proofbox.lab.run.fork_modes import OVERLAY, recorded_mode
 from proofbox.sandbox.containers.image_files import copy_from_image
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 from proofbox.workspace import registry
@@ -28,6 +29,8 @@ GIVEN = "given"
 """The mission's files as they were when the run was planned."""
 LAYERS = "layers"
 """What an attempt writes, next to the place where its files are mounted."""
+LOWER = ".lower"
+"""The suffix of a file next to a template over which attempts are mounted. It holds the id of the template's tree."""
 FORKS_OF_A_STORE = 25
 FORKS_BY_MOUNT = 500
 """Here the template has many files, and making another one costs more than a long history."""
@@ -137,25 +140,22 @@ def make_template(source: Path, dest: Path, *, to_mount: bool = False) -> str:
         made = workspace.snapshot("as given")
         if to_mount:
             workspace.settle()
+            create_only(dest.with_name(dest.name + LOWER), made.id.encode())
         return made.id
 
 
 def altered_missions(place: Path) -> set[str]:
-    """Return the missions whose attempts were mounted over files that are not as given any more. Reads every file."""
-    found = set()
-    for mission in place.iterdir() if place.is_dir() else ():
-        if not uses_overlay(mission):
-            continue
-        for template in mission.iterdir():
-            if template.is_dir() and template.name != GIVEN and not template.name.startswith("."):
-                try:
-                    with Workspace.open(template, track=False) as workspace:
-                        sealed = workspace.snapshot("before the commit", sealed=True)
-                except (OSError, WorkspaceError):
-                    sealed = None
-                if sealed is None or sealed.id != sealed.parent or sealed.skipped or sealed.unstable:
-                    found.add(mission.name)
-    return found
+    """Return the missions whose attempts were mounted over files that have changed since. Reads every file."""
+    return {lower.parent.name for lower in place.glob(f"*/*{LOWER}") if not _is_as_given(lower)}
+
+
+def _is_as_given(lower: Path) -> bool:
+    try:
+        with Workspace.open(lower.with_name(lower.name.removesuffix(LOWER)), track=False) as workspace:
+            found = workspace.snapshot("before the commit", sealed=True)
+    except (OSError, WorkspaceError):
+        return False
+    return found.id == lower.read_text() and not found.skipped and not found.unstable
 
 
 def forget_workspaces(work: Path, note: Callable[[set[str]], None]) -> None:
