@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, results, say, write
+from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, results, say, write
 
 from proofbox.config.settings import Settings
 from proofbox.errors import EvidenceIncomplete, SetupFailed, WorkspaceChanging

@@ -20,6 +20,7 @@ from proofbox.errors import ProofboxError, SetupFailed
 from proofbox.lab.attempt.mission_box import PROVIDER, requested_options
 from proofbox.lab.suite.spec import Mission
 from proofbox.sandbox.opening import BoxOpener
+from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 from proofbox.workspace.scanning.stack import Stack, has_private_mounts
 from proofbox.workspace.scanning.writeback import protects_on_writeback
 
@@ -81,12 +82,17 @@ def _has_many(given: Path) -> bool:
 
 
 def _mount_obstacle(given: Path) -> str:
+    """Try what attempts need: another owner, a mount, and renaming a directory of the lower layer."""
     trial = given.with_name(f".trial-{os.getpid()}")
-    trial.mkdir()
+    lower, at = trial / "lower", trial / "at"
     try:
-        Stack(given, trial, trial.with_name(f"{trial.name}.layers")).close()
+        (lower / "directory").mkdir(parents=True)
+        at.mkdir()
+        os.chown(lower, COMMAND_ID, COMMAND_ID)
+        with Stack(lower, at, trial / "layers"):
+            (at / "directory").rename(at / "renamed")
     except OSError as error:
-        return f"overlayfs refuses: {error.strerror or error}"
+        return f"an overlay is not possible: {error.strerror or error}"
     finally:
         remove_tree(trial)
     return ""
