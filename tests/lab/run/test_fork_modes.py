@@ -136,7 +136,7 @@ def test_other_providers_get_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_shared_sessions_and_workers_without_mounts_get_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "requires root" in overlay_obstacle(a_mission(), tmp_path, Settings(), "bubblewrap")
+    assert "only root" in overlay_obstacle(a_mission(), tmp_path, Settings(), "bubblewrap")
     monkeypatch.setattr(fork_modes, "has_private_mounts", lambda: True)
     assert "shared session" in overlay_obstacle(a_mission(), tmp_path, Settings(), "bubblewrap", shared=True)
 

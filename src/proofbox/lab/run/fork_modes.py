@@ -36,7 +36,7 @@ def overlay_obstacle(
 ) -> str:
     """Return why attempts at a mission can't be mounted over its files; empty if they can."""
     if not has_private_mounts():
-        return "the worker has no mount namespace of its own, which requires root"
+        return "only root can give a worker a private mount namespace"
     if shared:
         return "a shared session starts before the files of its later attempts are mounted"
     try:

@@ -3,7 +3,7 @@
 The first update starts from the cache of the last process (`cache.py`), or from the files that a fork has just written.
 If the tracker has missed nothing since the last update, only the reported names are read; otherwise, and for sealed
 snapshots, all files are scanned. If the files are a stack (`stack.py`), the directories in which
-nothing was written are known to be those of the lower directory: whoever relies on them checks that one.
+nothing was written are known to be those of the lower directory, which the caller has to check.
 """
 
 from __future__ import annotations
