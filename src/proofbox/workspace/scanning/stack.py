@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import sys
 from pathlib import Path
@@ -95,16 +96,15 @@ class Stack:
             while waiting:
                 folder = waiting.pop()
                 found[folder] = None
-                with (
-                    contextlib.suppress(FileNotFoundError, NotADirectoryError),
-                    opened_directory(folder or ".", top) as fd,
-                ):
-                    waiting += [
-                        path
-                        for each in os.scandir(fd)
-                        if each.is_dir(follow_symlinks=False)
-                        and not beyond(path := f"{folder}/{each.name}" if folder else each.name)
-                    ]
+                try:
+                    with opened_directory(folder or ".", top) as fd:
+                        below = [each.name for each in os.scandir(fd) if each.is_dir(follow_symlinks=False)]
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                        raise
+                    continue  # removed or replaced meanwhile, which is a change of its parent
+                paths = [f"{folder}/{name}" if folder else name for name in below]
+                waiting += [path for path in paths if not beyond(path)]
         return found
 
     def give(self) -> None:
@@ -144,16 +144,13 @@ class LowerDirectory(msgspec.Struct, frozen=True):
         with opened_directory(str(self.path), None) as root:
             found = suspects(root, self.known)
         if found:
-            raise lower_changed(self.path, sorted(found)[0])
-
-
-def lower_changed(lower: Path, folder: str) -> WorkspaceChanging:
-    return WorkspaceChanging(
-        f"{lower / folder} has changed: all attempts at the mission share its files, and none may change them",
-        op="workspace",
-        fix_hints=["stop the process that writes there, and run again"],
-        details={"path": str(lower), "directory": folder},
-    )
+            changed = sorted(found)[0]
+            raise WorkspaceChanging(
+                f"{self.path / changed} has changed: all attempts at the mission share its files",
+                op="workspace",
+                fix_hints=["stop the process that writes there, and run again"],
+                details={"path": str(self.path), "directory": changed},
+            )
 
 
 def _check(result: int, what: str | Path) -> None:
