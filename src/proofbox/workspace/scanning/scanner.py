@@ -420,7 +420,8 @@ def distrust_missing(directory: Directory, store: ObjectStore) -> bool:
     below = [distrust_missing(child, store) for child in directory.dirs.values()]
     if missing:
         directory.ctime_ns = UNSETTLED
-    if missing or not all(below) or directory.weight > PAGED or directory.tree_id not in store:
+    unknown = not directory.tree_id or directory.tree_id not in store
+    if missing or unknown or not all(below) or directory.weight > PAGED:
         directory.distrust()
     return bool(directory.tree_id)
 
