@@ -6,6 +6,7 @@
   `git add -A && git write-tree`;
 - a rollback of one file, against `git checkout -- .`;
 - a fork, and a box over a snapshot, against `cp -a`;
+- as root, a mounted fork with a sealed snapshot, against a fork by copy and against an overlay mount alone;
 - the memory of a process that has the workspace open;
 - the cost of the ten-thousandth snapshot, against that of the first ones.
 
@@ -136,6 +137,47 @@ class Bench:
         }
         times = self.interleaved(ways, lambda: remove(copies, *forks.iterdir()), rounds=2)
         remove(copies, forks)
+        if os.geteuid() == 0:
+            return [*self.mounted(times["fork"]), *self._copied(times)]
+        return self._copied(times)
+
+    def mounted(self, copied: float) -> list[bool]:
+        """Mount forks in a process with its own mount namespace."""
+        code = """if True:
+            import sys, time
+            from pathlib import Path
+            from statistics import median
+            from proofbox.workspace.scanning.stack import Stack, enter_private_mounts
+            from proofbox.workspace.workspace import Workspace
+            enter_private_mounts()
+            root, place, times = Path(sys.argv[1]), Path(sys.argv[2]), {"mount": [], "fork": []}
+            place.mkdir()
+            with Workspace.open(root, track=False) as origin:
+                origin.status()
+                for number in range(10):
+                    at = place / f"mount-{number}"
+                    at.mkdir()
+                    began = time.perf_counter()
+                    Stack(root, at, place / f"mount-{number}.layers").close()
+                    times["mount"].append(time.perf_counter() - began)
+                    began = time.perf_counter()
+                    fork = origin.fork_over("HEAD", place / f"fork-{number}", place / f"fork-{number}.layers")
+                    (fork.path / "new").write_text("new")
+                    fork.snapshot("sealed", sealed=True)
+                    fork.lower.require_unchanged()
+                    fork.forget()
+                    times["fork"].append(time.perf_counter() - began)
+            print(*(median(each[1:]) * 1000 for each in times.values()))"""
+        argv = [sys.executable, "-c", code, str(self.root), str(self.place / "mounted")]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+        remove(self.place / "mounted")
+        mount, fork = map(float, done.stdout.split())
+        return [
+            self.faster("mounted fork, sealed and checked", fork, "fork", copied, 10.0),
+            self.faster("mounted fork, sealed and checked", fork, "mount alone", mount, 0.0),
+        ]
+
+    def _copied(self, times: dict[str, float]) -> list[bool]:
         return [
             self.faster("fork", times["fork"], "cp -a", times["cp -a"], 1.0),
             self.faster("a box by overlay, used and gone", times["box"], "cp -a", times["cp -a"], 50.0),

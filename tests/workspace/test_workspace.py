@@ -16,6 +16,7 @@ from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspaceUnknown
 from proofbox.workspace import registry
 from proofbox.workspace.model import Method
 from proofbox.workspace.scanning import cache
+from proofbox.workspace.store import generation
 
 Content = dict[str, tuple[int, bytes]]
 
@@ -187,3 +188,16 @@ def test_forgotten_workspace_can_be_closed(project: Path) -> None:
     ws.close()
     with pytest.raises(WorkspaceUnknown):
         Workspace.open(project)
+
+
+def test_large_store_is_opened_without_a_scan_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of a workspace with many files has a lookup table, and a killed process left no cache."""
+    monkeypatch.setattr(generation, "_UNSORTED", 1)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/one").write_text("one")
+    with Workspace.init(tmp_path / "files") as made:
+        first = made.snapshot("first", sealed=True)
+    assert list(registry.store_path(made.store_id).glob("lookup.*"))
+    (registry.home_of(made.id) / registry.CACHE).unlink()
+    with Workspace.open(tmp_path / "files", track=False) as again:
+        assert again.snapshot("again").id == first.id

@@ -174,6 +174,12 @@ class Directory:
             rows.append((os.fsencode(name), b"%o" % mode, digest))
         return rows
 
+    def copy(self) -> Directory:
+        """Return an independent copy. Packed files are shared, because they are replaced and never changed."""
+        made = Directory(self.mode, self.tree_id, self.ctime_ns, self.ino, self.pack())
+        made.dirs = {name: child.copy() for name, child in self.dirs.items()}
+        return made
+
     def walk(self, path: str = "") -> Iterator[tuple[str, Directory]]:
         """Yield this directory and all directories below it, parents first."""
         yield path, self

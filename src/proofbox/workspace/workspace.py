@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource, is_id
@@ -56,6 +58,7 @@ from proofbox.workspace.model import (
 )
 from proofbox.workspace.registry import CACHE, LOCK, REFS, Registration
 from proofbox.workspace.scanning.ignore import Ignore
+from proofbox.workspace.scanning.stack import LowerDirectory, Stack
 from proofbox.workspace.scanning.working_tree import Known, WorkingTree
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline import effects, maintenance
@@ -63,7 +66,7 @@ from proofbox.workspace.timeline.diff import changes, differences
 from proofbox.workspace.timeline.fork import make_fork
 from proofbox.workspace.timeline.history import History
 from proofbox.workspace.timeline.overlay import Overlay
-from proofbox.workspace.timeline.restore import write_new
+from proofbox.workspace.timeline.restore import Restorer, write_new
 from proofbox.workspace.timeline.rollback import Rollbacks
 from proofbox.workspace.tree import EMPTY_TREE
 
@@ -71,6 +74,7 @@ if TYPE_CHECKING:
     from proofbox.sandbox.service import Session
 
 NOTHING = SnapshotContext()
+SETTLE_SECONDS, SETTLE_TRIES = 0.02, 50
 T = TypeVar("T")
 
 
@@ -92,6 +96,7 @@ class Workspace:
         clock: Clock | None = None,
         on_progress: Callable[[int], None] | None = None,
         known: Known | None = None,
+        lower: LowerDirectory | None = None,
     ) -> None:
         self.id = registration.id
         self.path = Path(registration.path)
@@ -105,9 +110,18 @@ class Workspace:
         self._history = History(self._store, self.id)
         ignore = Ignore(registration.ignore)
         self._working_tree = WorkingTree(
-            self.path, self._store, ignore, self._home / CACHE, track=track, known=known, on_progress=on_progress
+            self.path,
+            self._store,
+            ignore,
+            self._home / CACHE,
+            track=track,
+            known=known,
+            stack=None if lower is None else lower.stack,
+            on_progress=on_progress,
         )
         self._rollbacks = Rollbacks(self.path, self._home, self._store, self._history, self._working_tree, self._record)
+        self.lower = lower
+        """The directory over which the files are mounted; None if the workspace is an ordinary directory."""
         self.unfinished = ""
         """Why an interrupted rollback could not be completed; empty otherwise. The files are partly restored. A
         rollback to any snapshot replaces it; otherwise the next open tries again."""
@@ -229,6 +243,8 @@ class Workspace:
             self._released = True
             try:
                 self._working_tree.close()
+                if self.lower is not None:
+                    self.lower.stack.close()
             finally:
                 self._store.close()
 
@@ -344,6 +360,55 @@ class Workspace:
             new, known = make_fork(self._store, self._registration, self._resolve(name), dest, self._clock)
         tracked = self._working_tree.tracks if track is None else track
         return Workspace(new, track=tracked, clock=self._clock, known=known)
+
+    def settle(self) -> None:
+        """Wait until the times of every file show later writes. Raises WorkspaceChanging if that takes too long."""
+        for _ in range(SETTLE_TRIES):
+            with self._working():
+                self._working_tree.refresh()
+                if self._working_tree.is_settled():
+                    return
+            time.sleep(SETTLE_SECONDS)
+        raise WorkspaceChanging(f"{self.path} keeps changing", op="workspace")
+
+    def fork_over(self, name: str, dest: str | os.PathLike[str], layers: Path) -> Workspace:
+        """Create a workspace like `fork`, without a copy: the snapshot's files are mounted at `dest`.
+
+        They are this workspace's own files, which must not change meanwhile (`LowerDirectory.require_unchanged`).
+        Changes are written below `layers`, and discarded when the fork is closed. Only processes that this one starts
+        see the files. Raises OSError if the files can't be mounted.
+        """
+        with self._working():
+            source = self._resolve(name)
+            if self._working_tree.directory is None:
+                self._working_tree.refresh()
+            directory = self._working_tree.directory
+            if directory is None or directory.tree_id.hex() != source.id or self._working_tree.skipped:
+                raise WorkspaceChanging(f"{self.path} is not as in the snapshot", op="workspace fork")
+            lower = directory.copy()
+            new, known = make_fork(self._store, self._registration, source, dest, self._clock, directory.copy())
+        try:
+            stack = Stack(self.path, Path(new.path), layers)
+        except BaseException:
+            registry.forget(new)
+            os.rmdir(new.path)
+            raise
+        return Workspace(new, track=True, clock=self._clock, known=known, lower=LowerDirectory(self.path, lower, stack))
+
+    def export_over(self, name: str, dest: Path, layers: Path) -> Stack:
+        """Write the files of a snapshot like `export`, without a copy. Only possible for a fork made by `fork_over`."""
+        if self.lower is None:
+            raise InternalError("the workspace is an ordinary directory", op="workspace export")
+        dest.mkdir()
+        with self._store.use():
+            tree = bytes.fromhex(self._resolve(name).id)
+            stack = Stack(self.lower.path, dest, layers)
+            try:
+                Restorer(str(dest), self._store, TEMPORARY_PREFIX + "export").restore(self.lower.known.copy(), tree)
+            except BaseException:
+                stack.close()
+                raise
+        return stack
 
     def export(self, name: str, dest: str | os.PathLike[str]) -> None:
         """Write the files of a snapshot to an ordinary directory without history, which must not exist or be empty."""

@@ -35,7 +35,8 @@ def laid_out(workspace: Workspace, tmp_path: Path, verify: Verify, files: Path |
     given = workspace.history()[0].id
     final = workspace.snapshot("final", sealed=True).id
     dest = tmp_path / "verified"
-    put_back, left_out = lay_out(workspace, given, final, verify, files, dest)
+    with lay_out(workspace, given, final, verify, files, dest) as (put_back, left_out):
+        pass
     return dest, [*put_back, *left_out]
 
 

@@ -35,6 +35,8 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     suite: Suite
     make_workspace: Callable[[str, Path], Workspace]
     """Makes the workspace of an attempt at a mission, at a path below `work`."""
+    fork_mode: Callable[[str], str] | None = None
+    """Returns how the attempts at a mission get its files; None for an attempt on a workspace of the user."""
     chain: Chain
     registry: Registry
     settings: Callable[[AgentRuntime], dict[str, Any]]

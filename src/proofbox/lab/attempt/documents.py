@@ -141,7 +141,8 @@ class RunnerRef(msgspec.Struct, frozen=True, kw_only=True):
     thread_id: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET
     facts: dict[str, Any] | UnsetType = UNSET
-    """What the session reports: provider, isolation, the policy in force, observed resource use."""
+    """What the session reports: provider, isolation, the policy in force, observed resource use; and as `fork`, how the
+    attempt got its files: `overlay`, or `copy` with the reason."""
     settings: dict[str, Any] | UnsetType = UNSET
     """The settings of the runtime, redacted. A fork uses them again."""
     shared: bool | UnsetType = UNSET

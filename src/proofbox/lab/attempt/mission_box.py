@@ -17,6 +17,8 @@ from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import compile_rules
 from proofbox.workspace.capabilities.grants import PRESETS
 
+PROVIDER = "bubblewrap"
+"""The provider whose boxes see what this process has mounted."""
 SETUP_TIMEOUT = 600.0
 SHOWN = 2000
 
@@ -40,6 +42,10 @@ class MissionBoxes:
         self._workspace = workspace
         self.provider = context.provider or mission.provider
         self._open: Sandboxes | None = None
+
+    def pin_provider(self) -> None:
+        """Start boxes only by the provider that sees what this process mounts, also if it stops working."""
+        self.provider = PROVIDER
 
     @contextlib.contextmanager
     def over(self, files: Path) -> Iterator[Sandboxes]:

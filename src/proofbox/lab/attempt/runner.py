@@ -261,6 +261,8 @@ class Supervisor:
         (self.place / "scratch").mkdir()
         self._common.mkdir(exist_ok=True)
         workspace = self.context.make_workspace(mission.id, self._files)
+        if workspace.lower is not None:
+            self._boxes.pin_provider()
         try:
             if mission.setup:
                 self._boxes.set_up()
@@ -315,6 +317,8 @@ class Supervisor:
             self.enter("stopping")
             with anyio.CancelScope(shield=True):
                 facts = cleaned(session.facts(), self.context.redactor)
+                if self.context.fork_mode is not None:
+                    facts["fork"] = self.context.fork_mode(self._mission.id)
                 self._runner |= {"facts": facts, "shared": shared is not None}
                 await recording.finish(thread, close=shared is None)
                 self._doubt = recording.doubt
@@ -446,9 +450,11 @@ class Supervisor:
         if verify.commands:
             files = None if verify.files is None else self.context.suite.at(verify.files)
             verified = self.place / "verified"
-            put_back, left_out = lay_out(workspace, self._given, final.id, verify, files, verified)
             beside = lay_beside(verify, self.context.suite.at, self.place / "beside")
-            with self._boxes.over(verified) as boxes:
+            with (
+                lay_out(workspace, self._given, final.id, verify, files, verified) as (put_back, left_out),
+                self._boxes.over(verified) as boxes,
+            ):
                 found = check(
                     boxes,
                     verify,
@@ -464,6 +470,8 @@ class Supervisor:
                 self._reason = unscored
         calls = self._trace.observed_calls() if self._trace else []
         self._unmet = unmet(self._mission.expect, self._feedback, calls, finder(workspace, final), doubt=self._doubt)
+        if workspace.lower is not None:
+            workspace.lower.require_unchanged()
 
     def _verified(self) -> Verified:
         """Return `passed` only if something decided it: commands that passed, or conditions that were all met."""

@@ -14,9 +14,10 @@ detect the second (docs/lab.md describes what to do about it).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +38,7 @@ from proofbox.lab.suite.spec import Verify, VerifyCommand
 from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.options import PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
+from proofbox.workspace.scanning.stack import Stack
 from proofbox.workspace.search.globs import Glob
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.diff import differences
@@ -90,10 +92,11 @@ class Trees(Protocol):
     def compare(self, a: str, b: str, how: Callable[[ObjectStore, bytes, bytes], None]) -> None: ...
 
 
+@contextlib.contextmanager
 def lay_out(
     workspace: Trees, given: str, final: str, verify: Verify, files: Path | None, dest: Path
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Create the directory to verify. Return the paths that were restored, and those that were left out.
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Create the directory to verify. Yield the paths that were restored, and those that were left out.
 
     `given` is the snapshot that the agent started from, `final` the one it left.
     """
@@ -127,12 +130,19 @@ def lay_out(
                 with overlaid.place(each.path) as (folder, name):
                     write_file(store, folder, name, each.old)
 
-    workspace.export(final, dest)
     overlaid = OverlayWriter(dest)
-    workspace.compare(given, final, undo)
-    if files is not None:
-        overlaid.lay(files)
-    return tuple(dict.fromkeys(map(shown, put_back))), tuple(dict.fromkeys(map(shown, left_out)))
+    with contextlib.ExitStack() as mounted:
+        stack: Stack | None = None
+        if not isinstance(workspace, Workspace) or workspace.lower is None:
+            workspace.export(final, dest)
+        else:
+            stack = mounted.enter_context(workspace.export_over(final, dest, dest.with_name(f"{dest.name}.layers")))
+        workspace.compare(given, final, undo)
+        if files is not None:
+            overlaid.lay(files)
+        if stack is not None:
+            stack.give()
+        yield tuple(dict.fromkeys(map(shown, put_back))), tuple(dict.fromkeys(map(shown, left_out)))
 
 
 class _OverlaidFiles:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -61,9 +61,15 @@ def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor,
         return lost(_index(path)[0])
 
 
-def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Return the attempts of a run in progress, without results whose bundle failed or does not match the ledger."""
-    return [each if _is_confirmed(run_dir, each) else _without_result(each) for each in attempts]
+def as_committed(run_dir: Path, attempts: Iterable[Attempt], altered: Collection[str] = ()) -> list[Attempt]:
+    """Return the attempts of a run in progress, without results whose bundle failed or does not match the ledger.
+
+    Attempts at the missions in `altered` have no result either: their files were changed from outside.
+    """
+    return [
+        each if _is_confirmed(run_dir, each) and each.mission not in altered else _without_result(each)
+        for each in attempts
+    ]
 
 
 def committed_result(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:

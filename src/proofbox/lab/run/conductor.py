@@ -55,7 +55,7 @@ from proofbox.lab.run.plan import (
     redactor_of,
     refuse_secrets,
 )
-from proofbox.lab.run.template import GIVEN, fill, forget_workspaces
+from proofbox.lab.run.template import GIVEN, altered_missions, fill, forget_workspaces
 from proofbox.lab.run.waiting import Waiting
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
@@ -319,7 +319,8 @@ class Conductor:
     # Commit
 
     def _write(self, bundle: BundleWriter) -> None:
-        attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
+        altered = altered_missions(self._out / WORK / self._run_id / TEMPLATES)
+        attempts = as_committed(self._out / self._run_id, self._ledger.attempts(), altered)
         suite = self._plan.suite()
         bundle.write_bytes(self._plan.source_name, self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(

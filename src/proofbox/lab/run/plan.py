@@ -24,6 +24,7 @@ from proofbox.core.spec_files.text_files import Unreadable
 from proofbox.errors import CorruptError, SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.sharing import SharedSession
+from proofbox.lab.run.fork_modes import overlay_obstacle
 from proofbox.lab.run.ledger import Ledger, PlannedAttempt
 from proofbox.lab.run.template import Templates
 from proofbox.lab.suite.files import SuiteFiles
@@ -161,12 +162,22 @@ def run_context(
 ) -> RunContext:
     clock = clock or SystemClock()
     out = out.absolute()
+    suite = plan.suite()
+    templates = Templates(
+        out / WORK / plan.run_id / TEMPLATES,
+        owner,
+        clock,
+        lambda mission, given: overlay_obstacle(
+            suite.mission(mission), given, plan.box_settings, plan.provider, shared=plan.isolation == "shared"
+        ),
+    )
     return RunContext(
         run_id=plan.run_id,
         run_dir=out / plan.run_id,
         work=out / WORK / plan.run_id,
-        suite=plan.suite(),
-        make_workspace=Templates(out / WORK / plan.run_id / TEMPLATES, owner, clock).fork,
+        suite=suite,
+        make_workspace=templates.fork,
+        fork_mode=templates.mode,
         chain=plan.parsed_chain(),
         registry=installed(),
         settings=plan.runtime_settings(),

@@ -14,17 +14,26 @@ import msgspec
 
 from proofbox.core.archives.unpack import ArchiveRefused, unpack
 from proofbox.core.clock import Clock
+from proofbox.core.files.atomic import create_only
 from proofbox.core.files.nofollow import opened
 from proofbox.core.files.overlaying import Identity, OverlayWriter
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
+from proofbox.lab.run.fork_modes import OVERLAY, recorded_mode
 from proofbox.sandbox.containers.image_files import copy_from_image
+from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
 GIVEN = "given"
 """The mission's files as they were when the run was planned."""
+LAYERS = "layers"
+"""What an attempt writes, next to the place where its files are mounted."""
+LOWER = ".lower"
+"""The suffix of a file next to a template over which attempts are mounted. It holds the id of the template's tree."""
 FORKS_OF_A_STORE = 25
+FORKS_BY_MOUNT = 500
+"""Here the template has many files, and making another one costs more than a long history."""
 MAX_IDLE = 8
 """The maximum number of unused templates that a worker keeps open: each holds two descriptors."""
 
@@ -48,8 +57,13 @@ class Templates:
     """The templates of one worker. The time to open a store grows with its history, so each store serves one worker and
     a limited number of attempts."""
 
-    def __init__(self, place: Path, owner: str, clock: Clock) -> None:
+    def __init__(
+        self, place: Path, owner: str, clock: Clock, obstacle: Callable[[str, Path], str] = lambda *_: "not requested"
+    ) -> None:
+        """`obstacle` returns why attempts at a mission, whose files are given, can't be mounted over a template."""
         self._place = place
+        self._obstacle = obstacle
+        self._modes: dict[str, str] = {}
         self._owner = owner
         self._clock = clock
         self._lock = threading.Lock()
@@ -63,7 +77,16 @@ class Templates:
         """Fork a new workspace with the mission's files, with change tracking."""
         template, snapshot = self._template(mission)
         with self._opened(template) as origin:
+            if self.mode(mission) == OVERLAY:
+                return origin.fork_over(snapshot, dest, dest.with_name(LAYERS))
             return origin.fork(snapshot, dest, track=True)
+
+    def mode(self, mission: str) -> str:
+        """Return how the attempts at a mission get its files: `overlay`, or `copy` with the reason."""
+        if mission not in self._modes:
+            place = self._place / mission
+            self._modes[mission] = recorded_mode(place, lambda: self._obstacle(mission, place / GIVEN))
+        return self._modes[mission]
 
     @contextlib.contextmanager
     def _opened(self, template: Path) -> Iterator[Workspace]:
@@ -86,23 +109,53 @@ class Templates:
 
     def _template(self, mission: str) -> tuple[Path, str]:
         with self._lock:
-            if mission not in self._current or self._forks[mission] >= FORKS_OF_A_STORE:
+            overlay = self.mode(mission) == OVERLAY
+            if mission not in self._current or self._forks[mission] >= (
+                FORKS_BY_MOUNT if overlay else FORKS_OF_A_STORE
+            ):
                 self._current.pop(mission, None)
                 given = self._place / mission / GIVEN
                 template = self._place / mission / f"{self._owner}.{self._made[mission]}"
                 self._made[mission] += 1  # also after a failure, so that the next template gets a new path
-                self._current[mission] = template, make_template(given, template)
+                self._current[mission] = template, make_template(given, template, to_mount=overlay)
                 self._forks[mission] = 0
             self._forks[mission] += 1
             return self._current[mission]
 
 
-def make_template(source: Path, dest: Path) -> str:
-    """Create a workspace at `dest`, which must not exist, with the files of `source`; return its first snapshot."""
+def make_template(source: Path, dest: Path, *, to_mount: bool = False) -> str:
+    """Create a workspace at `dest`, which must not exist, with the files of `source`; return its first snapshot.
+
+    `to_mount`: forks are mounted over it. Its files then belong to the user of a box's commands, as no overlay mount
+    can map their owner.
+    """
     with opened(source) as given:
         fill(TemplateSource(workspace=given), dest)
+    if to_mount:
+        os.chown(dest, COMMAND_ID, COMMAND_ID)
+        for _, folders, files, fd in os.fwalk(dest):
+            for name in (*folders, *files):
+                os.chown(name, COMMAND_ID, COMMAND_ID, dir_fd=fd, follow_symlinks=False)
     with Workspace.init(dest, track=False) as workspace:
-        return workspace.snapshot("as given").id
+        made = workspace.snapshot("as given")
+        if to_mount:
+            workspace.settle()
+            create_only(dest.with_name(dest.name + LOWER), made.id.encode())
+        return made.id
+
+
+def altered_missions(place: Path) -> set[str]:
+    """Return the missions whose attempts were mounted over files that have changed since. Reads every file."""
+    return {lower.parent.name for lower in place.glob(f"*/*{LOWER}") if not _is_as_given(lower)}
+
+
+def _is_as_given(lower: Path) -> bool:
+    try:
+        with Workspace.open(lower.with_name(lower.name.removesuffix(LOWER)), track=False) as workspace:
+            found = workspace.snapshot("before the commit", sealed=True)
+    except (OSError, WorkspaceError):
+        return False
+    return found.id == lower.read_text() and not found.skipped and not found.unstable
 
 
 def forget_workspaces(work: Path, note: Callable[[set[str]], None]) -> None:

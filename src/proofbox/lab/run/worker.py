@@ -29,6 +29,7 @@ from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.limiter import Limiter
 from proofbox.lab.run.plan import credential_of, ledger_path, read_plan, run_context
+from proofbox.workspace.scanning.stack import enter_private_mounts
 
 LEASE = 60.0
 BEAT = 1.0
@@ -195,6 +196,8 @@ def main(argv: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(conductor):  # the conductor died before we could ask to die with it
         return
+    with contextlib.suppress(OSError):  # attempts then get copies of their files
+        enter_private_mounts()
     clock = SystemClock()
     ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
     plan = read_plan(ledger)

@@ -104,15 +104,22 @@ class Scanner:
             for name, reason in names.items()
         }
 
-    def all(self, directory: Directory, *, thorough: bool = False) -> None:
-        """Scan everything. `thorough` lists every directory and reads every file regardless of times."""
+    def all(
+        self, directory: Directory, *, thorough: bool = False, within: Mapping[str, set[str] | None] | None = None
+    ) -> None:
+        """Scan everything. `thorough` lists every directory and reads every file regardless of times.
+
+        `within` lists the directories in which something may have changed, if they are known, and then only those of
+        them and new ones are scanned.
+        """
         self._begin(relies=False, reads_all=thorough)
         self._skipped.clear()
         with opened_directory(self._root, None) as root:
             if self._watcher:
                 self._watch_known(root, directory)
-            everything = dict.fromkeys([path for path, _ in directory.walk()]) if thorough else None
-            self._scan_dirty(root, directory, everything or suspects(root, directory))
+            if within is None and thorough:
+                within = dict.fromkeys([path for path, _ in directory.walk()])
+            self._scan_dirty(root, directory, suspects(root, directory) if within is None else within)
         self._name_trees(directory)
         for _, each in directory.walk():
             if each.weight <= PAGED:
@@ -413,7 +420,8 @@ def invalidate_missing(directory: Directory, store: ObjectStore) -> bool:
     below = [invalidate_missing(child, store) for child in directory.dirs.values()]
     if missing:
         directory.ctime_ns = UNSETTLED
-    if missing or not all(below) or directory.weight > PAGED or directory.tree_id not in store:
+    unknown = not directory.tree_id or directory.tree_id not in store
+    if missing or unknown or not all(below) or directory.weight > PAGED:
         directory.invalidate()
     return bool(directory.tree_id)
 

@@ -2,7 +2,8 @@
 
 The first update starts from the cache of the last process (`cache.py`), or from the files that a fork has just written.
 If the tracker has missed nothing since the last update, only the reported names are read; otherwise, and for sealed
-snapshots, all files are scanned.
+snapshots, all files are scanned. If the files are a stack (`stack.py`), the directories in which
+nothing was written are known to be those of the lower directory, which the caller has to check.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from proofbox.core.files.nofollow import opened_directory
 from proofbox.workspace.model import Method
 from proofbox.workspace.scanning import cache
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.scanning.scanner import Scanner, invalidate_missing
+from proofbox.workspace.scanning.stack import Stack
+from proofbox.workspace.scanning.suspects import suspects
 from proofbox.workspace.scanning.tracker import Tracker
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.tree import Directory
@@ -33,11 +37,14 @@ class WorkingTree:
         *,
         track: bool,
         known: Known | None = None,
+        stack: Stack | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
+        self._path = str(path)
         self._store = store
         self._cached = cached
         self._known = known
+        self._stack = stack
         self._tracker = Tracker() if track else None
         self._scanner = Scanner(str(path), store, ignore, self._tracker)
         self._scanner.on_progress = on_progress
@@ -71,15 +78,17 @@ class WorkingTree:
     def refresh(self, *, sealed: bool = False) -> Method:
         """Update the known state of the files, and return the method used."""
         dirty: dict[str, set[str]] | None = None
+        complete = True  # whether everything outside the directories in which a stack was written is known
         if self.directory is None:
+            complete = self._known is not None
             self.directory, position = self._known or cache.load(self._cached)
             self._known = None  # only used for the first update
             if not self._store.still_has(position):
-                invalidate_missing(self.directory, self._store)
+                complete = invalidate_missing(self.directory, self._store) and complete
             if self._tracker:
                 self._tracker.drain()
         elif self._generation != self._store.generation:
-            invalidate_missing(self.directory, self._store)
+            complete = invalidate_missing(self.directory, self._store)
             if self._tracker:
                 self._tracker.drain()
         elif self._tracker:
@@ -87,10 +96,18 @@ class WorkingTree:
         self._generation = self._store.generation
         self.before = self.directory.tree_id
         if dirty is None or sealed:
-            self._scanner.all(self.directory, thorough=sealed)
+            within = self._stack.directories() if self._stack is not None and complete else None
+            self._scanner.all(self.directory, thorough=sealed, within=within)
             return "sealed" if sealed else "scan"
         self._scanner.scan_names(self.directory, dirty)
         return "tracked"
+
+    def is_settled(self) -> bool:
+        """Return whether the times of every file are as known, and every later write will change them."""
+        if self.directory is None:
+            return False
+        with opened_directory(self._path, None) as root:
+            return not suspects(root, self.directory)
 
     def save(self) -> None:
         """Write the cache for the next process, unless the workspace was forgotten meanwhile."""

@@ -20,12 +20,24 @@ from proofbox.workspace.scanning.scanner import settle
 from proofbox.workspace.scanning.working_tree import Known
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.restore import write_new
+from proofbox.workspace.tree import Directory
+
+ELSEWHERE = "mounted"
+"""In place of a directory's identity: other processes see an empty directory, which is not the workspace."""
 
 
 def make_fork(
-    store: ObjectStore, origin: Registration, source: Snapshot, dest: str | os.PathLike[str], clock: Clock
+    store: ObjectStore,
+    origin: Registration,
+    source: Snapshot,
+    dest: str | os.PathLike[str],
+    clock: Clock,
+    known: Directory | None = None,
 ) -> tuple[Registration, Known]:
-    """Write the files of `source`, start a history with it, and register it. The caller holds the store's `use`."""
+    """Write the files of `source`, start a history with it, and register it. The caller holds the store's `use`.
+
+    If the state of the files is `known` already, the directory stays empty, and the caller mounts them there.
+    """
     path = os.path.realpath(os.fspath(dest))
     existed = os.path.lexists(path)
     if existed and (not os.path.isdir(path) or os.listdir(path)):
@@ -37,12 +49,15 @@ def make_fork(
     making = os.path.join(os.path.dirname(path), TEMPORARY_PREFIX + secrets.token_hex(8))
     os.mkdir(making, 0o755)
     try:
-        directory = write_new(store, making, bytes.fromhex(source.id))
-        settle(directory, making)
+        if known is None:
+            directory = write_new(store, making, bytes.fromhex(source.id))
+            settle(directory, making)
+        else:
+            directory = known
         created_at = isoformat(clock.now())
         new = Registration(
             *(IdSource(clock).new_id("ws"), origin.store, os.fsencode(path).hex(), origin.ignore, created_at),
-            identity=identity_of(making),
+            identity=identity_of(making) if known is None else ELSEWHERE,
         )
         event = msgspec.structs.replace(
             source,
