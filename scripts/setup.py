@@ -171,7 +171,7 @@ def make_venv(level: str) -> None:
     # Reinstalled, so that the build hook runs: uv would take an earlier build of this very path from its cache, while
     # the binaries that build left in the tree may be gone.
     argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
-    groups = {"demo": ["--no-dev"], "check": [], "docs": ["docs"], "test": ["docs", "wheel", "codex"]}
+    groups = {"demo": ["--no-dev"], "check": [], "docs": ["docs"], "test": ["docs", "wheel", "codex", "claude"]}
     argv += ["--python", base_python()]
     argv += [word if word.startswith("--") else f"--group={word}" for word in groups[level]]
     done = run(argv, env=environment)

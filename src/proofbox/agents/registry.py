@@ -20,6 +20,7 @@ from proofbox.errors import StrategyUnavailable, StrategyUnsupported
 
 GROUP = "proofbox.runtimes"
 BUILT_IN: dict[str, str] = {
+    "claude_code": "proofbox.agents.runtimes.claude:ClaudeCode",
     "codex_app_server": "proofbox.agents.runtimes.codex:CodexAppServer",
     "nop": "proofbox.agents.runtimes.controls:NopRuntime",
     "oracle": "proofbox.agents.runtimes.controls:OracleRuntime",

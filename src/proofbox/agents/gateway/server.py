@@ -50,11 +50,12 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9_~:@!$&'()*+,;=-][A-Za-z0-9._~:@!$&'()*+,;=-]
 _QUERY = re.compile(r"[A-Za-z0-9._~:@!$&'()*+,;=/?%-]*")
 _FORWARDED_HEADERS = frozenset(
     {"accept", "content-type", "content-encoding", "user-agent", "originator", "session-id", "session_id"}
-    | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id"}
-    | {"anthropic-version", "anthropic-beta"}
+    | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id", "x-app"}
+    | {"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-claude-code-session-id"}
 )
 _RETURNED_HEADERS = frozenset(
-    {"content-type", "retry-after", "x-request-id", "request-id", "openai-model", "openai-processing-ms"}
+    {"content-type", "retry-after", "x-should-retry", "x-request-id", "request-id"}
+    | {"openai-model", "openai-processing-ms"}
 )
 _BREAKS = {"cut": "broke off its response", "unreachable": "can't be reached"}
 
@@ -177,7 +178,7 @@ class ModelGateway:
             method=request.method[:16],
             path=(path or "")[:500],
             at_ms=self._elapsed(0),
-            thread=request.header("thread-id")[:100],
+            thread=(request.header("thread-id") or request.header("x-claude-code-session-id"))[:100],
             turn=_turn_of(request)[:100],
         )
         if len(self.exchanges) < REMEMBERED:
