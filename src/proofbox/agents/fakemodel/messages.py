@@ -91,6 +91,12 @@ def error(kind: str, message: str, more: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
+def fault_headers(reset: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of an error: for a limit that resets, those of a used-up subscription."""
+    prefix = "anthropic-ratelimit-unified"
+    return {f"{prefix}-status": "rejected", f"{prefix}-reset": str(reset["resets_at"])} if reset else {}
+
+
 def limit_headers(limits: Mapping[str, float], now: float) -> dict[str, str]:
     """Return the headers of a subscription, whose windows are five hours and seven days."""
     resets = str(int(now + limits.get("resets", 3600)))

@@ -81,6 +81,12 @@ def error(kind: str, message: str, more: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode({"error": {"type": kind, "code": kind, "message": message, "param": None, **more}})
 
 
+def fault_headers(reset: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of an error. Here, the body states when a limit resets."""
+    del reset
+    return {}
+
+
 def limit_headers(limits: Mapping[str, float], now: float) -> dict[str, str]:
     resets = str(int(now + limits.get("resets", 3600)))
     headers: dict[str, str] = {}

@@ -95,9 +95,10 @@ class FakeModel:
                 spoken = True
             elif entry.kind == "outcome":
                 outcomes += 1
-            elif entry.text and not entry.text.lstrip().startswith(_CONTEXT):
-                if "[[" in entry.text or spoken or not prompt:
-                    prompt, outcomes, spoken = entry.text, 0, False
+            elif not entry.text or entry.text.lstrip().startswith(_CONTEXT):
+                pass
+            elif "[[" in entry.text or spoken or not prompt:
+                prompt, outcomes, spoken = entry.text, 0, False
         answers = self._script.answers(prompt)
         if outcomes >= len(answers):
             return [ScriptedResponse()]
@@ -128,6 +129,7 @@ class FakeModel:
             if fault.retry_after is not None:
                 headers["retry-after"] = f"{fault.retry_after:g}"
             status = int(fault.value)
+            headers |= api.fault_headers(self._reset(fault))
             body = api.error(fault.type or "server_error", fault.message or f"fake {status}", self._reset(fault))
             await responder.send(status, body, {"content-type": "application/json", **headers})
         elif fault.kind == "drop" and fault.value != "mid":

@@ -29,7 +29,8 @@ from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
-from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body, read_headers
+from proofbox.agents.gateway.rate_windows import number_of, read_windows
+from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body
 from proofbox.agents.lines import LineSplitter
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.removal import remove_tree
@@ -225,7 +226,8 @@ class ModelGateway:
                 request.method, url, content=request.body or None, headers=headers
             ) as response:
                 exchange.status = response.status_code
-                read_headers(exchange, response.headers, self._clock.now().timestamp())
+                exchange.windows = read_windows(response.headers, self._clock.now().timestamp())
+                exchange.retry_after = number_of(response.headers.get("retry-after"))
                 await self._return_response(response, exchange, responder)
         except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
             # Record only the type of the error: the library's message could contain a secret.
@@ -253,6 +255,9 @@ class ModelGateway:
             exchange.outcome = "http_error"
             body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
+            if response.headers.get("anthropic-ratelimit-unified-status") == "rejected":  # a subscription is used up
+                exchange.error_code = exchange.error_code or "usage_limit_reached"
+                exchange.resets_at = number_of(response.headers.get("anthropic-ratelimit-unified-reset"))
             await self._conclude(exchange)
             await responder.send(response.status_code, body, headers)
             return

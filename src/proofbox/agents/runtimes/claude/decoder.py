@@ -17,6 +17,7 @@ from proofbox.agents.events import (
     Delta,
     Event,
     FileChange,
+    Integrity,
     ItemStarted,
     Message,
     Notice,
@@ -64,6 +65,7 @@ def changed_paths(name: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class OpenCall(msgspec.Struct, frozen=True):
+    item: str
     turn: str
     tool: str
     command: str
@@ -81,7 +83,8 @@ class ClaudeDecoder:
         self.declined: set[str] = set()
         """The calls that were declined."""
         self._open: dict[str, OpenCall] = {}
-        self._done: dict[str, None] = {}
+        self._begun: dict[str, int] = {}
+        """How often a call with this id began. Ids that are used again become separate items."""
         self._count = 0
 
     def decode(self, message: JsonObject) -> list[Event]:
@@ -93,14 +96,19 @@ class ClaudeDecoder:
         if found is not None:
             return found
         payload, truncated = preview(_encoded(message), PAYLOAD)
-        return [Unrecognized(session="", method=preview(str(kind), ID)[0], payload=payload, truncated=truncated)]
+        method = preview(str(kind), ID)[0]
+        kept = Unrecognized(session="", turn=self.turn, method=method, payload=payload, truncated=truncated)
+        if kind != "assistant":
+            return [kept]
+        note = "claude sent a message of the model that could not be read, which may have requested a call"
+        return [kept, Integrity(session="", turn=self.turn, code="MESSAGE_NOT_UNDERSTOOD", message=note)]
 
     def abandon(self, turn: str | None = None) -> list[Event]:
-        """Return the events for calls whose end will never be reported: of one turn, except in the background, or all."""
+        """Return the events for calls whose end will never be reported: all, or those in the foreground of a turn."""
         left: list[Event] = []
-        for item, call in list(self._open.items()):
+        for id, call in list(self._open.items()):
             if turn is None or (call.turn == turn and not call.in_background):
-                left += self._ended(item, "abandoned")
+                left += self._ended(id, "abandoned")
         return left
 
     def _decode(self, message: JsonObject) -> list[Event] | None:
@@ -134,13 +142,19 @@ class ClaudeDecoder:
             return [Reasoning(session="", turn=self.turn, item=item, text=text)] if text else []
         if part["type"] not in ("tool_use", "server_tool_use"):
             raise ValueError
-        item, name = _text(part["id"])[:ID], _text(part["name"])[:ID]
-        if item in self._done or item in self._open or len(self._open) >= MAX_OPEN:
-            raise ValueError
+        id, name = _text(part["id"])[:ID], _text(part["name"])[:ID]
         arguments = part["input"] if isinstance(part["input"], dict) else {}
-        call = OpenCall(self.turn, *tool_and_command(name, arguments), changed_paths(name, arguments))
-        self._open[item] = call
-        return [ItemStarted(session="", turn=self.turn, item=item, kind=name, command=call.command)]
+        before = self._ended(id, "abandoned") if id in self._open else []
+        if len(self._open) >= MAX_OPEN:
+            before += self._ended(next(iter(self._open)), "abandoned")
+        times = self._begun.pop(id, 0) + 1
+        self._begun[id] = times
+        if len(self._begun) > REMEMBERED:
+            del self._begun[next(iter(self._begun))]
+        item = id if times == 1 else f"{id}#{times}"
+        call = OpenCall(item, self.turn, *tool_and_command(name, arguments), changed_paths(name, arguments))
+        self._open[id] = call
+        return [*before, ItemStarted(session="", turn=self.turn, item=item, kind=name, command=call.command)]
 
     def _result(self, part: Any, details: Any) -> list[Event]:
         if not isinstance(part, dict) or part.get("type") != "tool_result":
@@ -191,19 +205,16 @@ class ClaudeDecoder:
             if isinstance(delta.get(name), str)
         ]
 
-    def _ended(self, item: str, status: ToolStatus, code: int | None = None, output: str = "") -> list[Event]:
-        call = self._open.pop(item)
-        self._done[item] = None
-        if len(self._done) > REMEMBERED:
-            del self._done[next(iter(self._done))]
+    def _ended(self, id: str, status: ToolStatus, code: int | None = None, output: str = "") -> list[Event]:
+        call = self._open.pop(id)
         late = call.turn != self.turn or self.ended
         if call.paths:
-            return [FileChange(session="", turn=call.turn, item=item, paths=call.paths, status=status, late=late)]
+            return [FileChange(session="", turn=call.turn, item=call.item, paths=call.paths, status=status, late=late)]
         return [
             ToolCall(
                 session="",
                 turn=call.turn,
-                item=item,
+                item=call.item,
                 tool=call.tool,
                 command=call.command,
                 status=status,

@@ -1,7 +1,7 @@
 """One process of Claude Code in the session's box: its messages, its control protocol, and its end.
 
-The process may outlive its stdin, hang before it answers `initialize`, or not exit while a child lives. So every request
-has a timeout, and the end does not depend on the process: it is killed with everything that it started.
+The process may outlive its stdin, hang before it answers `initialize`, or not exit while a child lives. So every
+request has a timeout, and the end does not depend on the process: it is killed with everything that it started.
 """
 
 from __future__ import annotations
