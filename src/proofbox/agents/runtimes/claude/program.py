@@ -42,7 +42,7 @@ Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 
 class ClaudeProgram:
-    """The process of one thread. `run` must run as a background task, from which all its messages are handled."""
+    """The process of one thread. `run` must run as a background task; it handles all messages."""
 
     def __init__(
         self,

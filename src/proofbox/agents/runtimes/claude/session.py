@@ -153,7 +153,7 @@ class ClaudeSession(HostedSession):
         source = self._store.load(thread)
         at = source.last_message(last_turn) if last_turn is not None else ""
         origin = source
-        if not self._has_history(thread):  # a fork without turns of its own: fork what it was forked from
+        if not self._has_history(thread):  # a fork that has not had a turn: fork the thread that it came from
             origin, at = self._store.load(source.forked_from or thread), at or source.forked_at
         id = uuid_for(self._ids.new_id("thread"))
         forked = ClaudeThread(id, source.folder, forked_from=origin.id, forked_at=at)
