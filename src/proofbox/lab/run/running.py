@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -58,6 +58,7 @@ def run_suite(
     model: str | None = None,
     base_url: str | None = None,
     api_key_env: str | None = None,
+    commands: Mapping[str, Sequence[str]] | None = None,
     trust: bool = False,
     on_event: OnSuiteEvent | None = None,
     stop: threading.Event | None = None,
@@ -73,6 +74,9 @@ def run_suite(
     `spec` is a suite file, or a directory of Harbor tasks. The keywords are the flags of `proofbox suite run`, with the
     same defaults. Missions that fail do not raise: the result's `ok` is False and its `error` says why. Whatever
     prevents the run from starting raises before anything is written.
+
+    `commands` adds command lines as agents: `{"fast": ["my-agent", "--quick"]}` is the strategy `process.fast`, like a
+    table `[runtimes.process.fast]`. A single one is used without `strategies`.
 
     `trust` consents to everything the suite asks for beyond the user's settings; without it, and without an earlier
     consent, such a suite raises `ConsentRequired`.
@@ -92,6 +96,10 @@ def run_suite(
     suite = open_suite(place, host_root=host_root, provider=provider, to_run=True)
     settings = load(Path().resolve())
     flags = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
+    agents = {f"process.{name}": list(command) for name, command in (commands or {}).items()}
+    tables = settings.runtimes | {id: settings.runtimes.get(id, {}) | {"command": agents[id]} for id in agents}
+    if strategies is None and len(agents) == 1:
+        strategies = [f"{id}!" for id in agents]
     chain = decide_chain(flag=strategies, spec=suite.fields.strategies or None, config=settings.strategies)
     plan = Plan(
         run_id=IdSource().new_id("run"),
@@ -106,7 +114,7 @@ def run_suite(
         provider=provider,
         replicates=replicates,
         retries=max(0, retries),
-        runtimes=with_absolute_mounts(settings.runtimes, Path().resolve()),
+        runtimes=with_absolute_mounts(tables, Path().resolve()),
         flags={name: value for name, value in flags.items() if value is not None},
     )
     plan.runtime_settings().check(chain, installed())

@@ -98,7 +98,7 @@ class ProcessRuntime:
                 strategy=self.id,
                 available=False,
                 code=StrategyUnavailable.code,
-                reason="no command is set for process",
+                reason=f"no command is set for {self.id}",
                 fix_hints=_NO_COMMAND,
             )
         found = shutil.which(parsed.command[0])
@@ -125,7 +125,7 @@ class ProcessRuntime:
     ) -> ProcessSession:
         settings = read_settings(ProcessSettings, options.settings, self.id)
         if not settings.command:
-            raise StrategyUnavailable("no command is set for process", op="session", fix_hints=_NO_COMMAND)
+            raise StrategyUnavailable(f"no command is set for {self.id}", op="session", fix_hints=_NO_COMMAND)
         session = ProcessSession(self, options, settings, clock=clock, ids=ids)
         await session.open()
         return session
