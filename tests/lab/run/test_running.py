@@ -25,7 +25,9 @@ from proofbox.errors import (
     SuiteInvalid,
     UsageError,
 )
+from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.reports.suite_run import SuiteRun
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run import running
 from proofbox.lab.run.conductor import Conductor
 from proofbox.lab.run.events import RunStarted, SuiteEvent
@@ -313,6 +315,22 @@ def test_named_commands_are_strategies_of_their_own(spec: Callable[[str], str]) 
     with pytest.raises(StrategyUnsupported):
         proofbox.run_suite(suite, out="four", strategies="scripted.other!")
     assert main(["suite", "run", suite, "--command", "Nameless"]) == 2
+
+
+def test_selected_missions_are_a_suite_of_their_own(spec: Callable[[str], str]) -> None:
+    tagged = WORKS.replace('id = "answer"', 'id = "tagged"\ntags = ["fast"]')
+    suite = spec(WORKS + LIES + tagged)
+    by_id = proofbox.run_suite(suite, out="ids", missions=["a*", "tag*"], provider="bubblewrap")
+    by_tag = proofbox.run_suite(suite, out="tags", tags=["fast"], provider="bubblewrap")
+    assert [attempt.attempt_id for attempt in by_id.attempts] == ["answer.1", "tagged.1"]
+    assert [attempt.attempt_id for attempt in by_tag.attempts] == ["tagged.1"]
+    for run in (by_id, by_tag):
+        assert run.ok
+        assert validate(load_bundle(Path(run.bundle)), strict=True) == []
+    for selection in ({"missions": ["answr"]}, {"tags": ["slow"]}, {"missions": ["lies"], "tags": ["fast"]}):
+        with pytest.raises(UsageError, match="has no mission"):
+            proofbox.run_suite(suite, out="none", **selection)  # type: ignore[arg-type]
+    assert not Path("none").exists()
 
 
 def document(place: Path, name: str) -> Any:

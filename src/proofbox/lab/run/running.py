@@ -38,6 +38,7 @@ from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, is_conducted, ledger_path
 from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.runnable import check_provider
+from proofbox.lab.suite.selecting import select_missions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +60,8 @@ def run_suite(
     base_url: str | None = None,
     api_key_env: str | None = None,
     commands: Mapping[str, Sequence[str]] | None = None,
+    missions: Sequence[str] = (),
+    tags: Sequence[str] = (),
     trust: bool = False,
     on_event: OnSuiteEvent | None = None,
     stop: threading.Event | None = None,
@@ -78,6 +81,8 @@ def run_suite(
     `commands` adds command lines as agents: `{"fast": ["my-agent", "--quick"]}` is the strategy `process.fast`, like a
     table `[runtimes.process.fast]`. A single one is used without `strategies`.
 
+    `missions` (patterns for ids) and `tags` select missions. The run's suite then consists of these alone.
+
     `trust` consents to everything the suite asks for beyond the user's settings; without it, and without an earlier
     consent, such a suite raises `ConsentRequired`.
 
@@ -94,6 +99,9 @@ def run_suite(
         raise UsageError("out is empty", op="suite")
     place, to = Path(spec), Path(out)
     suite = open_suite(place, host_root=host_root, provider=provider, to_run=True)
+    as_json = place.suffix == ".json" or place.is_dir()
+    if missions or tags:
+        suite, as_json = select_missions(suite, str(place), missions, tags, as_json=as_json), True
     settings = load(Path().resolve())
     flags = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
     agents = {f"process.{name}": list(command) for name, command in (commands or {}).items()}
@@ -105,7 +113,7 @@ def run_suite(
         run_id=IdSource().new_id("run"),
         suite_name=str(place),
         suite_source=suite.source,
-        suite_json=place.suffix == ".json" or place.is_dir(),
+        suite_json=as_json,
         base=str(suite.base.resolve()),
         chain=str(chain),
         chain_origin=chain.origin,

@@ -157,6 +157,11 @@ def run(
     model: flags.Model = None,
     base_url: flags.BaseUrl = None,
     api_key_env: flags.ApiKeyEnv = None,
+    mission: Annotated[
+        tuple[str, ...],
+        Parameter(name="--mission", help="Run only missions whose id matches this pattern, such as 'a*'. Repeatable."),
+    ] = (),
+    tag: Annotated[tuple[str, ...], Parameter(name="--tag", help="Run only missions with this tag. Repeatable.")] = (),
     command: Annotated[
         tuple[str, ...],
         Parameter(name="--command", help="NAME='PROGRAM ARGUMENT…': an agent, the strategy process.NAME. Repeatable."),
@@ -176,6 +181,7 @@ def run(
     For example:
       proofbox suite run suite.toml --out out
       proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
+      proofbox suite run suite.toml --mission 'parser-*' --tag fast
       proofbox suite run suite.toml --command quick='my-agent --quick' --replicates 5
       proofbox suite run tasks/hello-world --strategies oracle
     """
@@ -195,6 +201,8 @@ def run(
             model=model,
             base_url=base_url,
             api_key_env=api_key_env,
+            missions=mission,
+            tags=tag,
             commands=dict(map(_named_command, command)),
             trust=trust,
             on_event=on_event,
