@@ -174,7 +174,7 @@ def make_venv(level: str) -> None:
     # Reinstall, so that the build hook runs: uv would use its cached build, but the binaries may have been deleted from
     # the tree.
     argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
-    groups = {"demo": ["--no-dev"], "check": [], "docs": ["docs"], "test": ["docs", "wheel", "codex"]}
+    groups = {"demo": ["--no-dev"], "check": [], "docs": ["docs"], "test": ["docs", "wheel", "codex", "claude"]}
     argv += ["--python", base_python()]
     argv += [word if word.startswith("--") else f"--group={word}" for word in groups[level]]
     done = run(argv, env=environment)

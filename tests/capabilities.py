@@ -204,6 +204,16 @@ def probe_codex() -> str:
         return error.message
 
 
+def probe_claude() -> str:
+    from proofbox.agents.runtimes.claude.binary import find_claude
+    from proofbox.errors import ProofboxError
+
+    try:
+        return trial([str(find_claude(os.environ.get("PROOFBOX_TEST_CLAUDE")).path), "--version"])
+    except ProofboxError as error:
+        return error.message
+
+
 def probe_git() -> str:
     """Check for git 2.38 or newer: the reference backend merges without a working tree."""
     git = shutil.which("git")
@@ -223,6 +233,7 @@ CAPABILITIES = {
     "bash": Capability(probe_shell("bash"), "apt-get install bash", True),
     "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
     "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),
+    "claude": Capability(probe_claude, "scripts/setup --test installs it", True),
     "codex": Capability(probe_codex, "scripts/setup --test installs it", True),
     "debian": Capability(probe_debian, "run the tests on Debian or Ubuntu", False),
     "docker": Capability(

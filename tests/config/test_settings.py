@@ -266,3 +266,20 @@ def test_init_does_not_write_through_a_planted_link(project: Path, tmp_path: Pat
     assert not elsewhere.exists() or not list(elsewhere.iterdir())
     with pytest.raises(PathRefused, match="symbolic link"):
         write_project_file(project, LOCK_FILE, b"{}")
+
+
+def test_named_tables_of_process_are_runtimes_of_their_own(project: Path) -> None:
+    write_settings(
+        project,
+        '[runtimes.process]\ncommand = ["a"]\n[runtimes.process.quick]\ncommand = ["b"]\n'
+        "[runtimes.codex_app_server.extra_config]\nx = 1\n",
+    )
+    config.trust(project)
+    found = config.load(project)
+    assert found.runtimes == {
+        "process": {"command": ["a"]},
+        "process.quick": {"command": ["b"]},
+        "codex_app_server": {"extra_config": {"x": 1}},
+    }
+    config.write(project, found)
+    assert config.load(project).runtimes == found.runtimes

@@ -14,6 +14,7 @@ import pytest
 from shapes import current_shapes, recorded_shapes
 
 from proofbox import BundleWriter, load_bundle
+from proofbox.agents.runtimes.claude.threads import ClaudeThreadStore
 from proofbox.agents.runtimes.scripted.threads import ThreadStore
 from proofbox.cli.commands.setup.contract import make_contract
 from proofbox.config import consent, settings
@@ -134,6 +135,7 @@ def index(data: bytes, _: Path) -> object:
 
 SESSION = document("proofbox.session_record/1")["id"]
 THREAD = document("proofbox.thread/1")["id"]
+CLAUDE_THREAD = document("proofbox.claude_thread/1")["id"]
 READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.artifact_index/1": index,
     "proofbox.run_status/1": lambda data, _: parse_status(canonical_bytes(json.loads(data))),
@@ -156,6 +158,10 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.images_lock/1": in_file(lambda place: place / pull.LOCK_FILE, pull._locked),
     "proofbox.thread/1": in_file(
         lambda place: place / "threads" / f"{THREAD}.json", lambda place: ThreadStore(place).load(THREAD)
+    ),
+    "proofbox.claude_thread/1": in_file(
+        lambda place: place / "threads" / f"{CLAUDE_THREAD}.json",
+        lambda place: ClaudeThreadStore(place).load(CLAUDE_THREAD),
     ),
     "proofbox.session_record/1": in_file(
         lambda place: place / SESSION / "session.json", lambda place: SessionStore(place).load(SESSION)

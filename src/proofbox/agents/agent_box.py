@@ -1,4 +1,4 @@
-"""The box of an agent: facts about it for the record, and killing processes in it.
+"""The box of an agent: its home, facts about it for the record, and killing processes in it.
 
 Processes are found by their environment variables: a child that leaves its process group and its parent still has the
 variables of the original command.
@@ -7,13 +7,16 @@ variables of the original command.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from proofbox.agents.contract import SessionOptions
 from proofbox.agents.events import Notice
-from proofbox.errors import ProofboxError
+from proofbox.core.files.atomic import write_document
+from proofbox.errors import ProofboxError, UsageError
 from proofbox.sandbox.async_service import AsyncSession
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.host.usage import observed
@@ -48,6 +51,28 @@ def killed_at_end(session: str) -> Notice:
     """Return the event that reports processes which outlived their turns and end with the session's box."""
     message = "processes that the agent started were still running when the session was closed, and were killed"
     return Notice(session=session, kind=KILLED_AT_END, message=message)
+
+
+def prepare_home(home: Path, options: SessionOptions, files: Mapping[str, str]) -> None:
+    """Create the directory that an agent keeps its threads in, and write these files into it.
+
+    An agent could write to an existing home, so no link in it is followed and nothing in it is executed on the host.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not options.sandboxed and any(home.iterdir()):
+        raise UsageError(
+            "a home that an agent could write to can't be used outside a box",
+            op="start",
+            fix_hints=["resume in a box, or start with a new home"],
+        )
+    for name, text in files.items():
+        write_document(home / name, text.encode(), mode=0o600)
+    if os.geteuid() == 0:  # commands in the box run as the owner of the workspace
+        owner = options.workspace.stat()
+        os.chown(home, owner.st_uid, owner.st_gid)
+        for _, folders, names, fd in os.fwalk(home):
+            for name in (*folders, *names):
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=fd, follow_symlinks=False)
 
 
 def box_facts(box: SessionInfo) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from proofbox.agents.contract import AgentRuntime
+from proofbox.config.settings import NAMED_RUNTIMES
 from proofbox.core.nearest import nearest
 from proofbox.errors import StrategyUnavailable, StrategyUnsupported
 
 GROUP = "proofbox.runtimes"
 BUILT_IN: dict[str, str] = {
+    "claude_code": "proofbox.agents.runtimes.claude:ClaudeCode",
     "codex_app_server": "proofbox.agents.runtimes.codex:CodexAppServer",
     "nop": "proofbox.agents.runtimes.controls:NopRuntime",
     "oracle": "proofbox.agents.runtimes.controls:OracleRuntime",
@@ -27,6 +29,8 @@ BUILT_IN: dict[str, str] = {
     "scripted": "proofbox.agents.runtimes.scripted.runtime:ScriptedRuntime",
 }
 ID = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+STRATEGY = re.compile(rf"{ID.pattern}(?:\.[a-z0-9]+(?:[_-][a-z0-9]+)*)?")
+"""The id of a runtime, and a name if it is one of several of a kind: `process.NAME`."""
 
 Loader = Callable[[], AgentRuntime]
 
@@ -42,9 +46,14 @@ class Registry:
         """The ids in alphabetical order, independent of the order of installation."""
         return tuple(sorted(self._loaders))
 
+    def __contains__(self, strategy: str) -> bool:
+        id, dot, _ = strategy.partition(".")
+        return id in self._loaders and (not dot or id in NAMED_RUNTIMES)
+
     def runtime(self, strategy: str) -> AgentRuntime:
         """Load a runtime. Raises `StrategyUnsupported` for an unknown id, `StrategyUnavailable` if loading fails."""
-        loader = self._loaders.get(strategy)
+        id, _, name = strategy.partition(".")
+        loader = self._loaders.get(id) if strategy in self else None
         if loader is None:
             raise StrategyUnsupported(
                 f"unknown strategy {strategy[:60]!r}",
@@ -52,13 +61,16 @@ class Registry:
                 fix_hints=[nearest(strategy, self.ids), "list strategies: proofbox runtime list"],
             )
         try:
-            return loader()
+            runtime = loader()
         except Exception as error:
             raise StrategyUnavailable(
                 f"the runtime {strategy} can't be loaded: {type(error).__name__}: {error}",
                 op="strategy",
                 fix_hints=["reinstall the package that provides it"],
             ) from error
+        if name:
+            runtime.id = strategy
+        return runtime
 
 
 @cache

@@ -62,7 +62,7 @@ class RuntimeSettings:
     def check(self, chain: Chain, registry: Registry) -> None:
         """Raise `UsageError` for a table of an unknown runtime, or a flag that no runtime of the chain supports."""
         for id in self._tables:
-            if id not in registry.ids:
+            if id not in registry:
                 hint = nearest(id, registry.ids)
                 raise UsageError(f"[runtimes.{id[:60]}]: unknown runtime", op="settings", fix_hints=[hint])
         supported: set[str] = set()

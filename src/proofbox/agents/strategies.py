@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from proofbox.agents.contract import AgentRuntime, RuntimeCapabilities
-from proofbox.agents.registry import ID, Registry
+from proofbox.agents.registry import STRATEGY, Registry
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
@@ -73,7 +73,7 @@ def parse_chain(text: str | Sequence[str], origin: Origin) -> Chain:
     words = text.split(",") if isinstance(text, str) else list(text)
     candidates = [Candidate(word.strip().removesuffix(STRICT), word.strip().endswith(STRICT)) for word in words]
     names = [each.strategy for each in candidates]
-    wrong = next((name for name in names if not ID.fullmatch(name)), None)
+    wrong = next((name for name in names if not STRATEGY.fullmatch(name)), None)
     twice = next((name for name in names if names.count(name) > 1), None)
     if wrong is not None or twice is not None:
         what = f"{wrong[:60]!r} is not a strategy id" if wrong is not None else f"{twice} is listed twice"

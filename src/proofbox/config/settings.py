@@ -29,6 +29,8 @@ from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 PROJECT_FILE = Path(".proofbox/config.toml")
 SIZE_LIMIT = 64 << 10
 TRUSTED = "proofbox.trusted/1"
+NAMED_RUNTIMES = ("process",)
+"""Runtimes that a file can configure several times, each with a name."""
 
 
 @stored("config.toml", at="PROJECT/.proofbox/config.toml and CONFIG/config.toml")
@@ -256,6 +258,17 @@ def _read(path: Path, project: Path | None = None) -> bytes | None:
     return data
 
 
+def _with_named_runtimes(settings: Settings) -> Settings:
+    """Return the settings with each table `[runtimes.process.NAME]` as the table of the runtime `process.NAME`."""
+    tables: dict[str, dict[str, Any]] = {}
+    for id, table in settings.runtimes.items():
+        names = [name for name, value in table.items() if id in NAMED_RUNTIMES and isinstance(value, dict)]
+        tables |= {f"{id}.{name}": table[name] for name in names}
+        if len(names) < len(table) or not names:
+            tables[id] = {name: value for name, value in table.items() if name not in names}
+    return msgspec.structs.replace(settings, runtimes=tables)
+
+
 def _parse(data: bytes, path: Path) -> Settings:
     import tomllib
 
@@ -270,7 +283,7 @@ def _parse(data: bytes, path: Path) -> Settings:
         if name not in known:
             raise UsageError(f"{path}: unknown setting {name[:60]!r}", op="config", fix_hints=[nearest(name, known)])
     try:
-        settings = msgspec.convert(values, Settings)
+        settings = _with_named_runtimes(msgspec.convert(values, Settings))
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: {error}", op="config", fix_hints=["see: proofbox init --help"]) from None
     try:

@@ -62,6 +62,12 @@ def test_codex_conforms_in_a_box(check: str) -> None:
     verdict(run_conformance("codex_app_server", provider="bubblewrap", only=[check]))
 
 
+@pytest.mark.needs("bubblewrap", "claude")
+@pytest.mark.parametrize("check", NAMES)
+def test_claude_conforms_in_a_box(check: str) -> None:
+    verdict(run_conformance("claude_code", provider="bubblewrap", only=[check]))
+
+
 def test_unknown_checks_and_runtimes_are_refused() -> None:
     with pytest.raises(UsageError, match="unknown check"):
         run_conformance("scripted", only=["turns.flying"])

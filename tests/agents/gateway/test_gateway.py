@@ -36,8 +36,9 @@ from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, ModelScript, ResponseRule, load_rules
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
+from proofbox.agents.gateway.rate_windows import read_duration, read_windows
 from proofbox.agents.gateway.server import MAX_ERROR_BODY, ModelGateway
-from proofbox.agents.gateway.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
+from proofbox.agents.gateway.traffic import Exchange, StreamReader, read_body
 from proofbox.errors import AuthFailed, UsageError
 
 LONG_LINE = 256 << 10
@@ -442,7 +443,9 @@ def test_malformed_events_do_not_raise(value: Any) -> None:
     line = b"data: " + json.dumps({"type": "response.completed", "response": value, "error": value}).encode()
     StreamReader(exchange).line(line)
     read_body(exchange, json.dumps(value).encode())
-    read_headers(exchange, {"retry-after": str(value), "x-codex-primary-used-percent": str(value)}, 0.0)
+    names = ["x-codex-primary-used-percent", "anthropic-ratelimit-unified-5h-utilization"]
+    names += [f"anthropic-ratelimit-tokens-{end}" for end in ("limit", "remaining", "reset")]
+    read_windows({name: str(value) for name in names}, 0.0)
 
 
 @pytest.mark.parametrize("said", [b"1" * 400, b"1e300", b'"' + b"9" * 400 + b'"', b"-1", b"true"])
@@ -470,15 +473,34 @@ def test_durations(text: str, seconds: float | None) -> None:
 
 
 def test_rate_windows_of_the_plain_api() -> None:
-    exchange = Exchange(number=1, method="POST", path="/")
     headers = {
         "x-ratelimit-limit-requests": "100",
         "x-ratelimit-remaining-requests": "25",
         "x-ratelimit-reset-requests": "1m",
     }
-    read_headers(exchange, headers, 1000.0)
-    [window] = exchange.windows
+    [window] = read_windows(headers, 1000.0)
     assert (window.name, window.used_percent, window.resets_at) == ("requests", 75.0, 1060.0)
+
+
+def test_rate_windows_of_anthropic() -> None:
+    headers = {
+        "anthropic-ratelimit-unified-5h-utilization": "0.42",
+        "anthropic-ratelimit-unified-5h-reset": "2000",
+        "anthropic-ratelimit-requests-limit": "50",
+        "anthropic-ratelimit-requests-remaining": "40",
+        "anthropic-ratelimit-requests-reset": "1970-01-01T00:20:00Z",
+        "anthropic-ratelimit-input-tokens-limit": "1000",
+        "anthropic-ratelimit-input-tokens-remaining": "900",
+        "anthropic-ratelimit-output-tokens-limit": "100",
+        "anthropic-ratelimit-output-tokens-remaining": "25",
+        "anthropic-ratelimit-output-tokens-reset": "not a time",
+    }
+    windows = [(each.name, each.used_percent, each.window_minutes, each.resets_at) for each in read_windows(headers, 0)]
+    assert windows == [
+        ("primary", 42.0, 300.0, 2000.0),
+        ("requests", 20.0, None, 1200.0),
+        ("tokens", 75.0, None, None),
+    ]
 
 
 # ---- HTTP

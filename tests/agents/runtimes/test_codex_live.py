@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
-from proofbox.agents.fakemodel.script import ScriptedResponse
+from proofbox.agents.fakemodel.script import Entry, ScriptedResponse
 from proofbox.agents.runtimes.codex import CodexAppServer
 from proofbox.errors import UsageError
 
@@ -408,10 +408,12 @@ def test_text_typed_into_a_running_command_is_a_call(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         choose = lab.model._choose
 
-        def with_session(body: dict[str, Any]) -> tuple[ScriptedResponse, str]:
-            answer, key = choose(body)
-            session = re.findall(r"session ID (\d+)", str(body["input"]))
-            return msgspec.structs.replace(answer, text=answer.text.replace("SESSION", "".join(session[:1]))), key
+        def with_session(conversation: Sequence[Entry]) -> list[ScriptedResponse]:
+            session = re.findall(r"session ID (\d+)", "".join(entry.text for entry in conversation))
+            return [
+                msgspec.structs.replace(answer, text=answer.text.replace("SESSION", "".join(session[:1])))
+                for answer in choose(conversation)
+            ]
 
         lab.model._choose = with_session  # type: ignore[method-assign]
         typed = '[[call write_stdin {"session_id": SESSION, "chars": "touch typed.txt\\n"}]]'

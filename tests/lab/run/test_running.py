@@ -17,8 +17,17 @@ from suites import HEAD, command, mission, patch_workers, say, write
 
 import proofbox
 from proofbox.cli import main
-from proofbox.errors import ConsentRequired, RunInterrupted, StrategyUnsupported, SuiteInvalid, UsageError
+from proofbox.errors import (
+    ConsentRequired,
+    RunInterrupted,
+    StrategyUnavailable,
+    StrategyUnsupported,
+    SuiteInvalid,
+    UsageError,
+)
+from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.reports.suite_run import SuiteRun
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run import running
 from proofbox.lab.run.conductor import Conductor
 from proofbox.lab.run.events import RunStarted, SuiteEvent
@@ -291,3 +300,39 @@ def test_error_of_a_callback_is_raised_by_the_coroutine(spec: Callable[[str], st
 
     with pytest.raises(ValueError, match="no"):
         asyncio.run(proofbox.run_suite_async("suite.toml", provider="bubblewrap", on_event=fail))
+
+
+def test_named_commands_are_strategies_of_their_own(spec: Callable[[str], str]) -> None:
+    source = '[[mission]]\nid = "m"\nprompt = "go"\nverify = { commands = ["grep -qx 42 answer.txt"] }\n'
+    suite = spec(source)
+    commands = {"quick": ["sh", "-c", "echo 42 > answer.txt"], "idle": ["sh", "-c", "true"]}
+    one = proofbox.run_suite(suite, out="one", commands={"quick": commands["quick"]})
+    two = proofbox.run_suite(suite, out="two", commands=commands, strategies="process.idle!", retries=0)
+    found = [document(Path(run.bundle) / "attempts", "runner.ref.json")["runtime"] for run in (one, two)]
+    assert [one.ok, two.ok, *found] == [True, False, "process.quick", "process.idle"]
+    with pytest.raises(StrategyUnavailable, match=r"no command is set for process\.other"):
+        proofbox.run_suite(suite, out="three", strategies="process.other!")
+    with pytest.raises(StrategyUnsupported):
+        proofbox.run_suite(suite, out="four", strategies="scripted.other!")
+    assert main(["suite", "run", suite, "--command", "Nameless"]) == 2
+
+
+def test_selected_missions_are_a_suite_of_their_own(spec: Callable[[str], str]) -> None:
+    tagged = WORKS.replace('id = "answer"', 'id = "tagged"\ntags = ["fast"]')
+    suite = spec(WORKS + LIES + tagged)
+    by_id = proofbox.run_suite(suite, out="ids", missions=["a*", "tag*"], provider="bubblewrap")
+    by_tag = proofbox.run_suite(suite, out="tags", tags=["fast"], provider="bubblewrap")
+    assert [attempt.attempt_id for attempt in by_id.attempts] == ["answer.1", "tagged.1"]
+    assert [attempt.attempt_id for attempt in by_tag.attempts] == ["tagged.1"]
+    for run in (by_id, by_tag):
+        assert run.ok
+        assert validate(load_bundle(Path(run.bundle)), strict=True) == []
+    for selection in ({"missions": ["answr"]}, {"tags": ["slow"]}, {"missions": ["lies"], "tags": ["fast"]}):
+        with pytest.raises(UsageError, match="has no mission"):
+            proofbox.run_suite(suite, out="none", **selection)  # type: ignore[arg-type]
+    assert not Path("none").exists()
+
+
+def document(place: Path, name: str) -> Any:
+    [found] = place.rglob(name)
+    return json.loads(found.read_bytes())

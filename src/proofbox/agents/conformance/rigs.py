@@ -29,10 +29,10 @@ from proofbox.sandbox.conformance.check import NotApplicable
 
 
 def rig_for(runtime: AgentRuntime) -> Rig:
-    if runtime.id == "codex_app_server":
-        from proofbox.agents.conformance.codexrig import CodexRig  # imports an HTTP client, which only Codex needs
+    if runtime.id in ("codex_app_server", "claude_code"):
+        from proofbox.agents.conformance.model_rigs import ClaudeRig, CodexRig  # imports an HTTP server
 
-        return CodexRig()
+        return CodexRig() if runtime.id == "codex_app_server" else ClaudeRig()
     if runtime.id in RIGS:
         return RIGS[runtime.id]()
     own = getattr(runtime, "conformance_rig", None)

@@ -7,6 +7,7 @@ model sends the next one when the agent returns the result of the previous one, 
     [[run COMMAND]]       a command for the agent to run
     [[patch PATCH]]       a patch for the agent's own patch tool, if it has one
     [[call NAME JSON]]    a call of any other tool
+    [[together N]]        before N of these: calls that the model requests in one response
 
 The following directives modify the next response. With `times=N`, a fault occurs N times (default: always):
 
@@ -42,8 +43,16 @@ from proofbox.errors import UsageError
 _DIRECTIVE = re.compile(r"\[\[\s*([a-z]+)(?:\s+(.*?))?\s*\]\]", re.DOTALL)
 _ANSWERS = ("say", "run", "patch", "call")
 _FAULTS = ("http", "fail", "drop", "idle", "garbage")
-_MODIFIERS = ("wait", "usage", "limits", "think", *_FAULTS)
+_MODIFIERS = ("wait", "usage", "limits", "think", "together", *_FAULTS)
 ALWAYS = 10**9
+DEFAULT_USAGE = {"input": 1000, "output": 50, "cached": 400, "reasoning": 10}
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A part of a conversation: a text of the user or of the model, or the outcome of a tool call."""
+
+    kind: Literal["user", "assistant", "outcome"]
+    text: str = ""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +79,13 @@ class ScriptedResponse(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, int] = {}
     limits: dict[str, float] = {}
     faults: tuple[Fault, ...] = ()
+    together: int = 1
+    """How many responses, from this one on, are sent as one."""
+
+    def pieces(self) -> list[str]:
+        """Return the text as a stream sends it: word by word."""
+        words = self.text.split(" ")
+        return [word + " " * (at + 1 < len(words)) for at, word in enumerate(words)]
 
 
 class ResponseRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,6 +145,8 @@ def _modified(answer: ScriptedResponse, verb: str, rest: str) -> ScriptedRespons
             return msgspec.structs.replace(answer, think=rest)
         if verb == "wait":
             return msgspec.structs.replace(answer, wait=float(plain[0]))
+        if verb == "together":
+            return msgspec.structs.replace(answer, together=max(int(plain[0]), 1))
         if verb == "usage":
             return msgspec.structs.replace(answer, usage={name: int(value) for name, value in named.items()})
         if verb == "limits":

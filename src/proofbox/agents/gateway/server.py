@@ -29,7 +29,8 @@ from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
-from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body, read_headers
+from proofbox.agents.gateway.rate_windows import number_of, read_windows
+from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body
 from proofbox.agents.lines import LineSplitter
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.removal import remove_tree
@@ -50,11 +51,12 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9_~:@!$&'()*+,;=-][A-Za-z0-9._~:@!$&'()*+,;=-]
 _QUERY = re.compile(r"[A-Za-z0-9._~:@!$&'()*+,;=/?%-]*")
 _FORWARDED_HEADERS = frozenset(
     {"accept", "content-type", "content-encoding", "user-agent", "originator", "session-id", "session_id"}
-    | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id"}
-    | {"anthropic-version", "anthropic-beta"}
+    | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id", "x-app"}
+    | {"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-claude-code-session-id"}
 )
 _RETURNED_HEADERS = frozenset(
-    {"content-type", "retry-after", "x-request-id", "request-id", "openai-model", "openai-processing-ms"}
+    {"content-type", "retry-after", "x-should-retry", "x-request-id", "request-id"}
+    | {"openai-model", "openai-processing-ms"}
 )
 _BREAKS = {"cut": "broke off its response", "unreachable": "can't be reached"}
 
@@ -177,7 +179,7 @@ class ModelGateway:
             method=request.method[:16],
             path=(path or "")[:500],
             at_ms=self._elapsed(0),
-            thread=request.header("thread-id")[:100],
+            thread=(request.header("thread-id") or request.header("x-claude-code-session-id"))[:100],
             turn=_turn_of(request)[:100],
         )
         if len(self.exchanges) < REMEMBERED:
@@ -224,7 +226,8 @@ class ModelGateway:
                 request.method, url, content=request.body or None, headers=headers
             ) as response:
                 exchange.status = response.status_code
-                read_headers(exchange, response.headers, self._clock.now().timestamp())
+                exchange.windows = read_windows(response.headers, self._clock.now().timestamp())
+                exchange.retry_after = number_of(response.headers.get("retry-after"))
                 await self._return_response(response, exchange, responder)
         except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
             # Record only the type of the error: the library's message could contain a secret.
@@ -252,6 +255,9 @@ class ModelGateway:
             exchange.outcome = "http_error"
             body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
+            if response.headers.get("anthropic-ratelimit-unified-status") == "rejected":  # a subscription is used up
+                exchange.error_code = exchange.error_code or "usage_limit_reached"
+                exchange.resets_at = number_of(response.headers.get("anthropic-ratelimit-unified-reset"))
             await self._conclude(exchange)
             await responder.send(response.status_code, body, headers)
             return

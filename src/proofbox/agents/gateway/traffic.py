@@ -1,4 +1,4 @@
-"""Parse token usage, rate windows and errors from the responses that pass through the gateway. No I/O here.
+"""Parse token usage, tool calls and errors from the responses that pass through the gateway. No I/O here.
 
 Three formats are supported, each as a stream of server-sent events or as a JSON body: OpenAI Responses, OpenAI Chat
 Completions, and Anthropic Messages. Anything else is ignored. No response can raise an error here or exhaust memory. A
@@ -7,18 +7,17 @@ response whose usage could not be read counts as unknown, never as zero.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
 from proofbox.agents.events import RateWindow, TokenUsage
+from proofbox.agents.gateway.rate_windows import number_of
 from proofbox.core.text import preview, printable
 
 MAX_EVENT = 8 << 20
 TEXT_LIMIT = 500
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
 _MARKERS = (
     *(b"response.completed", b"response.failed", b"response.incomplete", b"response.output_item.done", b'"error"'),
     *(b'"usage"', b'"finish_reason"', b"message_stop", b"[DONE]"),
@@ -170,7 +169,7 @@ def read_error(exchange: Exchange, error: Any) -> None:
     exchange.error_type = _short_text(error.get("type"))
     exchange.error_code = _short_text(error.get("code"))
     exchange.error_message = _short_text(error.get("message"))
-    exchange.resets_at = _number(error.get("resets_at")) or exchange.resets_at
+    exchange.resets_at = number_of(error.get("resets_at")) or exchange.resets_at
 
 
 def read_call(item: Any) -> RequestedCall | None:
@@ -215,56 +214,8 @@ def read_usage(usage: Any) -> TokenUsage | None:
     )
 
 
-def read_headers(exchange: Exchange, headers: Mapping[str, str], now: float) -> None:
-    """Parse rate windows and the retry delay from response headers. `now` is seconds since the epoch."""
-    windows: list[RateWindow] = []
-    for name in ("primary", "secondary"):
-        used = _number(headers.get(f"x-codex-{name}-used-percent"))
-        if used is not None:
-            after = _number(headers.get(f"x-codex-{name}-reset-after-seconds"))
-            windows.append(
-                RateWindow(
-                    name=name,
-                    used_percent=used,
-                    window_minutes=_number(headers.get(f"x-codex-{name}-window-minutes")),
-                    resets_at=_number(headers.get(f"x-codex-{name}-reset-at"))
-                    or (now + after if after is not None else None),
-                )
-            )
-    for name in ("requests", "tokens"):
-        limit = _number(headers.get(f"x-ratelimit-limit-{name}"))
-        left = _number(headers.get(f"x-ratelimit-remaining-{name}"))
-        if limit and left is not None:
-            after = read_duration(headers.get(f"x-ratelimit-reset-{name}", ""))
-            used = round(100 * (1 - min(left, limit) / limit), 3)
-            resets = now + after if after is not None else None
-            windows.append(RateWindow(name=name, used_percent=used, resets_at=resets))
-    exchange.windows = tuple(windows)
-    exchange.retry_after = _number(headers.get("retry-after"))
-
-
-def read_duration(text: str) -> float | None:
-    """Parse a duration such as `6m0s`, `250ms` or `1h2m`. Return seconds."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None or not any(found.groups()):
-        return None
-    days, hours, minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
-    return _number(days * 86400 + hours * 3600 + minutes * 60 + seconds + milliseconds / 1000)
-
-
 def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    """Parse a plausible number. `lab/run/limiter.py` decides how long to honour a limit."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if 0 <= number < 1e12 else None
 
 
 def _short_text(value: Any) -> str:

@@ -30,10 +30,12 @@ class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
 def list_runtimes(project: Path, registry: Registry | None = None) -> tuple[RuntimeFacts, ...]:
     """Return every installed runtime, and whether it works with the project's settings."""
     registry = registry or installed()
-    settings = RuntimeSettings(load(project.resolve()).runtimes)
+    tables = load(project.resolve()).runtimes
+    settings = RuntimeSettings(tables)
+    named = [id for id in tables if "." in id and id in registry]
 
     async def probe_all() -> tuple[RuntimeFacts, ...]:
-        return tuple([await _probe(strategy, registry, settings) for strategy in registry.ids])
+        return tuple([await _probe(strategy, registry, settings) for strategy in sorted([*registry.ids, *named])])
 
     return anyio.run(probe_all)
 

@@ -167,8 +167,11 @@ def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path) -> st
     found = msgspec.convert(bundle.read_json(artifacts.FINAL_SNAPSHOT), FinalSnapshot)
     files = None if mission.verify.files is None else suite.at(mission.verify.files)
     place.mkdir(parents=True)
-    with _stored_trees(found, attempt.id) as trees:
-        lay_out(trees, found.given, found.snapshot, mission.verify, files, place / "verified")
+    with (
+        _stored_trees(found, attempt.id) as trees,
+        lay_out(trees, found.given, found.snapshot, mission.verify, files, place / "verified"),
+    ):
+        pass  # a copy, which stays
     beside = lay_beside(mission.verify, suite.at, place / "beside")
     policy = requested_options(mission)
     if mission.workdir is not None:

@@ -196,7 +196,7 @@ def credential_of(plan: Plan) -> str | None:
     settings = plan.runtime_settings()
     registry = installed()
     for candidate in plan.parsed_chain().candidates:
-        if candidate.strategy in registry.ids:
+        if candidate.strategy in registry:
             values = settings(registry.runtime(candidate.strategy))
             if values.get("base_url") or values.get("api_key_env"):
                 return f"{values.get('base_url', '')} {values.get('api_key_env', '')}"

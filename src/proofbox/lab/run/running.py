@@ -39,6 +39,7 @@ from proofbox.lab.run.plan import Plan, is_conducted, ledger_path
 from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import check_provider
+from proofbox.lab.suite.selecting import select_missions
 from proofbox.lab.suite.spec import Isolation
 
 P = ParamSpec("P")
@@ -60,6 +61,9 @@ def run_suite(
     model: str | None = None,
     base_url: str | None = None,
     api_key_env: str | None = None,
+    commands: Mapping[str, Sequence[str]] | None = None,
+    missions: Sequence[str] = (),
+    tags: Sequence[str] = (),
     trust: bool = False,
     on_event: OnSuiteEvent | None = None,
     stop: threading.Event | None = None,
@@ -75,6 +79,11 @@ def run_suite(
     `spec` is a suite file, or a directory of Harbor tasks. The keywords are the flags of `proofbox suite run`, with the
     same defaults. Missions that fail do not raise: the result's `ok` is False and its `error` says why. Whatever
     prevents the run from starting raises before anything is written.
+
+    `commands` adds command lines as agents: `{"fast": ["my-agent", "--quick"]}` is the strategy `process.fast`, like a
+    table `[runtimes.process.fast]`. A single one is used without `strategies`.
+
+    `missions` (patterns for ids) and `tags` select missions. The run's suite then consists of these alone.
 
     `trust` consents to everything the suite asks for beyond the user's settings; without it, and without an earlier
     consent, such a suite raises `ConsentRequired`.
@@ -92,10 +101,16 @@ def run_suite(
         raise UsageError("out is empty", op="suite")
     place, to = Path(spec), Path(out)
     suite = open_suite(place, host_root=host_root, provider=provider, to_run=True)
+    as_json = place.suffix == ".json" or place.is_dir()
+    if missions or tags:
+        suite, as_json = select_missions(suite, str(place), missions, tags, as_json=as_json), True
+    agents = {f"process.{name}": {"command": list(command)} for name, command in (commands or {}).items()}
+    if strategies is None and len(agents) == 1:
+        strategies = [f"{id}!" for id in agents]
     plan = prepare_run(
         suite,
         name=str(place),
-        as_json=place.suffix == ".json" or place.is_dir(),
+        as_json=as_json,
         strategies=strategies,
         concurrency=concurrency,
         isolation=isolation,
@@ -103,6 +118,7 @@ def run_suite(
         replicates=replicates,
         retries=retries,
         flags={"model": model, "base_url": base_url, "api_key_env": api_key_env},
+        tables=agents,
     )
     create_run(plan, to, trust=trust)
     return conduct_run(to, plan.run_id, on_event, stop)

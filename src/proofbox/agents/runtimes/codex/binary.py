@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,12 +18,11 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.runtimes.installed import ask_program, named_program, program_on_path
 from proofbox.core.dirs import cache_dir
 from proofbox.core.files.atomic import write_document
-from proofbox.core.files.programs import directories_of, find_program, is_inside
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
-from proofbox.workspace.registry import is_registered
+from proofbox.errors import RuntimeIncompatible, StrategyUnavailable
 
 MINIMUM = (0, 160, 0)
 INSTALL = (
@@ -32,7 +30,6 @@ INSTALL = (
     "or: pip install openai-codex-cli-bin",
     "or set `binary` to the program's path",
 )
-ASK_SECONDS = 30.0
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 REQUIRED = {
     "ClientRequest": (
@@ -66,49 +63,16 @@ class Schema(msgspec.Struct, frozen=True):
 
 def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
     if setting is not None:
-        found = Path(setting).expanduser()
-        if not found.is_absolute():  # a relative path would depend on the current directory, which may be untrusted
-            raise StrategyUnavailable(
-                f"binary {setting[:200]!r} is a relative path", op="probe", fix_hints=["use an absolute path"]
-            )
-        if not os.access(found, os.X_OK) or not found.is_file():
-            raise StrategyUnavailable(
-                f"binary {setting[:200]!r} is not an executable file",
-                op="probe",
-                fix_hints=["check the path", *INSTALL[:2]],
-            )
-        return Binary(_native(found.resolve()) or found.resolve(), "setting")
-    on_path = find_program("codex", path)
-    if on_path is not None:
-        _refuse_planted(on_path)
-        real = Path(on_path).resolve()
+        named = named_program(setting, INSTALL[:2])
+        return Binary(_native(named) or named, "setting")
+    real = program_on_path("codex", path)
+    if real is not None:
         native = _native(real)
         return Binary(native, "npm") if native is not None else Binary(real, "PATH")
     packaged = _pypi()
     if packaged is not None:
         return Binary(packaged, "PyPI")
     raise StrategyUnavailable("codex is not installed", op="probe", fix_hints=INSTALL)
-
-
-def _refuse_planted(program: str) -> None:
-    """Refuse a program that an agent or a stranger could have put on PATH, because `--version` runs it on the host.
-
-    The current directory may come from a stranger, unless it contains the user's home directory. Agents write to
-    workspaces. A user who wants such a program names it in their settings.
-    """
-    here = Path(os.path.realpath(os.curdir))
-    untrusted = [] if Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(here) else [here]
-    above = {each for place in directories_of(program) for each in (place, *place.parents)}
-    if is_inside(program, [*untrusted, *(each for each in above if is_registered(str(each)))]):
-        raise StrategyUnavailable(
-            f"codex on PATH is {program}, in the current directory or in a workspace, so it is not run",
-            op="probe",
-            fix_hints=[
-                f"remove {os.path.dirname(program)} from PATH",
-                "or, if you trust it, set `binary` to its path in your own config.toml",
-            ],
-            details={"program": program},
-        )
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
@@ -180,27 +144,7 @@ def _methods(path: Path) -> list[str]:
 
 
 def _run(binary: Binary, *arguments: str) -> str:
-    """Run the program and return its output, with a temporary home and without our environment."""
-    with tempfile.TemporaryDirectory(prefix="proofbox-codex-") as home:
-        env = {"PATH": os.environ.get("PATH", ""), "HOME": home, "CODEX_HOME": home}
-        try:
-            done = subprocess.run(
-                [str(binary.path), *arguments],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=ASK_SECONDS,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            stderr = getattr(error, "stderr", b"") or b""
-            raise RuntimeStartFailed(
-                f"{binary.path} {arguments[0]} failed: {type(error).__name__}",
-                op="probe",
-                fix_hints=[f"check that it runs on this machine: {binary.path} {arguments[0]}", *INSTALL[:2]],
-                details={"stderr": stderr[-500:].decode("utf-8", "replace")},
-            ) from None
-    return done.stdout.decode("utf-8", "replace")
+    return ask_program(binary.path, arguments, "CODEX_HOME", INSTALL[:2])
 
 
 def _native(launcher: Path) -> Path | None:

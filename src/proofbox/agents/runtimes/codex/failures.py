@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from proofbox.agents.gateway.failures import HINTS, kind_of_exchange, limits_of
-from proofbox.agents.gateway.traffic import Exchange, read_duration
+from proofbox.agents.gateway.rate_windows import read_duration
+from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.runtimes.codex import fields
 from proofbox.core.text import preview, printable
 from proofbox.errors import (

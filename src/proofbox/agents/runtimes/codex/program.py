@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 import anyio
 import msgspec
 
-from proofbox.agents.agent_box import kill_marked
+from proofbox.agents.agent_box import kill_marked, prepare_home
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.jsonrpc.peer import OnFailure, OnGarbage, OnNotification, OnRequest, RpcPeer
 from proofbox.agents.runtimes.codex.binary import Binary, check_version
 from proofbox.agents.runtimes.codex.settings import CodexSettings, config_toml
-from proofbox.core.files.atomic import write_document
 from proofbox.core.text import printable
-from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken, UsageError
+from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken
 from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
 from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.contract import Door, ExecResult, Mount
@@ -220,7 +218,7 @@ def prepare(
     base_url: str,
     doors: tuple[Door, ...],
 ) -> Launch:
-    _write_home(home, config_toml(settings, base_url), options)
+    prepare_home(home, options, {"config.toml": config_toml(settings, base_url)})
     program, inside = str(binary.path), str(home)
     mounts: tuple[Mount, ...] = ()
     policy = options.policy.copy()
@@ -239,27 +237,6 @@ def prepare(
         doors=doors,
         seconds=options.request_timeout,
     )
-
-
-def _write_home(home: Path, config: str, options: SessionOptions) -> None:
-    """Write the configuration into the home.
-
-    An agent could write to an existing home, so no link in it is followed and nothing in it is executed on the host.
-    """
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not options.sandboxed and any(home.iterdir()):
-        raise UsageError(
-            "a home that an agent could write to can't be used outside a box",
-            op="start",
-            fix_hints=["resume in a box, or start with a new home"],
-        )
-    write_document(home / "config.toml", config.encode(), mode=0o600)
-    if os.geteuid() == 0:  # commands in the box run as the owner of the workspace
-        owner = options.workspace.stat()
-        os.chown(home, owner.st_uid, owner.st_gid)
-        for _, folders, files, fd in os.fwalk(home):
-            for name in (*folders, *files):
-                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=fd, follow_symlinks=False)
 
 
 def _program_inside(binary: Binary) -> tuple[str, Mount]:

@@ -48,7 +48,7 @@ from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.options import PolicyOptions
 
 if TYPE_CHECKING:
-    from proofbox.agents.runtimes.process.model_route import ModelRoute
+    from proofbox.agents.gateway.session_route import ModelRoute
 
 PROMPT_PLACEHOLDER = "{prompt}"
 BASE_URL_PLACEHOLDER = "{base_url}"
@@ -98,7 +98,7 @@ class ProcessRuntime:
                 strategy=self.id,
                 available=False,
                 code=StrategyUnavailable.code,
-                reason="no command is set for process",
+                reason=f"no command is set for {self.id}",
                 fix_hints=_NO_COMMAND,
             )
         found = shutil.which(parsed.command[0])
@@ -125,7 +125,7 @@ class ProcessRuntime:
     ) -> ProcessSession:
         settings = read_settings(ProcessSettings, options.settings, self.id)
         if not settings.command:
-            raise StrategyUnavailable("no command is set for process", op="session", fix_hints=_NO_COMMAND)
+            raise StrategyUnavailable(f"no command is set for {self.id}", op="session", fix_hints=_NO_COMMAND)
         session = ProcessSession(self, options, settings, clock=clock, ids=ids)
         await session.open()
         return session
@@ -153,11 +153,12 @@ class ProcessSession(HostedSession):
         self._funnel: Funnel | None = None
         self._route: ModelRoute | None = None
         if settings.base_url is not None:
-            from proofbox.agents.runtimes.process.model_route import (
+            from proofbox.agents.gateway.endpoint import ModelEndpoint
+            from proofbox.agents.gateway.session_route import (
                 ModelRoute,  # imports an HTTP client, which is needed only with a model
             )
 
-            self._route = ModelRoute(settings.base_url, settings.api_key_env, self)
+            self._route = ModelRoute(ModelEndpoint.of(settings.base_url, settings.api_key_env), self)
 
     async def open(self) -> None:
         options = self.options
@@ -223,7 +224,7 @@ class ProcessSession(HostedSession):
             last = event.total
             event = msgspec.structs.replace(event, total=added(self._reported.get(turn.thread, NOTHING), last))
             if self._route is not None:
-                self._route.reported(turn, event.total, last)
+                self._route.reported(turn.thread, event.total, last)
         await self.publish_for(turn, event)
 
     async def _run_program(self, turn: Turn, prompt: str, reader: _OutputReader) -> ExecResult:

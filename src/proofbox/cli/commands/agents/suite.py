@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -21,7 +22,7 @@ from proofbox.config.consent import Widening, agree, describe
 from proofbox.core.spec_files.problems import Problem
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid
+from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid, UsageError
 from proofbox.lab.reports.suite_run import SuiteRun
 from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
 from proofbox.lab.suite.spec import SuiteDocument as SuiteFile
@@ -48,6 +49,7 @@ Trust = Annotated[
     ),
 ]
 SHOWN_IDS = 3
+_AGENT_NAME = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 """Maximum number of mission ids listed in one line."""
 Jsonl = Annotated[bool, Parameter(name="--jsonl", help="Print events as they happen, one JSON object per line.")]
 
@@ -155,6 +157,15 @@ def run(
     model: flags.Model = None,
     base_url: flags.BaseUrl = None,
     api_key_env: flags.ApiKeyEnv = None,
+    mission: Annotated[
+        tuple[str, ...],
+        Parameter(name="--mission", help="Run only missions whose id matches this pattern, such as 'a*'. Repeatable."),
+    ] = (),
+    tag: Annotated[tuple[str, ...], Parameter(name="--tag", help="Run only missions with this tag. Repeatable.")] = (),
+    command: Annotated[
+        tuple[str, ...],
+        Parameter(name="--command", help="NAME='PROGRAM ARGUMENT…': an agent, the strategy process.NAME. Repeatable."),
+    ] = (),
     trust: Trust = False,
     jsonl: Jsonl = False,
     json: flags.Json = False,
@@ -170,6 +181,8 @@ def run(
     For example:
       proofbox suite run suite.toml --out out
       proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
+      proofbox suite run suite.toml --mission 'parser-*' --tag fast
+      proofbox suite run suite.toml --command quick='my-agent --quick' --replicates 5
       proofbox suite run tasks/hello-world --strategies oracle
     """
     from proofbox.lab.run.running import run_suite
@@ -188,6 +201,9 @@ def run(
             model=model,
             base_url=base_url,
             api_key_env=api_key_env,
+            missions=mission,
+            tags=tag,
+            commands=dict(map(_named_command, command)),
             trust=trust,
             on_event=on_event,
         )
@@ -198,6 +214,21 @@ def run(
         if json or jsonl or not consents(required):
             raise
         return _conduct(start, json=json, jsonl=jsonl)
+
+
+def _named_command(text: str) -> tuple[str, list[str]]:
+    name, equals, line = text.partition("=")
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = []
+    if not equals or not _AGENT_NAME.fullmatch(name) or not words:
+        raise UsageError(
+            f"--command {text[:80]!r} is not NAME=COMMAND",
+            op="suite",
+            fix_hints=["--command quick='my-agent --quick'", "names consist of lower-case letters, digits, - and _"],
+        )
+    return name, words
 
 
 def resume(
@@ -295,7 +326,7 @@ def _conduct(conduct: Callable[[OnSuiteEvent], SuiteRun], *, json: bool, jsonl: 
             progress.close()
             if progress.started is None:
                 raise
-            resume_hint = f"resume with: proofbox suite resume {quote(progress.started.bundle)}"
+            resume_hint = f"resume with: proofbox suite resume {shlex.quote(progress.started.bundle)}"
             with contextlib.suppress(OSError):
                 print(f"interrupted; {resume_hint}", file=sys.stderr)
             if json and isinstance(error, KeyboardInterrupt):
@@ -337,9 +368,9 @@ def _text(run: SuiteRun) -> str:
         which = f"{', '.join(ids[:SHOWN_IDS])}{more} {'is' if len(ids) == 1 else 'are'}"
         lines.append(printable(f"{which} not comparable: {'; '.join(reasons)}"))
     lines += [printable(f"{each.code}: {each.path}: {each.detail}") for each in run.findings]
-    resume = f"proofbox suite resume {quote(run.bundle)}"
+    resume = f"proofbox suite resume {shlex.quote(run.bundle)}"
     state = "" if run.committed else " (under way)" if run.conducted else f" (not committed: {resume})"
     lines.append(f"evidence: {run.bundle}{state}")
     if run.committed:
-        lines.append(f"check it:  proofbox verify {quote(run.bundle)}")
+        lines.append(f"check it:  proofbox verify {shlex.quote(run.bundle)}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The rig of Codex: the real program, with a fake model that plays scenes.
+"""The rigs of Codex and Claude Code: the real program, with a fake model that plays scenes.
 
 The model is stateless: it derives the turn and its history from each request.
 """
@@ -6,7 +6,6 @@ The model is stateless: it derives the turn and its history from each request.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,36 @@ from proofbox.agents.conformance.rig import (
     Scene,
     WriteGarbage,
 )
-from proofbox.agents.fakemodel.script import Fault, ScriptedResponse
-from proofbox.agents.fakemodel.server import FakeModel, text_of
+from proofbox.agents.fakemodel.script import Entry, Fault, ScriptedResponse
+from proofbox.agents.fakemodel.server import FakeModel
 from proofbox.sandbox.conformance.check import NotApplicable
 
-_ABORTED = "<turn_aborted>"
+_ABORTED = ("<turn_aborted>", "[Request interrupted")
 
 
 class CodexRig:
     @contextlib.asynccontextmanager
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
         del scratch
-        if any(isinstance(act, WriteGarbage) for scene in scenes for act in scene):
-            raise NotApplicable(
-                "a model can't make the real codex write garbage; the tests of codex do that with a fake program"
-            )
+        _refuse_garbage(scenes, "codex")
         async with SceneModel(scenes).listening() as url:
             yield {"base_url": url, "model": "fake-model", "max_retries": 0}
+
+
+class ClaudeRig:
+    @contextlib.asynccontextmanager
+    async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
+        del scratch
+        _refuse_garbage(scenes, "claude")
+        async with SceneModel(scenes).listening() as url:
+            yield {"base_url": url, "max_retries": 0}
+
+
+def _refuse_garbage(scenes: Sequence[Scene], program: str) -> None:
+    if any(isinstance(act, WriteGarbage) for scene in scenes for act in scene):
+        raise NotApplicable(
+            f"a model can't make the real {program} write garbage; the tests of {program} do that with a fake program"
+        )
 
 
 class SceneModel(FakeModel):
@@ -49,25 +61,22 @@ class SceneModel(FakeModel):
         super().__init__()
         self._scenes = scenes
 
-    def _choose(self, body: dict[str, Any]) -> tuple[ScriptedResponse, str]:
-        items = [item for item in body.get("input") or [] if isinstance(item, dict)]
+    def _choose(self, conversation: Sequence[Entry]) -> list[ScriptedResponse]:
         turns: list[_Turn] = []
         over = True
-        for item in items:
-            text = text_of(item)
-            if item.get("role") == "assistant" or text.startswith(_ABORTED):
+        for entry in conversation:
+            if entry.kind == "assistant" or entry.text.startswith(_ABORTED):
                 over = True
-            elif item.get("role") == "user" and not text.lstrip().startswith(("<", "# ")):
+            elif entry.kind == "outcome" and turns:
+                turns[-1].outcomes += 1
+            elif entry.kind == "user" and not entry.text.lstrip().startswith(("<", "# ")):
                 if over:
                     turns.append(_Turn())
-                turns[-1].told.append(text)
+                turns[-1].told.append(entry.text)
                 over = False
-            elif str(item.get("type", "")).endswith("_output") and turns:
-                turns[-1].outcomes += 1
         scene = self._scenes[min(max(len(turns), 1), len(self._scenes)) - 1]
         told = [text for turn in turns for text in turn.told]
-        answer = _next_response(scene, turns[-1] if turns else _Turn(), told)
-        return answer, hashlib.sha256(msgspec.json.encode(items)).hexdigest()
+        return [_next_response(scene, turns[-1] if turns else _Turn(), told)]
 
 
 class _Turn:

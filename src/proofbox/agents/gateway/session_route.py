@@ -1,4 +1,4 @@
-"""The model gateway of a `process` agent: it runs as long as the session, and its traffic is reported as events."""
+"""The model gateway of a hosted session: it runs as long as the session, and its traffic is reported as events."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 from proofbox.agents.events import Event, Integrity, RateWindows, TokenUsage
 from proofbox.agents.feed import Turn
 from proofbox.agents.gateway.endpoint import ModelEndpoint
-from proofbox.agents.gateway.failures import note
+from proofbox.agents.gateway.failures import HINTS, kind_of_exchange, limits_of, note
 from proofbox.agents.gateway.server import ModelGateway, open_model_route
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.usage import UsageLedger
-from proofbox.errors import RuntimeStartFailed
+from proofbox.errors import AgentError, ModelFailed, RuntimeStartFailed
 from proofbox.sandbox.contract import Door
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ModelRoute:
     """Keeps the gateway open in a background task of the session, because different tasks open and close it."""
 
-    def __init__(self, base_url: str, api_key_env: str | None, session: HostedSession) -> None:
-        self._endpoint = ModelEndpoint.of(base_url, api_key_env)
+    def __init__(self, endpoint: ModelEndpoint, session: HostedSession) -> None:
+        self._endpoint = endpoint
         self._session = session
         self._gateway = ModelGateway(self._endpoint, on_exchange=self._on_exchange, on_trouble=self._on_trouble)
         self._ready = anyio.Event()
@@ -34,7 +34,10 @@ class ModelRoute:
         self._doors: tuple[Door, ...] = ()
         # Programs count cached and reasoning tokens differently, but agree on the totals of input and output.
         self._ledger = UsageLedger(("input_tokens", "output_tokens"))
-        self._reported: dict[str, TokenUsage] = {}
+        self._reported: set[str] = set()
+        """The threads whose agent reports its usage."""
+        self._failed: dict[str, Exchange] = {}
+        """The last failed request of each turn."""
         self._mixed = False
         """Several turns ran concurrently, so responses could not be attributed to a turn."""
         self.base_url = ""
@@ -72,25 +75,45 @@ class ModelRoute:
     async def _on_trouble(self, code: str, message: str) -> None:
         await self._session.feed.publish(Integrity(session=self._session.id, code=code, message=message))
 
-    def reported(self, turn: Turn, total: TokenUsage, last: TokenUsage) -> None:
-        """Record the usage that the program reports: the thread's total, and this turn's share of it."""
-        self._reported[turn.id] = total
-        self._ledger.reported(turn.thread, total, last)
+    def reported(self, thread: str, total: TokenUsage, last: TokenUsage) -> None:
+        """Record the usage that the program reports: the thread's total, and the increase since its last report."""
+        self._reported.add(thread)
+        self._ledger.reported(thread, total, last)
+
+    def failure_of(self, turn: Turn) -> AgentError | None:
+        """Return the model's failure that the turn did not recover from, as observed by the gateway."""
+        failed = self._failed.get(turn.id)
+        kind = kind_of_exchange(failed) if failed is not None else None
+        if failed is None or kind is None:
+            return None
+        message = failed.error_message or f"the request to the model failed: {failed.outcome}, status {failed.status}"
+        details = {"status": failed.status, **limits_of(failed)}
+        retryable = failed.status >= 500 if kind is ModelFailed else None
+        return kind(message, op="turn", fix_hints=HINTS.get(kind, ()), details=details, retryable=retryable)
 
     async def settle(self, turn: Turn, *, complete: bool) -> None:
         """At the end of a turn, compare the usage that the program reported, if any, with the gateway's figures."""
-        difference = self._ledger.settle(turn.thread, complete=complete and turn.id in self._reported)
+        difference = self._ledger.settle(turn.thread, complete=complete and turn.thread in self._reported)
         if difference is not None and not self._mixed:
             message = "the token usage that the program reports differs from the usage that the gateway recorded"
             await self._report_integrity("USAGE_DISAGREES", message, turn, difference)
 
     async def _on_exchange(self, exchange: Exchange) -> None:
-        """Report an exchange. It is attributed to a turn only if exactly one turn is in progress."""
-        turns = self._session.feed.turns_under_way()
+        """Report an exchange.
+
+        It is attributed to the thread that it names. Otherwise, it is attributed to a turn only if exactly one turn is
+        in progress.
+        """
+        named = self._session.owner_of(exchange.thread)
+        turns = [turn for turn in self._session.feed.turns_under_way() if not named or turn.thread == named]
         turn = turns[0] if len(turns) == 1 else None
-        thread = turn.thread if turn is not None else ""
+        thread = turn.thread if turn is not None else named
         if turn is not None:
-            note(turn, exchange)
+            note(turn, exchange, first_is_ours=bool(named))
+            if kind_of_exchange(exchange) is None:
+                self._failed.pop(turn.id, None)
+            else:
+                self._failed[turn.id] = exchange
         events: list[Event] = []
         if exchange.outcome == "refused":
             message = f"the gateway refused a request that is not a model request: {exchange.method}"
@@ -102,7 +125,7 @@ class ModelRoute:
                 self._mixed = True
                 message = "several turns are in progress: model responses can't be attributed to one of them"
                 events.append(Integrity(session="", code="USAGE_UNATTRIBUTED", message=message))
-            elif not turns and self._reported:
+            elif not turns and not named and self._reported:
                 message = "a model response passed through the gateway after the turn whose usage was reported"
                 details = {"seen": msgspec.to_builtins(counted.total)}
                 events.append(Integrity(session="", code="USAGE_UNREPORTED", message=message, details=details))

@@ -1,0 +1,430 @@
+"""A Claude Code session: one box on one workspace, and one process per thread.
+
+A process is started with its thread and ends with it. After a crash or an interrupt, the next turn starts another one,
+which resumes the thread. A turn is never repeated, because it may already have had effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox.agents.agent_box import box_facts, prepare_home, variables_of
+from proofbox.agents.contract import SessionOptions
+from proofbox.agents.events import ApprovalDecision, Event, Integrity, ThreadStarted, TokenUsage, Usage
+from proofbox.agents.feed import Turn
+from proofbox.agents.gateway.session_route import ModelRoute
+from proofbox.agents.hosted_session import HostedSession
+from proofbox.agents.runtimes.claude import permissions
+from proofbox.agents.runtimes.claude.binary import ClaudeBinary
+from proofbox.agents.runtimes.claude.decoder import ClaudeDecoder, usage_of
+from proofbox.agents.runtimes.claude.program import ClaudeProgram
+from proofbox.agents.runtimes.claude.runtime import ClaudeCode
+from proofbox.agents.runtimes.claude.settings import ClaudeSettings
+from proofbox.agents.runtimes.claude.threads import ClaudeThread, ClaudeThreadStore, is_uuid, uuid_for
+from proofbox.agents.runtimes.process.dialects import failure_of
+from proofbox.agents.usage import added
+from proofbox.core.clock import Clock
+from proofbox.core.files.removal import remove_tree
+from proofbox.core.ids import IdSource
+from proofbox.core.text import preview
+from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, RuntimeTimedOut
+from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
+from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.options import PolicyOptions
+
+INSIDE = "/run/claude"
+STARTS = 2
+"""How often a process is started that hangs before it answers `initialize`."""
+INTERRUPT_SECONDS = 5.0
+REPORTED_FIRST = 16
+
+
+class _Thread:
+    """A thread in use: its process, and what its messages have said so far."""
+
+    def __init__(self, stored: ClaudeThread) -> None:
+        self.stored = stored
+        self.decoder = ClaudeDecoder()
+        self.program: ClaudeProgram | None = None
+        self.counted: TokenUsage | None = None
+        """The total that the process reported last; None before its first report."""
+        self.turn: Turn | None = None
+        """The turn that waits for its result."""
+        self.under_way = False
+        """The program works on that turn: a result belongs to it. Otherwise, the program works on its own."""
+        self.result: dict[str, Any] | None = None
+        self.over = anyio.Event()
+        self.last_message = ""
+
+
+class ClaudeSession(HostedSession):
+    def __init__(
+        self,
+        runtime: ClaudeCode,
+        options: SessionOptions,
+        settings: ClaudeSettings,
+        binary: ClaudeBinary,
+        version: str,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        super().__init__(runtime, options, clock=clock, ids=ids)
+        self.version = version
+        self._settings = settings
+        self._binary = binary
+        self._home = options.home or options.scratch / f"{self.id}-home"
+        self._config = self._home / "config"
+        self._store = ClaudeThreadStore(self._home)
+        self._route = ModelRoute(settings.endpoint(), self)
+        self._boxes = AsyncSandboxes(options.workspace, settings=options.box_settings, clock=self._clock, ids=self._ids)
+        self._box: AsyncSession | None = None
+        self._used: dict[str, _Thread] = {}
+        self._env: dict[str, str] = {}
+        self._argv: list[str] = []
+        self._garbage = 0
+        self._restarts = 0
+
+    async def open(self) -> None:
+        await super().open()
+        try:
+            await self._open_box()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open_box(self) -> None:
+        options = self.options
+        prepare_home(self._config, options, {})
+        self._background.spawn(self._route.keep_open)
+        policy: PolicyOptions = {**options.policy}
+        policy["doors"] = [*(options.policy.get("doors") or ()), *await self._route.doors()]
+        program, home = str(self._binary.path), str(self._config)
+        if options.sandboxed:
+            program, home = f"{INSIDE}/claude", f"{INSIDE}/home"
+            mounts: list[str | Mount] = [Mount(self._binary.path, program), Mount(self._config, home, writable=True)]
+            policy["mounts"] = [*(options.policy.get("mounts") or ()), *mounts]
+            if policy.get("network") is None:
+                policy["network"] = "none"
+        self._argv = [program, *self._settings.arguments()]
+        self._env = {**options.env, **self._settings.environment(home, self._route.base_url)}
+        self._box = await self._boxes.start_session(provider=options.provider if options.sandboxed else "off", **policy)
+
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "transport": "stdio",
+            "version": self.version,
+            "binary": str(self._binary.path),
+            "found_by": self._binary.found_by,
+            "sandboxed": self.options.sandboxed,
+            "permission_mode": self._settings.permission_mode,
+            "model": self._settings.model,
+            **self._route.facts(),
+            "garbage_lines": self._garbage,
+            "restarts": self._restarts,
+            **(
+                {**box_facts(self._box.info), "variables": variables_of(self._box.inside, self._env)}
+                if self._box is not None
+                else {}
+            ),
+        }
+
+    # Threads
+
+    async def start_thread(self, folder: str = "") -> str:
+        self._check_open()
+        id = uuid_for(self._ids.new_id("thread"))
+        return await self._use(ClaudeThread(id, folder), ThreadStarted(session=self.id, thread=id))
+
+    async def resume_thread(self, thread: str) -> str:
+        self._check_open()
+        stored = self._store.load(thread)
+        if thread in self._used:
+            return thread
+        return await self._use(stored, ThreadStarted(session=self.id, thread=thread, origin="resume"))
+
+    async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
+        self._check_open()
+        source = self._store.load(thread)
+        at = source.last_message(last_turn) if last_turn is not None else ""
+        origin = source
+        if not self._has_history(thread):  # a fork that has not had a turn: fork the thread that it came from
+            origin, at = self._store.load(source.forked_from or thread), at or source.forked_at
+        id = uuid_for(self._ids.new_id("thread"))
+        forked = ClaudeThread(id, source.folder, forked_from=origin.id, forked_at=at)
+        event = ThreadStarted(session=self.id, thread=id, origin="fork", forked_from=thread)
+        return await self._use(forked, event)
+
+    async def _use(self, stored: ClaudeThread, event: ThreadStarted) -> str:
+        thread = _Thread(stored)
+        await self._start_program(thread)
+        self._store.save(stored)
+        self._used[stored.id] = thread
+        self.folders[stored.id] = stored.folder
+        return await self._register_thread(stored.id, event)
+
+    def _has_history(self, thread: str) -> bool:
+        """Return whether Claude Code has stored the session. Only names are read: agents can write to these files."""
+        return any(True for _ in self._config.glob(f"projects/*/{thread}.jsonl"))
+
+    def _session_arguments(self, stored: ClaudeThread) -> list[str]:
+        if self._has_history(stored.id):
+            return ["--resume", stored.id]
+        if not stored.forked_from:
+            return ["--session-id", stored.id]
+        at = ["--resume-session-at", stored.forked_at] if stored.forked_at else []
+        return ["--resume", stored.forked_from, "--fork-session", "--session-id", stored.id, *at]
+
+    async def _start_program(self, thread: _Thread) -> None:
+        assert self._box is not None  # noqa: S101 (opened before anyone has it)
+        box, id = self._box, thread.stored.id
+
+        async def handle(message: dict[str, Any]) -> None:
+            await self._on_message(thread, message)
+
+        async def serve(request: dict[str, Any]) -> dict[str, Any] | None:
+            return await self._on_request(thread, request)
+
+        for left in reversed(range(STARTS)):
+            program = ClaudeProgram(
+                box,
+                id,
+                argv=[*self._argv, *self._session_arguments(thread.stored)],
+                env=self._env,
+                cwd=thread.stored.folder or None,
+                on_message=handle,
+                on_garbage=self._on_garbage,
+                answer=serve,
+                timeout=self.options.request_timeout,
+            )
+            self._background.spawn(program.run)
+            try:
+                await program.initialize(permissions.hooks(self.options.approvals))
+            except AgentError as error:
+                await program.end()
+                if isinstance(error, RuntimeTimedOut) and left:
+                    self._restarts += 1
+                    continue
+                raise RuntimeStartFailed(
+                    f"claude failed to start: {error.message}",
+                    op="start",
+                    fix_hints=["see its stderr in the details of this error", "check the sandbox: proofbox doctor"],
+                    details=error.details,
+                ) from None
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await program.end()
+                raise
+            thread.program, thread.counted = program, None
+            return
+
+    # Turns
+
+    async def _play(self, turn: Turn, prompt: str) -> None:
+        thread = self._used[turn.thread]
+        if thread.program is None or thread.program.ended.is_set():
+            self._restarts += 1
+            await self._start_program(thread)
+        program = thread.program
+        assert program is not None  # noqa: S101 (started above)
+        thread.turn, thread.under_way, thread.result, thread.over = turn, False, None, anyio.Event()
+        thread.last_message = ""
+        content = [{"type": "text", "text": prompt}]
+        message = {"role": "user", "content": content}
+        try:
+            await program.send(
+                {"type": "user", "uuid": uuid_for(turn.id), "message": message, "parent_tool_use_id": None}
+            )
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_when, program.ended, tasks.cancel_scope)
+                await thread.over.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._leave_turn(thread, turn)
+        if self.feed.failure is not None:
+            raise self.feed.failure
+        if thread.result is None:
+            raise self._crashed(turn, program)
+        failure = None
+        if thread.result.get("is_error"):
+            failure = self._route.failure_of(turn) or _reported_failure(thread.result)
+        await self._route.settle(turn, complete=failure is None)
+        if failure is not None:
+            raise failure
+
+    async def _leave_turn(self, thread: _Thread, turn: Turn) -> None:
+        """Report what is left of a turn. Before that, a turn that was stopped has killed its processes."""
+        if thread.result is None:
+            await self._kill(turn)
+        for event in thread.decoder.abandon(turn.id):
+            await self._publish(thread, event)
+        thread.decoder.ended = True
+        thread.turn, thread.under_way = None, False
+        if thread.last_message:
+            turns = {**thread.stored.turns, turn.id: thread.last_message}
+            thread.stored = msgspec.structs.replace(thread.stored, turns=turns)
+            self._store.save(thread.stored)
+
+    def _crashed(self, turn: Turn, program: ClaudeProgram) -> AgentError:
+        error = program.ended_error("turn")
+        error.details |= {"replayed": False}
+        if error.details.get("cause"):  # the box ended, not just the program
+            turn.observed_failure = error
+        return error
+
+    async def _kill(self, turn: Turn) -> None:
+        """Interrupt the turn, so that its end is in the thread's history, then kill all processes of the thread."""
+        thread = self._used.get(turn.thread)
+        if thread is None or thread.turn is not turn or thread.result is not None or thread.program is None:
+            return
+        program, thread.program = thread.program, None
+        if not program.ended.is_set() and self.feed.failure is None:
+            with anyio.move_on_after(INTERRUPT_SECONDS):
+                try:
+                    await program.request("interrupt")
+                    await thread.over.wait()
+                except AgentError:
+                    pass
+        await self._end_program(turn.thread, program)
+
+    async def _end_program(self, thread: str, program: ClaudeProgram) -> None:
+        if not await program.end() and self.broken is None:
+            message = "processes that the agent started may keep running until the session ends"
+            await self.feed.publish(Integrity(session="", thread=thread, code="COMMAND_NOT_ENDED", message=message))
+
+    async def _end_thread(self, thread: str) -> None:
+        used = self._used.get(thread)
+        if used is None:
+            return
+        program, used.program = used.program, None
+        if program is not None:
+            await program.exit()
+            await self._end_program(thread, program)
+        for event in used.decoder.abandon():
+            await self._publish(used, event)
+
+    # Messages
+
+    async def _on_message(self, thread: _Thread, message: dict[str, Any]) -> None:
+        """Handle a message. A result belongs to our turn only after the program has started to work on its prompt."""
+        turn = thread.turn
+        own = uuid_for(turn.id) if turn is not None else ""
+        if message["type"] == "command_lifecycle" and message.get("state") == "started":
+            self._begin(thread, own, message.get("command_uuid"))
+        elif message["type"] == "user" and message.get("isReplay"):
+            self._begin(thread, own, message.get("uuid"))
+            return
+        if message["type"] == "result":
+            await self._on_result(thread, message)
+            return
+        id = message.get("uuid")
+        of_agent = message["type"] == "assistant" and message.get("parent_tool_use_id") is None
+        if of_agent and isinstance(id, str) and is_uuid(id):
+            thread.last_message = id
+        for event in thread.decoder.decode(message):
+            await self._publish(thread, event)
+
+    def _begin(self, thread: _Thread, own: str, id: Any) -> None:
+        if own and id == own and thread.turn is not None:
+            thread.under_way = True
+            thread.decoder.turn, thread.decoder.ended = thread.turn.id, False
+
+    async def _on_result(self, thread: _Thread, result: dict[str, Any]) -> None:
+        total = usage_of(result)
+        last = added(total, thread.counted, -1) if thread.counted is not None else None
+        if last is None:  # the count of a resumed session includes earlier processes
+            last = usage_of(result, of_turn=True) if thread.stored.turns or thread.stored.forked_from else total
+        thread.counted = total
+        turn = thread.turn if thread.under_way else None
+        usage = Usage(session=self.id, turn=turn.id if turn is not None else "", thread=thread.stored.id, total=total)
+        self._route.reported(thread.stored.id, total, last)
+        await self.feed.publish(usage)
+        if turn is not None:
+            self._last_activity[turn.id] = self._clock.monotonic()
+            thread.result = {name: result.get(name) for name in ("is_error", "api_error_status", "subtype", "result")}
+            thread.over.set()
+
+    async def _publish(self, thread: _Thread, event: Event) -> None:
+        """Report an event of the thread. If a listener failed, the turn in progress ends."""
+        if event.turn:
+            self._last_activity[event.turn] = self._clock.monotonic()
+        await self.feed.publish(msgspec.structs.replace(event, session=self.id, thread=thread.stored.id))
+        if self.feed.failure is not None:
+            thread.over.set()
+
+    async def _on_request(self, thread: _Thread, request: dict[str, Any]) -> dict[str, Any] | None:
+        assert self._box is not None  # noqa: S101 (opened before anyone has it)
+        given = permissions.answer(request, self.options.approvals, self._box.inside.guest_project)
+        if given.answer == "decline":
+            thread.decoder.declined.add(given.item)
+        if given.answer:
+            await self._publish(
+                thread,
+                ApprovalDecision(
+                    session="",
+                    turn=thread.decoder.turn,
+                    item=given.item,
+                    method=str(request.get("subtype"))[:200],
+                    subject=given.subject,
+                    answer=given.answer,
+                    rule=given.rule,
+                ),
+            )
+        return given.reply
+
+    async def _on_garbage(self, line: bytes, reason: str) -> None:
+        """Count all garbage. Report the first pieces, then one at each doubling."""
+        self._garbage += 1
+        number = self._garbage
+        if number <= REPORTED_FIRST or number & (number - 1) == 0:
+            details = {"number": number, "size": len(line), "beginning": preview(line, 200)[0]}
+            message = f"claude wrote a malformed message ({reason})"
+            await self.feed.publish(
+                Integrity(session=self.id, code="GARBAGE_ON_STREAM", message=message, details=details)
+            )
+
+    # The end
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._box is not None and self._box.info.state != "running":
+            raise RuntimeCrashed("the session's box has ended", op="session", fix_hints=["start another session"])
+
+    async def _commands_alive(self) -> int:
+        """End all programs, and return the number of commands that have outlived them."""
+        if self._box is None:
+            return 0
+        for thread in self._used.values():
+            program, thread.program = thread.program, None
+            if program is not None:
+                await program.exit()
+            for event in thread.decoder.abandon():
+                await self._publish(thread, event)
+        try:
+            return await self._box.commands_alive()
+        except ProofboxError:
+            return 0
+
+    async def _release(self) -> None:
+        await self._boxes.close()
+        self._route.close()
+        if self.options.home is None:
+            await run_sync(remove_tree, self._home)
+
+
+async def _when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _reported_failure(result: Mapping[str, Any]) -> AgentError:
+    """Return the failure that Claude Code reports, of a turn whose requests to the model did not fail."""
+    status, text = result.get("api_error_status"), result.get("result") or result.get("subtype")
+    message = preview(text, 2000)[0] if isinstance(text, str) else "claude reported a failure"
+    return failure_of(status if isinstance(status, int) else None, message)

@@ -1,0 +1,81 @@
+"""Find an agent's program on this machine, and run it outside a box to ask for its version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from proofbox.core.files.programs import directories_of, find_program, is_inside
+from proofbox.errors import RuntimeStartFailed, StrategyUnavailable
+from proofbox.workspace.registry import is_registered
+
+ASK_SECONDS = 30.0
+
+
+def named_program(setting: str, install: Sequence[str]) -> Path:
+    """Return the program that the setting `binary` names. Raises `StrategyUnavailable` if it can't be used."""
+    found = Path(setting).expanduser()
+    if not found.is_absolute():  # a relative path would depend on the current directory, which may be untrusted
+        raise StrategyUnavailable(
+            f"binary {setting[:200]!r} is a relative path", op="probe", fix_hints=["use an absolute path"]
+        )
+    if not os.access(found, os.X_OK) or not found.is_file():
+        raise StrategyUnavailable(
+            f"binary {setting[:200]!r} is not an executable file",
+            op="probe",
+            fix_hints=["check the path", *install],
+        )
+    return found.resolve()
+
+
+def program_on_path(name: str, path: str | None = None) -> Path | None:
+    """Return the program on the PATH, or None.
+
+    Raises `StrategyUnavailable` for a program that a stranger or an agent could have put there, because its version is
+    asked on the host. The current directory may come from a stranger, unless it contains the user's home directory.
+    Agents write to workspaces. A user who wants such a program names it in their settings.
+    """
+    program = find_program(name, path)
+    if program is None:
+        return None
+    here = Path(os.path.realpath(os.curdir))
+    untrusted = [] if Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(here) else [here]
+    above = {each for place in directories_of(program) for each in (place, *place.parents)}
+    if is_inside(program, [*untrusted, *(each for each in above if is_registered(str(each)))]):
+        raise StrategyUnavailable(
+            f"{name} on PATH is {program}, in the current directory or in a workspace, so it is not run",
+            op="probe",
+            fix_hints=[
+                f"remove {os.path.dirname(program)} from PATH",
+                "or, if you trust it, set `binary` to its path in your own config.toml",
+            ],
+            details={"program": program},
+        )
+    return Path(program).resolve()
+
+
+def ask_program(program: Path, arguments: Sequence[str], home_variable: str, install: Sequence[str]) -> str:
+    """Run the program and return its output, with a temporary home and without our environment."""
+    with tempfile.TemporaryDirectory(prefix="proofbox-agent-") as home:
+        env = {"PATH": os.environ.get("PATH", ""), "HOME": home, home_variable: home}
+        try:
+            done = subprocess.run(
+                [str(program), *arguments],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=ASK_SECONDS,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            stderr = getattr(error, "stderr", b"") or b""
+            raise RuntimeStartFailed(
+                f"{program} {arguments[0]} failed: {type(error).__name__}",
+                op="probe",
+                fix_hints=[f"check that it runs on this machine: {program} {arguments[0]}", *install],
+                details={"stderr": stderr[-500:].decode("utf-8", "replace")},
+            ) from None
+    return done.stdout.decode("utf-8", "replace")

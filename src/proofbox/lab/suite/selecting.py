@@ -1,0 +1,46 @@
+"""Select some missions of a suite.
+
+The result is a suite of its own, with its own digest: evidence of a part of a suite can't be taken for that of the
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from proofbox.core.canonical import parse_strict
+from proofbox.core.nearest import nearest
+from proofbox.core.spec_files.positions import read_toml
+from proofbox.errors import UsageError
+from proofbox.lab.suite.reading import Suite, parse_suite
+from proofbox.lab.suite.spec import Mission
+
+
+def select_missions(suite: Suite, name: str, globs: Sequence[str], tags: Sequence[str], *, as_json: bool) -> Suite:
+    """Return a suite of the missions whose id matches one of `globs` and that have one of `tags`.
+
+    An empty sequence selects all. `as_json` is the format of the suite's source; that of the result is JSON. Raises
+    `UsageError` for a pattern or tag that selects nothing.
+    """
+    ids = [mission.id for mission in suite.missions]
+    known = sorted({tag for mission in suite.missions for tag in mission.tags})
+    for glob in globs:
+        if not any(fnmatchcase(id, glob) for id in ids):
+            raise UsageError(f"{name} has no mission {glob[:80]!r}", op="suite", fix_hints=[nearest(glob, ids)])
+    for tag in tags:
+        if tag not in known:
+            hint = nearest(tag, known) if known else "omit --tag: no mission of this suite has tags"
+            raise UsageError(f"{name} has no mission with the tag {tag[:80]!r}", op="suite", fix_hints=[hint])
+
+    def selected(mission: Mission) -> bool:
+        by_id = not globs or any(fnmatchcase(mission.id, glob) for glob in globs)
+        return by_id and (not tags or bool(set(tags) & set(mission.tags)))
+
+    kept = [number for number, mission in enumerate(suite.missions) if selected(mission)]
+    if not kept:
+        raise UsageError(f"{name} has no mission with both such an id and such a tag", op="suite")
+    values = parse_strict(suite.source.encode()) if as_json else read_toml(suite.source)[0]
+    source = json.dumps({**values, "mission": [values["mission"][number] for number in kept]}, indent=1)
+    return parse_suite(source, base=suite.base, name=name, json=True)
