@@ -43,6 +43,7 @@ from proofbox.workspace.search.globs import Glob
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.restore import write_file
+from proofbox.workspace.workspace import Workspace
 
 KEPT = 16 << 10
 LINES, LINE = 10_000, 4096

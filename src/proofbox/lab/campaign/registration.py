@@ -25,8 +25,8 @@ from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import create_only
 from proofbox.core.files.locks import locked
 from proofbox.core.ids import IdSource
-from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, CorruptError, RunBusy
 from proofbox.lab.campaign.reading import Campaign
 from proofbox.lab.campaign.spec import CampaignDocument, Runner

@@ -14,10 +14,10 @@ from proofbox.agents.events import TokenUsage
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
 from proofbox.core.files.locks import locked
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.results import ErrorBody
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
-from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX

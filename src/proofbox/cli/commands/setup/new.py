@@ -49,7 +49,9 @@ def plan(directory: Directory, *, json: flags.Json = False) -> int:
     from proofbox.probes.example import new_plan
 
     path = new_plan(directory)
-    return _show(NewFiles(directory=str(directory), files=(path.name,), next=f"proofbox plan run {path.name}"), json=json)
+    return _show(
+        NewFiles(directory=str(directory), files=(path.name,), next=f"proofbox plan run {path.name}"), json=json
+    )
 
 
 def _show(found: NewFiles, *, json: bool) -> int:
