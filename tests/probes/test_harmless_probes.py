@@ -21,7 +21,7 @@ from proofbox.probes.corpus import built_in_plan, built_in_plans
 from proofbox.probes.decoys import Decoys
 from proofbox.probes.harm import harms
 from proofbox.probes.reading import parse_plan
-from proofbox.probes.run import MeasureRequest, PlanRun, run_plan
+from proofbox.probes.run import Channel, MeasureRequest, PlanRun, run_plan
 from proofbox.sandbox.host.binaries import program
 
 
@@ -79,10 +79,13 @@ def test_no_two_probes_share_a_decoy(tmp_path: Path) -> None:
     assert len(set(places)) == 4
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="a box of root runs as another user, who must reach the decoys")
-def test_other_users_cannot_reach_the_decoys(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("user", "mode"), [(1000, 0o700), (0, 0o711)])
+def test_other_users_reach_only_the_decoys_of_root(
+    user: int, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     with Decoys(tmp_path / "decoys", program("boxprobe")) as decoys:
-        assert decoys.root.stat().st_mode & 0o077 == 0
+        assert decoys.root.stat().st_mode & 0o777 == mode
 
 
 def test_pipes_are_not_read_and_devices_that_react_are_not_opened(tmp_path: Path) -> None:
@@ -138,6 +141,20 @@ def test_an_endless_answer_does_not_fill_the_memory(tmp_path: Path, monkeypatch:
     run = without_sandbox(tmp_path / "out", text, "yes {command}")
     assert (run.results[0].decision, run.results[0].mismatch) == ("unknown", "unknown")
     assert "too much output" in run.results[0].detail
+
+
+@pytest.mark.parametrize("channel", ["clean", "direct"])
+def test_a_secret_in_an_adapter_is_not_evidence(
+    channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_TOKEN", "correct-horse-battery")
+    plan = parse_plan(plan_of(("read", "file-read", ["{secret}"])), name="mine")
+    adapter = "sh -c 'echo correct-horse-battery >&2; exit 1' correct-horse-battery {command}"
+    run = run_plan(plan, tmp_path / "out", adapter=adapter, channel=channel)
+    assert run.path is not None
+    assert "[redacted]" in (run.path / "run_manifest.json").read_text()
+    assert "[redacted]" in (run.path / "runtime_results.json").read_text()
+    assert [each.name for each in run.path.rglob("*") if b"battery" in each.read_bytes()] == []
 
 
 def test_a_terminated_measurement_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

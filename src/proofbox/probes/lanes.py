@@ -20,7 +20,7 @@ import msgspec
 
 from proofbox.config.settings import Settings
 from proofbox.errors import ProbeDriverFailed, ProofboxError, SandboxLost
-from proofbox.probes.channel import ChannelCheck, observe_channel
+from proofbox.probes.channel import ChannelCheck
 from proofbox.probes.decoys import DRIVER, ENVIRONMENT_VARIABLE, Decoys
 from proofbox.probes.leftovers import PREFIX, decoy_directory
 from proofbox.probes.operations import LOST, SELF_STATUS, Answer, Oracle, skipped
@@ -86,10 +86,10 @@ def measure(
     provider: str | None,
     adapter: str | None,
     settings: Settings,
+    channel: ChannelCheck,
     progress: Progress | None = None,
 ) -> Measured:
     """Run every probe of the plan in its profiles, and once without a sandbox."""
-    channel = observe_channel()
     driver = program("boxprobe")
     sha256 = hashlib.sha256(driver.read_bytes()).hexdigest()
     lanes = []

@@ -21,15 +21,16 @@ from proofbox.config.consent import Widening
 from proofbox.config.settings import Settings, load
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.interpreter import module_child
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.size import megabytes
 from proofbox.errors import ProbeDriverFailed, ProofboxError, UsageError
 from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import documents
 from proofbox.probes.adapters import ADAPTERS, command_line
-from proofbox.probes.channel import KEPT
+from proofbox.probes.channel import KEPT, observe_channel
 from proofbox.probes.judging import judge, rule_on
-from proofbox.probes.lanes import Measured, Progress, measure
+from proofbox.probes.lanes import LaneResult, Measured, Progress, measure
 from proofbox.probes.operations import skipped
 from proofbox.probes.plan import Plan
 from proofbox.probes.reading import LoadedPlan, load_plan
@@ -115,7 +116,8 @@ def run_plan(
     if adapter is None:
         _require_consent(loaded, chosen, provider, trust=trust)
     clock = clock or SystemClock()
-    name = name or provider or ", ".join(sorted({p.provider or "auto" for p in chosen.profile}))
+    redactor = Redactor.from_environment(os.environ)
+    name = redactor.redact(name) or provider or ", ".join(sorted({p.provider or "auto" for p in chosen.profile}))
     if dry:
         return PlanRun(
             run_id="",
@@ -132,6 +134,7 @@ def run_plan(
         started = isoformat(clock.now())
         bundle.stage = "measuring"
         measured = (_measure_clean if channel == "clean" else _measure_here)(chosen, provider, adapter, progress)
+        measured = _redacted(measured, redactor)
         results = judge(chosen, measured)
         found = documents.preflight(chosen, measured, results)
         manifest = documents.RunManifest(
@@ -140,7 +143,7 @@ def run_plan(
             plan_digest=loaded.digest,
             channel="spawn_clean" if channel == "clean" and found.channel.clean else "direct",
             provider=name,
-            adapter=adapter,
+            adapter=None if adapter is None else redactor.redact(adapter),
             proofbox=version("proofbox"),
             kernel=platform.release(),
             machine=platform.machine(),
@@ -212,7 +215,10 @@ def _require_consent(loaded: LoadedPlan, plan: Plan, provider: str | None, *, tr
 
 
 def _measure_here(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
-    return measure(plan, provider=provider, adapter=adapter, settings=load(Path("/")), progress=progress)
+    channel = observe_channel()
+    return measure(
+        plan, provider=provider, adapter=adapter, settings=load(Path("/")), channel=channel, progress=progress
+    )
 
 
 def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
@@ -265,14 +271,37 @@ def _main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # the interpreter's own
         signal.signal(number, signal.SIG_DFL)
+    channel = observe_channel()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a sandbox that ends early must not end this process
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=MeasureRequest)
     try:
-        measured = _measure_here(request.plan, request.provider, request.adapter, None)
+        measured = measure(
+            request.plan,
+            provider=request.provider,
+            adapter=request.adapter,
+            settings=load(Path("/")),
+            channel=channel,
+        )
     except ProofboxError as error:
         print(error.message, file=sys.stderr)
         return 1
     sys.stdout.buffer.write(msgspec.json.encode(measured))
     return 0
+
+
+def _redacted(measured: Measured, redactor: Redactor) -> Measured:
+    """Remove secrets from an adapter's command line and from what it printed, which become evidence."""
+
+    def clean(lane: LaneResult) -> LaneResult:
+        observations = tuple(
+            msgspec.structs.replace(each, problem=redactor.redact(each.problem)) if each.problem else each
+            for each in lane.observations
+        )
+        provider, problem = redactor.redact(lane.provider), redactor.redact(lane.problem)
+        return msgspec.structs.replace(lane, observations=observations, provider=provider, problem=problem)
+
+    lanes = tuple(clean(lane) for lane in measured.scenario)
+    return msgspec.structs.replace(measured, scenario=lanes, baseline=clean(measured.baseline))
 
 
 def _write(
