@@ -1,7 +1,6 @@
 """Select some missions of a suite.
 
-The result is a suite of its own, with its own digest: evidence of a part of a suite can't be taken for that of the
-whole.
+The result is a separate suite with another digest: evidence of a part of a suite can't be taken for that of the whole.
 """
 
 from __future__ import annotations

@@ -134,17 +134,19 @@ class ClaudeProgram:
             except anyio.BrokenResourceError:
                 raise TransportBroken("claude has ended", op="send") from None
 
-    async def exit(self) -> None:
-        """Let the process exit. Kill it if it does not, as it may wait for a child. Its children are not killed."""
+    async def exit(self) -> bool:
+        """Let the process exit. Kill it if it does not, as it may wait for a child. Return whether it was killed."""
         if self._process is None or self.ended.is_set():
-            return
+            return False
         with contextlib.suppress(ProofboxError, anyio.BrokenResourceError):
             await self._process.close_stdin()
         with anyio.move_on_after(EXIT_SECONDS):
             await self.ended.wait()
-        if not self.ended.is_set():
-            with contextlib.suppress(ProofboxError):
-                await self._process.kill()
+        if self.ended.is_set():
+            return False
+        with contextlib.suppress(ProofboxError):
+            await self._process.kill()
+        return True
 
     async def end(self) -> bool:
         """Kill the process and everything that it started. Return whether no process of the thread is left."""

@@ -15,19 +15,18 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.agent_box import box_facts, prepare_home, variables_of
 from proofbox.agents.contract import SessionOptions
-from proofbox.agents.events import ApprovalDecision, Event, Integrity, ThreadStarted, TokenUsage, Usage
+from proofbox.agents.events import Integrity, ThreadStarted
 from proofbox.agents.feed import Turn
 from proofbox.agents.gateway.session_route import ModelRoute
 from proofbox.agents.hosted_session import HostedSession
 from proofbox.agents.runtimes.claude import permissions
 from proofbox.agents.runtimes.claude.binary import ClaudeBinary
-from proofbox.agents.runtimes.claude.decoder import ClaudeDecoder, usage_of
+from proofbox.agents.runtimes.claude.listener import ActiveThread, ClaudeListener
 from proofbox.agents.runtimes.claude.program import ClaudeProgram
 from proofbox.agents.runtimes.claude.runtime import ClaudeCode
 from proofbox.agents.runtimes.claude.settings import ClaudeSettings
-from proofbox.agents.runtimes.claude.threads import ClaudeThread, ClaudeThreadStore, is_uuid, uuid_for
+from proofbox.agents.runtimes.claude.threads import ClaudeThread, ClaudeThreadStore, uuid_for
 from proofbox.agents.runtimes.process.dialects import failure_of
-from proofbox.agents.usage import added
 from proofbox.core.clock import Clock
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
@@ -41,25 +40,6 @@ INSIDE = "/run/claude"
 STARTS = 2
 """How often a process is started that hangs before it answers `initialize`."""
 INTERRUPT_SECONDS = 5.0
-REPORTED_FIRST = 16
-
-
-class _Thread:
-    """A thread in use: its process, and what its messages have said so far."""
-
-    def __init__(self, stored: ClaudeThread) -> None:
-        self.stored = stored
-        self.decoder = ClaudeDecoder()
-        self.program: ClaudeProgram | None = None
-        self.counted: TokenUsage | None = None
-        """The total that the process reported last; None before its first report."""
-        self.turn: Turn | None = None
-        """The turn that waits for its result."""
-        self.under_way = False
-        """The program works on that turn: a result belongs to it. Otherwise, the program works on its own."""
-        self.result: dict[str, Any] | None = None
-        self.over = anyio.Event()
-        self.last_message = ""
 
 
 class ClaudeSession(HostedSession):
@@ -82,12 +62,12 @@ class ClaudeSession(HostedSession):
         self._config = self._home / "config"
         self._store = ClaudeThreadStore(self._home)
         self._route = ModelRoute(settings.endpoint(), self)
+        self._listener = ClaudeListener(self.feed, self._route, options.approvals, self._note_activity)
         self._boxes = AsyncSandboxes(options.workspace, settings=options.box_settings, clock=self._clock, ids=self._ids)
         self._box: AsyncSession | None = None
-        self._used: dict[str, _Thread] = {}
+        self._used: dict[str, ActiveThread] = {}
         self._env: dict[str, str] = {}
         self._argv: list[str] = []
-        self._garbage = 0
         self._restarts = 0
 
     async def open(self) -> None:
@@ -125,7 +105,7 @@ class ClaudeSession(HostedSession):
             "permission_mode": self._settings.permission_mode,
             "model": self._settings.model,
             **self._route.facts(),
-            "garbage_lines": self._garbage,
+            "garbage_lines": self._listener.garbage,
             "restarts": self._restarts,
             **(
                 {**box_facts(self._box.info), "variables": variables_of(self._box.inside, self._env)}
@@ -161,7 +141,7 @@ class ClaudeSession(HostedSession):
         return await self._use(forked, event)
 
     async def _use(self, stored: ClaudeThread, event: ThreadStarted) -> str:
-        thread = _Thread(stored)
+        thread = ActiveThread(stored)
         await self._start_program(thread)
         self._store.save(stored)
         self._used[stored.id] = thread
@@ -180,15 +160,15 @@ class ClaudeSession(HostedSession):
         at = ["--resume-session-at", stored.forked_at] if stored.forked_at else []
         return ["--resume", stored.forked_from, "--fork-session", "--session-id", stored.id, *at]
 
-    async def _start_program(self, thread: _Thread) -> None:
+    async def _start_program(self, thread: ActiveThread) -> None:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
         box, id = self._box, thread.stored.id
 
         async def handle(message: dict[str, Any]) -> None:
-            await self._on_message(thread, message)
+            await self._listener.on_message(thread, message)
 
         async def serve(request: dict[str, Any]) -> dict[str, Any] | None:
-            return await self._on_request(thread, request)
+            return await self._listener.on_request(thread, request, box.inside.guest_project)
 
         for left in reversed(range(STARTS)):
             program = ClaudeProgram(
@@ -198,7 +178,7 @@ class ClaudeSession(HostedSession):
                 env=self._env,
                 cwd=thread.stored.folder or None,
                 on_message=handle,
-                on_garbage=self._on_garbage,
+                on_garbage=self._listener.on_garbage,
                 answer=serve,
                 timeout=self.options.request_timeout,
             )
@@ -258,12 +238,15 @@ class ClaudeSession(HostedSession):
         if failure is not None:
             raise failure
 
-    async def _leave_turn(self, thread: _Thread, turn: Turn) -> None:
+    def _note_activity(self, turn: str) -> None:
+        self._last_activity[turn] = self._clock.monotonic()
+
+    async def _leave_turn(self, thread: ActiveThread, turn: Turn) -> None:
         """Report what is left of a turn. Before that, a turn that was stopped has killed its processes."""
         if thread.result is None:
             await self._kill(turn)
         for event in thread.decoder.abandon(turn.id):
-            await self._publish(thread, event)
+            await self._listener.publish(thread, event)
         thread.decoder.ended = True
         thread.turn, thread.under_way = None, False
         if thread.last_message:
@@ -307,87 +290,7 @@ class ClaudeSession(HostedSession):
             await program.exit()
             await self._end_program(thread, program)
         for event in used.decoder.abandon():
-            await self._publish(used, event)
-
-    # Messages
-
-    async def _on_message(self, thread: _Thread, message: dict[str, Any]) -> None:
-        """Handle a message. A result belongs to our turn only after the program has started to work on its prompt."""
-        turn = thread.turn
-        own = uuid_for(turn.id) if turn is not None else ""
-        if message["type"] == "command_lifecycle" and message.get("state") == "started":
-            self._begin(thread, own, message.get("command_uuid"))
-        elif message["type"] == "user" and message.get("isReplay"):
-            self._begin(thread, own, message.get("uuid"))
-            return
-        if message["type"] == "result":
-            await self._on_result(thread, message)
-            return
-        id = message.get("uuid")
-        of_agent = message["type"] == "assistant" and message.get("parent_tool_use_id") is None
-        if of_agent and isinstance(id, str) and is_uuid(id):
-            thread.last_message = id
-        for event in thread.decoder.decode(message):
-            await self._publish(thread, event)
-
-    def _begin(self, thread: _Thread, own: str, id: Any) -> None:
-        if own and id == own and thread.turn is not None:
-            thread.under_way = True
-            thread.decoder.turn, thread.decoder.ended = thread.turn.id, False
-
-    async def _on_result(self, thread: _Thread, result: dict[str, Any]) -> None:
-        total = usage_of(result)
-        last = added(total, thread.counted, -1) if thread.counted is not None else None
-        if last is None:  # the count of a resumed session includes earlier processes
-            last = usage_of(result, of_turn=True) if thread.stored.turns or thread.stored.forked_from else total
-        thread.counted = total
-        turn = thread.turn if thread.under_way else None
-        usage = Usage(session=self.id, turn=turn.id if turn is not None else "", thread=thread.stored.id, total=total)
-        self._route.reported(thread.stored.id, total, last)
-        await self.feed.publish(usage)
-        if turn is not None:
-            self._last_activity[turn.id] = self._clock.monotonic()
-            thread.result = {name: result.get(name) for name in ("is_error", "api_error_status", "subtype", "result")}
-            thread.over.set()
-
-    async def _publish(self, thread: _Thread, event: Event) -> None:
-        """Report an event of the thread. If a listener failed, the turn in progress ends."""
-        if event.turn:
-            self._last_activity[event.turn] = self._clock.monotonic()
-        await self.feed.publish(msgspec.structs.replace(event, session=self.id, thread=thread.stored.id))
-        if self.feed.failure is not None:
-            thread.over.set()
-
-    async def _on_request(self, thread: _Thread, request: dict[str, Any]) -> dict[str, Any] | None:
-        assert self._box is not None  # noqa: S101 (opened before anyone has it)
-        given = permissions.answer(request, self.options.approvals, self._box.inside.guest_project)
-        if given.answer == "decline":
-            thread.decoder.declined.add(given.item)
-        if given.answer:
-            await self._publish(
-                thread,
-                ApprovalDecision(
-                    session="",
-                    turn=thread.decoder.turn,
-                    item=given.item,
-                    method=str(request.get("subtype"))[:200],
-                    subject=given.subject,
-                    answer=given.answer,
-                    rule=given.rule,
-                ),
-            )
-        return given.reply
-
-    async def _on_garbage(self, line: bytes, reason: str) -> None:
-        """Count all garbage. Report the first pieces, then one at each doubling."""
-        self._garbage += 1
-        number = self._garbage
-        if number <= REPORTED_FIRST or number & (number - 1) == 0:
-            details = {"number": number, "size": len(line), "beginning": preview(line, 200)[0]}
-            message = f"claude wrote a malformed message ({reason})"
-            await self.feed.publish(
-                Integrity(session=self.id, code="GARBAGE_ON_STREAM", message=message, details=details)
-            )
+            await self._listener.publish(used, event)
 
     # The end
 
@@ -397,19 +300,20 @@ class ClaudeSession(HostedSession):
             raise RuntimeCrashed("the session's box has ended", op="session", fix_hints=["start another session"])
 
     async def _commands_alive(self) -> int:
-        """End all programs, and return the number of commands that have outlived them."""
+        """End all programs. Return the number of commands that outlived them, and of programs that did not exit."""
         if self._box is None:
             return 0
+        killed = 0
         for thread in self._used.values():
             program, thread.program = thread.program, None
             if program is not None:
-                await program.exit()
+                killed += await program.exit()
             for event in thread.decoder.abandon():
-                await self._publish(thread, event)
+                await self._listener.publish(thread, event)
         try:
-            return await self._box.commands_alive()
+            return killed + await self._box.commands_alive()
         except ProofboxError:
-            return 0
+            return killed
 
     async def _release(self) -> None:
         await self._boxes.close()
