@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, Callable[..., Document]] = {
     "deliver init": proofbox.deliver_repository,
     "deliver pr": proofbox.deliver_pull_request,
 }
-CALLBACKS = {"on_event", "on_check", "stop"}
+CALLBACKS = {"on_event", "on_check", "on_plan", "stop"}
 BACKEND = {"backend_url", "allow_http", "timeout"}
 """Flags that are one argument in Python: `BackendSettings`."""
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}

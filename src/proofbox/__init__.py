@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from proofbox.lab.run.running import resume_suite_async as resume_suite_async
     from proofbox.lab.run.running import run_suite as run_suite
     from proofbox.lab.run.running import run_suite_async as run_suite_async
+    from proofbox.probes.example import new_plan as new_plan
     from proofbox.probes.run import run_plan as run_plan
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.contract import Mount as Mount
@@ -94,6 +95,7 @@ _HOME = {
     "load_run_async": "proofbox.lab.run.running",
     "open_bundle_unverified": "proofbox.evidence.bundle.reader",
     "open_toolbox": "proofbox.workspace.tools.toolbox",
+    "new_plan": "proofbox.probes.example",
     "plan_delivery": "proofbox.delivery.sending",
     "pull_image": "proofbox.sandbox.images.pull",
     "report": "proofbox.lab.reports.scoring",

@@ -26,6 +26,7 @@ from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.evidence.documents.tree import scan_tree, tree_manifest
 from proofbox.evidence.promotion.emit import Promotion, emit_promotion
+from proofbox.evidence.promotion.packet import SEED_SCHEMA
 from proofbox.evidence.promotion.policies import POLICIES
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
@@ -149,6 +150,17 @@ def test_packet_that_contradicts_its_bundle_is_detected(app: Path, tmp_path: Pat
     lie["promotability"] |= {"promotable_decision_stage": True, "reasons": []}
     Path(promotion.path).write_bytes(canonical_bytes(lie))
     assert any(problem.startswith("verdict_wrong") for problem in problems(promotion, app))
+
+
+def test_packet_without_digests_proves_nothing(app: Path, tmp_path: Path) -> None:
+    good = attempt(app, tmp_path / "out")
+    verdict = {"promotable_decision_stage": True, "reasons": [], "gating_inputs": {}}
+    (tmp_path / "old.json").write_text(json.dumps({"schema_version": SEED_SCHEMA, "promotability": verdict}))
+    with open_source(app) as tree:
+        proof = examine(tmp_path / "old.json", tmp_path / "out", tree)
+    assert good.promotable
+    assert proof.standing == "not proven"
+    assert "packet_unpinned" in " ".join(proof.problems)
 
 
 def test_custom_policy_needs_a_trusted_signature(app: Path, tmp_path: Path) -> None:

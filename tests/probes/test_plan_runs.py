@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from isolation_page import PAGE, decisions
 from private_engine import IMAGE, private_engine
 
 from proofbox.errors import BundleLocked, ConsentRequired, UsageError
@@ -61,6 +62,13 @@ def found(run: PlanRun, probe: str, profile: str = "default") -> str:
     return next(each.decision for each in run.results if (each.probe_id, each.profile) == (probe, profile))
 
 
+def documented(provider: str) -> dict[str, str]:
+    """Return the decisions in the documentation's matrix."""
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    column = rows[0].index(provider)
+    return {row[0].strip("`"): row[column] for row in rows[1:] if row[column] != "not tried"}
+
+
 @pytest.mark.needs("bubblewrap")
 def test_bubblewrap_keeps_its_promises_and_the_run_is_promotable(tmp_path: Path) -> None:
     run = run_plan("bubblewrap", tmp_path / "out")
@@ -75,18 +83,31 @@ def test_bubblewrap_keeps_its_promises_and_the_run_is_promotable(tmp_path: Path)
     assert manifest["channel"] == "spawn_clean"
     preflight = json.loads((run.path / "apply_preflight.json").read_text())
     assert preflight["apply_ok"] is True
+    stated = documented("bubblewrap")
+    assert stated == decisions(run), "scripts/isolation writes docs/isolation.md anew"
     inside = preflight["profiles"][0]["status"]
     assert (inside["Seccomp"], inside["NoNewPrivs"], inside["CapEff"].strip("0")) == ("2", "1", "")
 
 
-def test_off_behaves_as_no_sandbox_and_leaves_the_host_as_it_was(tmp_path: Path) -> None:
-    mounts = Path("/proc/self/mountinfo").read_text()
+def mounts() -> set[tuple[str, ...]]:
+    """Return this process's mounts, except those of containers, which other tests create."""
+    found = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return {tuple(each) for each in found if "proofbox-probe-" in each[4] or each[4].count("/") == 1}
+
+
+def test_off_behaves_as_no_sandbox_and_leaves_the_host_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = mounts()
+    place = Path(tempfile.mkdtemp())  # a short path, so that the address of a Unix socket fits
+    monkeypatch.setenv("TMPDIR", str(place))
     run = run_plan("off", tmp_path / "out")
     assert [(each.probe_id, each.detail) for each in run.results if not each.matched] == []
     assert found(run, "outside.write") == "allow"
     assert found(run, "environment.variable") == "deny"
-    assert Path("/proc/self/mountinfo").read_text() == mounts
-    assert [name for name in os.listdir("/tmp") if name.startswith("proofbox-probe-")] == []
+    assert mounts() == before
+    assert [each.name for each in place.iterdir() if each.name.startswith("proofbox-probe-")] == []
+    shutil.rmtree(place)
 
 
 @pytest.mark.needs("docker")

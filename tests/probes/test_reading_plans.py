@@ -32,7 +32,7 @@ reason = "hidden"
     [
         ('"file-write"', '"file-wrote"', "9:1: no operation is called 'file-wrote' (did you mean file-write?)"),
         ("{victim}", "{victm}", "there is no decoy {victm} (did you mean victim?)"),
-        ("{victim}", "/etc/passwd", "changes files, so it can only name the probe's decoys, not '/etc/passwd'"),
+        ("{victim}", "/etc/passwd", "changes files, so it can only name the probe's decoys"),
         ("{victim}", "{outside}/secret", "changes files, so it can only name the probe's decoys"),
         ("{victim}", "{victim}/../x", "changes files, so it can only name the probe's decoys"),
         ("{victim}", "{victim", "a brace is not closed"),

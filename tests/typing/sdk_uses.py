@@ -164,4 +164,5 @@ async def attempts_by_hand_async() -> None:
 
 
 def plans() -> None:
+    assert_type(proofbox.new_plan("measurements"), Path)
     assert_type(proofbox.run_plan("bubblewrap", "out", only_probes=["network.tcp"]), PlanRun)

@@ -28,6 +28,22 @@ def size(text: str) -> str | int:
         return text
 
 
+def seconds(text: str) -> float:
+    """Parse a number of seconds. A wait for NaN or infinity would never end."""
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise ValueError("expected a number of seconds, at least 0")
+    return number
+
+
+LockMode = Annotated[
+    Literal["fail", "wait"],
+    Parameter(name="--lock-mode", help="Fail at once, or wait, if another process writes to the output directory."),
+]
+LockTimeout = Annotated[
+    float,
+    Parameter(name="--lock-timeout", converter=seconds, help="With --lock-mode wait, the maximum seconds to wait."),
+]
 Json = Annotated[bool, Parameter(name="--json", help="Print one JSON document on stdout.")]
 Provider = Annotated[
     str | None,

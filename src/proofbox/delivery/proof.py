@@ -123,7 +123,9 @@ def examine(packet: Path | None, bundle: Path | None, tree: SourceTree, *, key: 
     problems = [f"{finding.code}: {finding.detail}" for finding in verified.findings]
     if verified.promotable is not True:
         problems.append("the packet does not state that the bundle may be relied on")
-    if found.packet is not None and found.packet.pinned:
+    if found.packet is not None and not found.packet.pinned:
+        problems.append("packet_unpinned: the packet has no digests, so it proves nothing about this bundle")
+    elif found.packet is not None:
         problems += _policy_problems(found.packet, signed=verified.signed_by is not None)
     tree_sha256: str | None = None
     results: tuple[ProofResult, ...] = ()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -16,10 +17,13 @@ from proofbox.core.clock import SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.files.atomic import write_document
 from proofbox.core.results import Document, ErrorBody
-from proofbox.errors import ChecksFailed, ProviderUnavailable, SandboxError
+from proofbox.errors import ChecksFailed, ProofboxError, ProviderUnavailable, SandboxError, UsageError
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.run.limiter import ClosedGate, closed_gates
 from proofbox.lab.run.retention import RetentionRules, survey
+from proofbox.probes.corpus import built_in_plans
+from proofbox.probes.results import ProbeResult
+from proofbox.probes.run import run_plan
 from proofbox.sandbox.conformance import CHECKS, CheckResult, Report, run_conformance
 from proofbox.sandbox.contract import Diagnostic, Policy
 from proofbox.sandbox.providers import PROVIDERS, provider_named
@@ -37,6 +41,21 @@ QUICK = (
 LATENCY_SAMPLES = 20
 
 
+class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A built-in plan that was run."""
+
+    plan_id: str
+    """The plan's id."""
+    ok: bool
+    """Whether every result is as the plan expects."""
+    probes: int
+    """The number of results."""
+    mismatches: tuple[ProbeResult, ...]
+    """The results that differ from the plan and that it does not explain."""
+    problem: str
+    """Why the plan could not be run; empty if it was."""
+
+
 class ProviderReport(msgspec.Struct, frozen=True):
     """Whether one provider works here, and what it enforces."""
 
@@ -46,6 +65,13 @@ class ProviderReport(msgspec.Struct, frozen=True):
     """The median time to run `true` in a session, in milliseconds."""
     report: Report | None
     """The results of its checks; null: it does not work here."""
+    plans: tuple[PlanResult, ...] = ()
+    """The plans that `deep` ran."""
+
+    @property
+    def ok(self) -> bool:
+        """No check failed, and no plan found anything unexpected."""
+        return (self.report is None or self.report.ok) and all(plan.ok for plan in self.plans)
 
 
 class DoctorReport(Document, frozen=True, kw_only=True):
@@ -82,15 +108,19 @@ class CheckDone(msgspec.Struct, frozen=True):
 
 
 OnCheck = Callable[[CheckDone], None]
+OnPlan = Callable[[str, str], None]
+"""Receives a provider and the id of a plan."""
 
 
 def doctor(
     *,
     provider: str | None = None,
     quick: bool = False,
+    deep: bool = False,
     image: str | None = None,
     runtime: str | None = None,
     on_check: OnCheck | None = None,
+    on_plan: OnPlan | None = None,
 ) -> DoctorReport:
     """Check every sandbox on this machine by attacking it, and return what each enforces.
 
@@ -100,14 +130,19 @@ def doctor(
             print(name, found.works.available, found.works.reason)
 
     `provider` limits this to one provider. `quick` runs only a few checks; the result of all checks is stored and
-    referenced by evidence. `image` and `runtime` override the project's settings. `on_check` receives every finished
-    check. Failed checks do not raise: the result's `ok` is False and its `error` names the providers.
+    referenced by evidence. `deep` also runs the built-in plans of the providers that work. `image` and `runtime`
+    override the project's settings. `on_check` receives every finished check, and `on_plan` the provider and the plan
+    before it is run. Failed checks do not raise: the result's `ok` is False and its `error` names the providers.
     """
+    if quick and deep:
+        raise UsageError("quick and deep exclude each other", op="doctor")
     configured = load(Path().resolve())
     settings = Settings(image=image or configured.image, runtime=runtime or configured.runtime)
     names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
     reports = {name: _examine(name, settings, quick, on_check) for name in names}
-    failed = [name for name, found in reports.items() if found.report is not None and not found.report.ok]
+    if deep:
+        reports = {name: _measure(name, found, settings, on_plan) for name, found in reports.items()}
+    failed = [name for name, found in reports.items() if not found.ok]
     error: SandboxError | None = None
     if failed:
         error = ChecksFailed(f"checks failed in {', '.join(failed)}", op="doctor")
@@ -148,6 +183,27 @@ def _examine(name: str, settings: Settings, quick: bool, on_check: OnCheck | Non
 
     report = run_conformance(name, only=QUICK if quick else None, on_result=on_result, settings=own)
     return ProviderReport(works, _latency(name, own), report)
+
+
+def _measure(name: str, found: ProviderReport, settings: Settings, on_plan: OnPlan | None) -> ProviderReport:
+    """Run the provider's own plan, and the plan of known escapes unless it isolates nothing."""
+    own = f"docker-{settings.runtime}" if name == "docker" and settings.runtime else name
+    plans = [plan for plan in (own, "hostile") if plan in built_in_plans() and not (name == "off" and plan != own)]
+    done = []
+    for plan in plans if found.works.available else ():
+        if on_plan is not None:
+            on_plan(name, plan)
+        image = settings.image if name == "docker" else None
+        with TemporaryDirectory(prefix="proofbox-doctor-") as out:
+            try:
+                run = run_plan(plan, out, provider=name, image=image)
+            except ProofboxError as error:
+                result = PlanResult(plan_id=plan, ok=False, probes=0, mismatches=(), problem=error.message)
+            else:
+                wrong = tuple(run.unexplained)
+                result = PlanResult(plan_id=plan, ok=run.ok, probes=run.summary.probes, mismatches=wrong, problem="")
+        done.append(result)
+    return msgspec.structs.replace(found, plans=tuple(done))
 
 
 def _latency(name: str, settings: Settings) -> float:

@@ -1,12 +1,14 @@
 """Decoys: files, processes and listeners that a run creates as the targets of its probes.
 
-Each lane has separate decoys, and each probe has separate files, so that probes do not affect each other. Everyone may
-read and write them: only the sandbox can keep a probe from its decoy.
+Each lane has separate decoys, and each probe has separate files, so that probes do not affect each other. Their modes
+allow everything: only the sandbox can keep a probe from its decoy. Other users are kept out by the directory above,
+except for root, whose boxes run as another user.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -32,12 +34,17 @@ FILES: Final = ("directory", "inside", "mounted", "victim")
 directory, a file outside."""
 NEW: Final = ("new_inside", "new_mounted", "new_outside")
 """Placeholders for paths that do not exist and that only this probe uses."""
+LISTENERS: Final = ("tcp_port", "udp_port", "abstract", "socket")
+"""Placeholders for listeners of the run."""
 SHARED: Final = (
     *("project", "outside", "secret", "link", "root_link", "parent_link"),
-    *("tcp_port", "udp_port", "abstract", "socket", "pid", "variable", "mark"),
+    *("pid", "variable", "mark"),
 )
-PLACEHOLDERS: Final = frozenset((*FILES, *NEW, *SHARED))
+PLACEHOLDERS: Final = frozenset((*FILES, *NEW, *LISTENERS, *SHARED))
 
+MAX_CONNECTIONS: Final = 256
+MAX_RECEIVED: Final = 1 << 22
+"""What the listeners keep: enough for the marks of all probes."""
 _SIGNALS_THAT_KILL: Final = {str(int(number)) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)}
 
 
@@ -47,20 +54,32 @@ class Decoys:
     def __init__(self, root: Path, driver: Path) -> None:
         self.root = root
         self.project, self.outside, self.mounted = root / "project", root / "outside", root / "mounted"
-        for directory in (root, self.project, self.outside, self.mounted):
-            directory.mkdir()
-            directory.chmod(0o777 if directory is not root else 0o755)
-        (self.project / DRIVER).parent.mkdir()
-        shutil.copyfile(driver, self.project / DRIVER)
-        (self.project / DRIVER).chmod(0o755)
         self.secret = f"decoy-{secrets.token_hex(16)}"
-        _write(self.outside / "secret", self.secret)
-        for name, target in (("link", self.outside / "secret"), ("root-link", Path("/")), ("parent-link", Path(".."))):
-            (self.project / name).symlink_to(target)
-        self._listeners = Listeners(self.outside / "socket", f"proofbox-{secrets.token_hex(8)}")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._before: dict[str, list[tuple[str, str]]] = {}
         self._marks: dict[str, str] = {}
+        root.mkdir(0o700)
+        self._lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # if this process is killed, `gc` finds the directory without a lock
+        try:
+            self._create(root, driver)
+            self._listeners = Listeners(self.outside / "socket", f"proofbox-{secrets.token_hex(8)}")
+        except BaseException:
+            remove_tree(root)
+            os.close(self._lock)
+            raise
+
+    def _create(self, root: Path, driver: Path) -> None:
+        for directory in (self.project, self.outside, self.mounted):
+            directory.mkdir()
+            directory.chmod(0o777)
+        root.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        (self.project / DRIVER).parent.mkdir()
+        shutil.copyfile(driver, self.project / DRIVER)
+        (self.project / DRIVER).chmod(0o755)
+        _write(self.outside / "secret", self.secret)
+        for name, target in (("link", self.outside / "secret"), ("root-link", Path("/")), ("parent-link", Path(".."))):
+            (self.project / name).symlink_to(target)
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +92,7 @@ class Decoys:
             process.communicate()
         self._listeners.close()
         remove_tree(self.root)
+        os.close(self._lock)
 
     @property
     def driver(self) -> Path:
@@ -105,7 +125,8 @@ class Decoys:
 
     def seen(self, probe: Probe) -> Oracle | None:
         """Look from outside whether the probe took effect. None if nothing outside would show it."""
-        if probe.operation.startswith("network-") and any("{mark}" in each for each in probe.args):
+        listened = any(f"{{{name}}}" in each for name in LISTENERS for each in probe.args)
+        if listened and any("{mark}" in each for each in probe.args):
             arrived = self._listeners.received(self._marks[probe.id])
             return Oracle(arrived, "the listener received it" if arrived else "the listener received nothing")
         if probe.operation == "signal" and probe.id in self._processes and probe.args[1:2] != ("0",):
@@ -131,19 +152,11 @@ class _Names(dict[str, object]):
 
     def __missing__(self, name: str) -> object:
         decoys, listeners = self._decoys, self._decoys._listeners
-        places = {
-            "inside": decoys.project,
-            "mounted": decoys.mounted,
-            "victim": decoys.outside,
-            "outside": decoys.outside,
-        }
+        places = {"directory": decoys.project, "inside": decoys.project, "mounted": decoys.mounted}
         if name in FILES or name in NEW:
-            path = (
-                places.get(name.removeprefix("new_"), decoys.outside)
-                / f"{self._probe.id}{'.new' if name in NEW else ''}"
-            )
+            # No id contains the separator, so no other probe has a decoy of this name.
+            path = places.get(name.removeprefix("new_"), decoys.outside) / f"{self._probe.id}@{name}"
             if name == "directory":
-                path = decoys.project / f"{self._probe.id}.directory"
                 path.mkdir(exist_ok=True)
                 path.chmod(0o777)
             elif name in FILES:
@@ -182,8 +195,10 @@ class Listeners:
         path.chmod(0o777)
         self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._datagrams.bind(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
         self._wake, self._awake = socket.socketpair()
         self._received = b""
+        self._reading = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -196,50 +211,63 @@ class Listeners:
         return int(self._datagrams.getsockname()[1])
 
     def received(self, mark: str) -> bool:
-        """Return whether a text has arrived. What was sent over loopback before this call has arrived by then."""
-        with contextlib.suppress(OSError):  # a datagram of our own follows what a probe sent, in order
-            done = secrets.token_hex(8).encode()
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
-                own.sendto(done, ("127.0.0.1", self.udp_port))
-            for _ in range(200):
-                if done in self._received:
-                    break
-                self._thread.join(0.01)
-        return mark.encode() in self._received
+        """Return whether a text has arrived. Everything that was sent before this call is read first."""
+        with self._reading:
+            self._read_all()
+            return mark.encode() in self._received
 
     def close(self) -> None:
         self._wake.close()
         self._thread.join()
-        for each in (*self._streams, self._datagrams, self._awake):
+        for each in (*self._streams, *self._open, self._datagrams, self._awake):
             each.close()
 
     def _serve(self) -> None:
-        open_: list[socket.socket] = []
+        """Read what arrives until `close`. The answer to a DNS query cannot wait for the end of the lane."""
         while True:
-            ready, _, _ = select.select([*self._streams, self._datagrams, self._awake, *open_], [], [])
-            if self._awake in ready:
-                break
-            for each in ready:
-                if each in self._streams:
-                    open_.append(each.accept()[0])
-                    continue
-                with contextlib.suppress(OSError):
-                    data, sender = each.recvfrom(4096)
-                    self._received += data[:4096]
-                    if each is self._datagrams and sender:
-                        each.sendto(data, sender)  # any answer will do for a name
-                    if data or each is self._datagrams:
-                        continue
-                each.close()
-                open_.remove(each)
-        for each in open_:
+            poll = select.poll()
+            for each in (*self._streams, *self._open, self._datagrams, self._awake):
+                poll.register(each, select.POLLIN)
+            if self._awake.fileno() in dict(poll.poll()):
+                return
+            with self._reading:
+                self._read_all()
+
+    def _read_all(self) -> None:
+        for listener in self._streams:
+            with contextlib.suppress(OSError):  # nothing more to accept
+                while len(self._open) < MAX_CONNECTIONS:
+                    self._open.append(listener.accept()[0])
+        for each in (*self._open, self._datagrams):
+            each.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while self._keep(each):
+                    pass
+
+    def _keep(self, each: socket.socket) -> bool:
+        """Keep what a socket received, and return whether there may be more. Raises BlockingIOError if there is not."""
+        try:
+            data, sender = each.recvfrom(4096)
+        except BlockingIOError:
+            raise
+        except OSError:
+            data, sender = b"", None
+        self._received = (self._received + data)[-MAX_RECEIVED:]
+        if each is self._datagrams:
+            with contextlib.suppress(OSError):
+                each.sendto(data, sender)  # any answer will do for a name
+        elif not data:
             each.close()
+            self._open.remove(each)
+            return False
+        return True
 
 
 def _listening(family: socket.AddressFamily, address: object) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     made.bind(address)  # type: ignore[arg-type]
     made.listen(64)
+    made.setblocking(False)
     return made
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from proofbox.core.documents import stored
 from proofbox.evidence.documents.witnesses import PathWitness, witnesses_document
+from proofbox.probes.channel import ChannelCheck, Confinement, confinement, parse_status, sandbox_signs
 from proofbox.probes.lanes import LaneResult, Measured
 from proofbox.probes.plan import Plan
 from proofbox.probes.results import REASONS, ProbeResult, unexplained
@@ -59,6 +60,8 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
     sandboxed: bool
     """Whether there is any sign of a sandbox."""
     reasons: tuple[str, ...]
+    confinement: Confinement
+    """What its child, the driver, measured and inherits."""
     status: Mapping[str, str]
     """The kernel's status lines of the process, by name."""
 
@@ -73,8 +76,10 @@ class ProfileApplication(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     isolation: str
     policy: Mapping[str, Any]
-    status: Mapping[str, str]
+    confinement: Confinement
     """What the driver measured of its process in the box."""
+    status: Mapping[str, str]
+    """The kernel's status lines of that process, by name."""
     problem: str
     """Why the profile was not applied; empty if it was."""
 
@@ -85,8 +90,8 @@ class ApplyPreflight(msgspec.Struct, frozen=True, kw_only=True):
 
     apply_ok: bool
     """Every profile was applied, and its controls passed."""
-    channel_clean: bool
-    """Measured: the process leads a session, and ignores and blocks no signals."""
+    channel: ChannelCheck
+    """How the measuring process was started, as it found itself."""
     sandbox_check_self: SelfCheck
     """Whether the measuring process was itself in a sandbox."""
     profiles: tuple[ProfileApplication, ...]
@@ -269,44 +274,20 @@ def preflight(plan: Plan, measured: Measured, results: Sequence[ProbeResult]) ->
             provider=lane.provider,
             isolation=lane.isolation,
             policy=lane.policy,
+            confinement=confinement(parse_status(lane.status)),
             status=parse_status(lane.status),
             problem=lane.problem or ("a control failed" if lane.profile in failed else ""),
         )
         for lane in measured.scenario
     )
-    reasons = sandbox_signs(own)
+    confined = confinement(own)
+    reasons = sandbox_signs(confined)
     return ApplyPreflight(
         apply_ok=all(each.apply_ok for each in profiles) and bool(profiles),
-        channel_clean=not channel_faults(own),
-        sandbox_check_self=SelfCheck(sandboxed=bool(reasons), reasons=tuple(reasons), status=own),
+        channel=measured.channel,
+        sandbox_check_self=SelfCheck(sandboxed=bool(reasons), reasons=tuple(reasons), confinement=confined, status=own),
         profiles=profiles,
     )
-
-
-def parse_status(text: str) -> dict[str, str]:
-    """Return the lines of the driver's own status by their names."""
-    pairs = (line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-    return {name: " ".join(value.split()) for name, value in pairs}
-
-
-def sandbox_signs(status: Mapping[str, str]) -> list[str]:
-    """Return the signs that a process is in a sandbox. A status that is missing is a sign too."""
-    signs = []
-    if status.get("Seccomp") != "0":
-        signs.append(f"Seccomp is {status.get('Seccomp', 'unknown')}")
-    if status.get("NoNewPrivs") != "0":
-        signs.append(f"NoNewPrivs is {status.get('NoNewPrivs', 'unknown')}")
-    return signs
-
-
-def channel_faults(status: Mapping[str, str]) -> list[str]:
-    """Return what keeps the channel from being clean, as the driver measured it."""
-    faults = []
-    if status.get("Session") != "1":
-        faults.append("the process shares a session with others")
-    if status.get("SigIgn", "1").strip("0") or status.get("SigBlk", "1").strip("0"):
-        faults.append("signals are ignored or blocked")
-    return faults
 
 
 def runtime_events(measured: Measured) -> RuntimeEvents:

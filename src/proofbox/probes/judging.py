@@ -46,7 +46,7 @@ def judge(plan: Plan, measured: Measured) -> list[ProbeResult]:
 
 
 def rule_on(probe: Probe, each: Observation) -> Ruling:
-    return decide(probe.operation, each.answer, each.oracle, secret=each.secret, problem=each.problem)
+    return decide(probe, each.answer, each.oracle, secret=each.secret, problem=each.problem)
 
 
 def _expected(probe: Probe, baseline: Mapping[str, Ruling]) -> Decision:

@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import os
 import secrets
+import selectors
 import shlex
 import signal
 import subprocess
-import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,9 @@ import msgspec
 
 from proofbox.config.settings import Settings
 from proofbox.errors import ProbeDriverFailed, ProofboxError, SandboxLost
+from proofbox.probes.channel import ChannelCheck
 from proofbox.probes.decoys import DRIVER, ENVIRONMENT_VARIABLE, Decoys
+from proofbox.probes.leftovers import PREFIX, decoy_directory
 from proofbox.probes.operations import LOST, SELF_STATUS, Answer, Oracle, skipped
 from proofbox.probes.plan import Plan, Probe, Profile
 from proofbox.sandbox.contract import Mount, Output
@@ -69,8 +72,10 @@ class Measured(msgspec.Struct, frozen=True):
     """All lanes of a run."""
 
     driver_sha256: str
+    channel: ChannelCheck
+    """How the measuring process was started."""
     self_status: str
-    """What the driver measured of its process outside any sandbox: the channel."""
+    """What the driver measured of its process outside any sandbox."""
     scenario: tuple[LaneResult, ...]
     baseline: LaneResult
 
@@ -81,6 +86,7 @@ def measure(
     provider: str | None,
     adapter: str | None,
     settings: Settings,
+    channel: ChannelCheck,
     progress: Progress | None = None,
 ) -> Measured:
     """Run every probe of the plan in its profiles, and once without a sandbox."""
@@ -99,7 +105,7 @@ def measure(
         baseline = _observe(
             wanted, decoys, partial(_run, [str(decoys.driver), str(PROBE_SECONDS)], decoys), "baseline", sha256
         )
-    return Measured(sha256, baseline.status, tuple(lanes), baseline)
+    return Measured(sha256, channel, baseline.status, tuple(lanes), baseline)
 
 
 def _scenario(
@@ -174,7 +180,7 @@ def _observe(probes: Sequence[Probe], decoys: Decoys, run: Run, profile: str, sh
     lost: dict[str, str] = {}
     lines = {SELF_STATUS: _line(SELF_STATUS, SELF_STATUS, ())}
     lines |= {probe.id: _line(probe.id, probe.operation, arguments[probe.id]) for probe in probes}
-    waiting, failures = list(lines), 0
+    waiting, failures, problem = list(lines), 0, ""
     while waiting and failures < MAX_FAILURES:
         requests = "".join(lines[each] for each in waiting).encode()
         output, problem = run(requests, START_SECONDS + PROBE_SECONDS * len(waiting))
@@ -184,7 +190,7 @@ def _observe(probes: Sequence[Probe], decoys: Decoys, run: Run, profile: str, sh
         failures = 0 if found else failures + 1
         if waiting:
             lost[waiting.pop(0)] = problem  # the driver was at this one
-    lost |= dict.fromkeys(waiting, "the driver gave no answers")
+    lost |= dict.fromkeys(waiting, f"the driver gave no answers: {problem}")
     intact = hashlib.sha256(decoys.driver.read_bytes()).hexdigest() == sha256
     observations = tuple(
         Observation(
@@ -256,18 +262,51 @@ def _run(argv: Sequence[str], decoys: Decoys, requests: bytes, seconds: float) -
         raise ProbeDriverFailed(f"{argv[0]} did not start: {error.strerror}", op="plan run") from None
     with process:
         try:
-            output, errors = process.communicate(requests, timeout=seconds)
-        except subprocess.TimeoutExpired as late:
+            output, errors, problem = _exchange(process, requests, time.monotonic() + seconds)
+        finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            return (late.stdout or b"")[:MAX_OUTPUT], "the driver did not end in time"
     shown = errors.decode("utf-8", "replace").strip()[-300:]
-    return output[:MAX_OUTPUT], f"{argv[0]} exited {process.returncode}" + (f": {shown}" if shown else "")
+    return output, problem or f"{argv[0]} exited {process.returncode}" + (f": {shown}" if shown else "")
+
+
+def _exchange(process: subprocess.Popen[bytes], requests: bytes, deadline: float) -> tuple[bytes, bytes, str]:
+    """Give the process its input and return its output and errors, and why they are not complete."""
+    kept = {process.stdout: b"", process.stderr: b""}
+    with selectors.DefaultSelector() as ready:
+        for stream, event in ((process.stdin, selectors.EVENT_WRITE), *((each, selectors.EVENT_READ) for each in kept)):
+            assert stream is not None  # noqa: S101 (all three are pipes)
+            os.set_blocking(stream.fileno(), False)
+            ready.register(stream, event)
+        problem = ""
+        while ready.get_map() and not problem:
+            found = ready.select(deadline - time.monotonic())
+            if not found:
+                problem = "the driver did not end in time"
+            for key, _ in found:
+                if key.fileobj is process.stdin:
+                    with contextlib.suppress(BrokenPipeError):
+                        requests = requests[os.write(key.fd, requests[:4096]) :]
+                        if requests:
+                            continue
+                    data = b""
+                else:
+                    data = os.read(key.fd, 1 << 16)
+                if data:
+                    kept[key.fileobj] += data  # type: ignore[index]
+                    if len(kept[key.fileobj]) > MAX_OUTPUT:  # type: ignore[index]
+                        problem = "too much output"
+                else:
+                    ready.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+        if not problem:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    return kept[process.stdout][:MAX_OUTPUT], kept[process.stderr][:MAX_OUTPUT], problem
 
 
 def _decoys(driver: Path) -> Decoys:
-    root = Path(tempfile.gettempdir()).resolve() / f"proofbox-probe-{secrets.token_hex(8)}"
-    return Decoys(root, driver)
+    return Decoys(decoy_directory() / f"{PREFIX}{secrets.token_hex(8)}", driver)
 
 
 class _variable:

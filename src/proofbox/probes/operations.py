@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -24,8 +24,7 @@ _REFUSED: Final = frozenset(
     )
 )
 _OVER_LIMIT: Final = frozenset((errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EFBIG))
-# Without a baseline nothing shows that the target exists, so an absent target says nothing.
-_REFUSED_SURELY: Final = _REFUSED - {errno.ENOENT, errno.ENOTDIR}
+_ABSENT: Final = frozenset((errno.ENOENT, errno.ENOTDIR))
 # The calls have arguments without effect. Any other error shows that the kernel examined them.
 _CALL_REFUSED: Final = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 
@@ -50,7 +49,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "file-chmod": Operation(("path", "mode"), changes=True),
     "file-chown": Operation(("path", "uid", "gid"), changes=True, refused=_REFUSED | {errno.EINVAL, errno.EOVERFLOW}),
     "file-create": Operation(("path",), changes=True),
-    "file-device": Operation(("path", "kind", "major", "minor"), changes=True, host_wide=True, refused=_REFUSED_SURELY),
+    "file-device": Operation(("path", "kind", "major", "minor"), changes=True, host_wide=True),
     "file-handle": Operation(("path",), refused=_REFUSED | {errno.EOPNOTSUPP}),
     "file-link": Operation(("path", "new path"), changes=True),
     "file-open-write": Operation(("path",)),
@@ -64,10 +63,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "file-unlink": Operation(("path",), changes=True),
     "file-write": Operation(("path", "text"), changes=True),
     "identity-set": Operation(("kind", "id"), refused=_REFUSED | {errno.EINVAL}),
-    "mount-bind": Operation(("path", "at"), changes=True, host_wide=True, refused=_REFUSED_SURELY),
-    "mount-new": Operation(("type", "at"), changes=True, host_wide=True, refused=_REFUSED_SURELY),
-    "mount-remove": Operation(("path",), host_wide=True, refused=_REFUSED_SURELY | {errno.EINVAL}),
-    "mount-writable": Operation(("path",), host_wide=True, refused=_REFUSED_SURELY | {errno.EINVAL}),
+    "mount-bind": Operation(("path", "at"), changes=True, host_wide=True),
+    "mount-new": Operation(("type", "at"), changes=True, host_wide=True),
+    "mount-remove": Operation(("path",), host_wide=True, refused=_REFUSED | {errno.EINVAL}),
+    "mount-writable": Operation(("path",), host_wide=True, refused=_REFUSED | {errno.EINVAL}),
     "namespace-clone": Operation(("kind",), refused=_REFUSED | {errno.EINVAL, errno.ENOSPC, errno.EUSERS}),
     "namespace-join": Operation(("path",), refused=_REFUSED | {errno.EINVAL}),
     "namespace-new": Operation(("kind",), refused=_REFUSED | {errno.EINVAL, errno.ENOSPC, errno.EUSERS}),
@@ -82,31 +81,30 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "process-memory": Operation(("pid", "address"), reached=frozenset((errno.EFAULT, errno.EIO))),
     "ptrace": Operation(("pid",)),
     "resource-descriptors": Operation(("count",), host_wide=True, refused=_OVER_LIMIT),
-    "resource-disk": Operation(
-        ("path", "megabytes"), changes=True, host_wide=True, refused=_REFUSED_SURELY | _OVER_LIMIT
-    ),
+    "resource-disk": Operation(("path", "megabytes"), changes=True, host_wide=True, refused=_REFUSED | _OVER_LIMIT),
     "resource-memory": Operation(("megabytes",), host_wide=True, refused=_OVER_LIMIT),
     "resource-pids": Operation(("count",), host_wide=True, refused=_OVER_LIMIT),
-    "root-change": Operation(("path",), refused=_REFUSED),
-    "root-pivot": Operation(("path",), host_wide=True, refused=_REFUSED_SURELY | {errno.EINVAL, errno.EBUSY}),
+    "root-change": Operation(("path",)),
+    "root-pivot": Operation(("path",), host_wide=True, refused=_REFUSED | {errno.EINVAL, errno.EBUSY}),
     "signal": Operation(("pid", "signal")),
     "system-call": Operation(("name",), refused=_CALL_REFUSED),
 }
 SELF_STATUS: Final = "self-status"
 LOST: Final = "the box was lost"
+_MAX_NUMBER: Final = 2**53 - 1  # the largest integer that evidence can contain
 
 
 class Answer(msgspec.Struct, frozen=True):
     """What the driver reported about one request."""
 
     id: str
-    result: int
-    errno: int
-    ns: int
+    result: Annotated[int, msgspec.Meta(ge=-1, le=_MAX_NUMBER)]
+    errno: Annotated[int, msgspec.Meta(ge=0, le=4095)]
+    ns: Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
     timed_out: bool
-    signal: int
-    path: str = ""
-    value: str = ""
+    signal: Annotated[int, msgspec.Meta(ge=0, le=64)]
+    path: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    value: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
     @property
     def error(self) -> str:
@@ -138,13 +136,14 @@ def skipped(probe: Probe) -> str:
 
 
 def decide(
-    operation: str, answer: Answer | None, oracle: Oracle | None, *, secret: str = "", problem: str = ""
+    probe: Probe, answer: Answer | None, oracle: Oracle | None, *, secret: str = "", problem: str = ""
 ) -> Ruling:
     """Decide whether an operation was allowed. What was seen from outside takes precedence.
 
     `secret` is the content of the decoy that a `file-read` names: an answer that contains it proves that it was read.
     `problem` says why there is no answer.
     """
+    operation = probe.operation
     if oracle is not None and oracle.happened:
         return Ruling("allow", "host_fact", oracle.seen)
     if answer is None and operation == "resource-memory" and problem.startswith(LOST):
@@ -159,7 +158,9 @@ def decide(
         return Ruling("deny" if killed else "unknown", own, f"the process was killed by signal {answer.signal}")
     if answer.result >= 0:
         return _succeeded(operation, answer, oracle, secret)
-    if answer.errno in OPERATIONS[operation].refused:
+    # Without a baseline nothing shows that the target exists, so its absence is not a refusal.
+    refused = OPERATIONS[operation].refused - (_ABSENT if skipped(probe) else frozenset())
+    if answer.errno in refused:
         return (
             Ruling("deny", own, answer.error)
             if oracle is None
@@ -174,7 +175,7 @@ def _succeeded(operation: str, answer: Answer, oracle: Oracle | None, secret: st
     own = "constrained_observation"
     if operation == "file-read":
         if secret:
-            read = bytes.fromhex(answer.value) == secret.encode()[:64] if answer.value else False
+            read = answer.value == secret.encode()[:64].hex()
             return (
                 Ruling("allow", "host_fact", "the decoy's content was read") if read else Ruling("deny", own, "masked")
             )

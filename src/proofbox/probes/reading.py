@@ -18,13 +18,13 @@ from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import PlanInvalid, PlanUnknown
 from proofbox.probes.corpus import built_in_plan, built_in_plans
-from proofbox.probes.decoys import FILES, NEW, PLACEHOLDERS
+from proofbox.probes.decoys import PLACEHOLDERS
+from proofbox.probes.harm import harms
 from proofbox.probes.operations import OPERATIONS
 from proofbox.probes.plan import Plan
 
 MAX_BYTES: Final = 1 << 20
 _BUILT_IN: Final = re.compile(r"[a-z0-9-]+")
-_OWN: Final = frozenset((*FILES, *NEW))
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
@@ -96,14 +96,8 @@ def _check(plan: Plan, problems: Problems) -> None:
             continue
         for place, argument in enumerate(probe.args):
             _check_argument(argument, (*at, "args", place), problems)
-        for name, argument in zip(operation.args, probe.args, strict=False):
-            if operation.changes and name in ("path", "new path", "at") and not _is_own(argument):
-                own = ", ".join(f"{{{each}}}" for each in sorted(_OWN))
-                problems.say(
-                    (*at, "args"),
-                    f"{probe.operation} changes files, so it can only name the probe's decoys, not {argument!r}",
-                    f"use one of {own}",
-                )
+        for reason in harms(probe):
+            problems.say((*at, "args"), reason)
         if probe.expect == "baseline" and (probe.baseline == "skip" or operation.host_wide):
             problems.say((*at, "expect"), "there is no baseline to compare with")
         if probe.baseline == "skip" and not probe.baseline_reason:
@@ -122,12 +116,6 @@ def _check_argument(argument: str, at: tuple[str | int, ...], problems: Problems
         if name not in PLACEHOLDERS:
             known = sorted(PLACEHOLDERS)
             problems.say(at, f"there is no decoy {{{name}}}", nearest(name, known) or f"one of {', '.join(known)}")
-
-
-def _is_own(argument: str) -> bool:
-    """Return whether the argument is a decoy of the probe's own, or a path below one."""
-    found = re.match(r"\{(\w+)\}(?:/|$)", argument)
-    return found is not None and found[1] in _OWN and ".." not in argument.split("/")
 
 
 def _check_unique(table: str, ids: list[str], problems: Problems) -> None:

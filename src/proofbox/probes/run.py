@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -20,14 +21,16 @@ from proofbox.config.consent import Widening
 from proofbox.config.settings import Settings, load
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.interpreter import module_child
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.size import megabytes
 from proofbox.errors import ProbeDriverFailed, ProofboxError, UsageError
 from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import documents
 from proofbox.probes.adapters import ADAPTERS, command_line
+from proofbox.probes.channel import KEPT, observe_channel
 from proofbox.probes.judging import judge, rule_on
-from proofbox.probes.lanes import Measured, Progress, measure
+from proofbox.probes.lanes import LaneResult, Measured, Progress, measure
 from proofbox.probes.operations import skipped
 from proofbox.probes.plan import Plan
 from proofbox.probes.reading import LoadedPlan, load_plan
@@ -35,18 +38,7 @@ from proofbox.probes.results import ProbeResult, unexplained
 
 Channel = Literal["direct", "clean"]
 MEASURE_SECONDS: Final = 600.0
-# What a clean process keeps of the environment: where programs are, and where proofbox keeps its own files.
-_KEPT: Final = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "TMPDIR",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
-    "XDG_STATE_HOME",
-    "XDG_RUNTIME_DIR",
-    "DOCKER_HOST",
-)
+END_SECONDS: Final = 20.0
 
 
 class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +116,8 @@ def run_plan(
     if adapter is None:
         _require_consent(loaded, chosen, provider, trust=trust)
     clock = clock or SystemClock()
-    name = name or provider or ", ".join(sorted({p.provider or "auto" for p in chosen.profile}))
+    redactor = Redactor.from_environment(os.environ)
+    name = redactor.redact(name) or provider or ", ".join(sorted({p.provider or "auto" for p in chosen.profile}))
     if dry:
         return PlanRun(
             run_id="",
@@ -141,15 +134,16 @@ def run_plan(
         started = isoformat(clock.now())
         bundle.stage = "measuring"
         measured = (_measure_clean if channel == "clean" else _measure_here)(chosen, provider, adapter, progress)
+        measured = _redacted(measured, redactor)
         results = judge(chosen, measured)
         found = documents.preflight(chosen, measured, results)
         manifest = documents.RunManifest(
             run_id=writer.run_id,
             plan_id=loaded.plan.id,
             plan_digest=loaded.digest,
-            channel="spawn_clean" if channel == "clean" and found.channel_clean else "direct",
+            channel="spawn_clean" if channel == "clean" and found.channel.clean else "direct",
             provider=name,
-            adapter=adapter,
+            adapter=None if adapter is None else redactor.redact(adapter),
             proofbox=version("proofbox"),
             kernel=platform.release(),
             machine=platform.machine(),
@@ -221,12 +215,15 @@ def _require_consent(loaded: LoadedPlan, plan: Plan, provider: str | None, *, tr
 
 
 def _measure_here(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
-    return measure(plan, provider=provider, adapter=adapter, settings=load(Path("/")), progress=progress)
+    channel = observe_channel()
+    return measure(
+        plan, provider=provider, adapter=adapter, settings=load(Path("/")), channel=channel, progress=progress
+    )
 
 
 def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
     """Measure from a process made for it: a scrubbed environment, a new session, default signals, no descriptors."""
-    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    env = {name: os.environ[name] for name in KEPT if name in os.environ}
     child = module_child("proofbox.probes.run", env=env)
     request = msgspec.json.encode(MeasureRequest(plan, provider, adapter))
     if progress is not None:
@@ -245,8 +242,7 @@ def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progre
     try:
         output, errors = process.communicate(request, timeout=MEASURE_SECONDS)
     except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _end(process)
         if isinstance(error, subprocess.TimeoutExpired):
             raise ProbeDriverFailed(
                 f"the measurement did not end within {MEASURE_SECONDS:g} s", op="plan run"
@@ -258,19 +254,54 @@ def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progre
     return msgspec.json.decode(output, type=Measured)
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate the measuring process, which removes its decoys and boxes; kill it if that takes too long."""
+    process.terminate()
+    try:
+        process.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
 def _main() -> int:
     """Measure what the parent asks for on stdin, and write the result to stdout."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (signal.SIGPIPE, signal.SIGINT):
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # the interpreter's own
         signal.signal(number, signal.SIG_DFL)
+    channel = observe_channel()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a sandbox that ends early must not end this process
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=MeasureRequest)
     try:
-        measured = _measure_here(request.plan, request.provider, request.adapter, None)
+        measured = measure(
+            request.plan,
+            provider=request.provider,
+            adapter=request.adapter,
+            settings=load(Path("/")),
+            channel=channel,
+        )
     except ProofboxError as error:
         print(error.message, file=sys.stderr)
         return 1
     sys.stdout.buffer.write(msgspec.json.encode(measured))
     return 0
+
+
+def _redacted(measured: Measured, redactor: Redactor) -> Measured:
+    """Remove secrets from an adapter's command line and from what it printed, which become evidence."""
+
+    def clean(lane: LaneResult) -> LaneResult:
+        observations = tuple(
+            msgspec.structs.replace(each, problem=redactor.redact(each.problem)) if each.problem else each
+            for each in lane.observations
+        )
+        provider, problem = redactor.redact(lane.provider), redactor.redact(lane.problem)
+        return msgspec.structs.replace(lane, observations=observations, provider=provider, problem=problem)
+
+    lanes = tuple(clean(lane) for lane in measured.scenario)
+    return msgspec.structs.replace(measured, scenario=lanes, baseline=clean(measured.baseline))
 
 
 def _write(

@@ -39,7 +39,6 @@ from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import scan_tree, tree_manifest
 from proofbox.evidence.promotion.emit import emit_promotion
-from proofbox.evidence.promotion.packet import SEED_SCHEMA, parse_packet
 from proofbox.evidence.promotion.policies import ATTEMPT, POLICIES
 from proofbox.evidence.promotion.policy import MAX_RULES, check_policy
 from proofbox.evidence.verify.verifier import examine_packet, verify_packet
@@ -433,21 +432,6 @@ def other_values(value: Any) -> list[Any]:
 def places(value: Any) -> list[tuple[Any, Any]]:
     found = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
     return [(value, name) for name, _ in found] + [deeper for _, inner in found for deeper in places(inner)]
-
-
-def test_packets_of_the_first_contract_are_read_and_pin_nothing(tmp_path: Path) -> None:
-    bundle = decision(tmp_path / "out")
-    old = {
-        "schema_version": SEED_SCHEMA,
-        **{name: f"out/{name}.json" for name in ("run_manifest", "expected_matrix", "runtime_results")},
-        "promotability": {"promotable_decision_stage": True, "reasons": [], "gating_inputs": {}},
-    }
-    packet = parse_packet(old)
-    assert packet.promotable
-    assert packet.pointers["run_manifest"].sha256 is None
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    result = verify_packet(str(tmp_path / "old.json"), bundle=str(bundle))
-    assert [finding.code for finding in result.findings] == ["packet_unpinned"]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"schema_version":"x"}', b'{"payloadType":"x"}'])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.clock import Clock, SystemClock, isoformat
@@ -17,11 +17,15 @@ from proofbox.evidence.bundle.index import Index
 from proofbox.evidence.bundle.paths import INDEX, enclosing, is_artifact_path, resolve, shown
 from proofbox.evidence.bundle.reader import Bundle, refusal
 from proofbox.evidence.promotion.packet import PREDICATE_TYPES, SCHEMA, SUFFIX, parse_packet
+from proofbox.evidence.promotion.packet_v02 import SUFFIX as SUFFIX_V02
+from proofbox.evidence.promotion.packet_v02 import packet_v02
+from proofbox.evidence.promotion.policies import DECISION_STAGE_V02
 from proofbox.evidence.promotion.policy import fitting_policy, load_policy
 from proofbox.evidence.promotion.verdict import conclusions
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 
 _Path = str | os.PathLike[str]
+PacketFormat = Literal["v2", "v0.2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ def emit_promotion(
     accept: Iterable[str] = (),
     sign: _Path | None = None,
     output: _Path | None = None,
+    format: PacketFormat = "v2",
+    repository: _Path | None = None,
     clock: Clock | None = None,
 ) -> Promotion:
     """Check a bundle against a policy and write its promotion packet, by default `<run_id>.promotion.json` beside it.
@@ -52,7 +58,16 @@ def emit_promotion(
     By default a packet is written for any verdict, which it states; with `require_promotable`, a bundle that is not
     promotable raises PromotionRefused and nothing is written. `accept` names reasons to waive, among those that the
     policy allows; the packet records them. `sign` is the path of a private key. An existing packet is never replaced.
+
+    The format `v0.2` has its own policy, no signature and no digests; its pointers are relative to `repository`, by
+    default the Git repository around the bundle.
     """
+    if format == "v0.2" and (policy not in (None, DECISION_STAGE_V02["name"]) or sign is not None or tuple(accept)):
+        raise UsageError(
+            "a packet of the format v0.2 has its own policy, no signature and no accepted reasons",
+            op="promotion emit",
+            fix_hints=["leave out --policy, --sign and --accept, or --format"],
+        )
     directory = os.path.abspath(bundle.path if isinstance(bundle, Bundle) else resolve(bundle))
     key = None
     if sign is not None:
@@ -63,9 +78,13 @@ def emit_promotion(
     if index is None or not checked.committed:
         raise refusal(checked)
     rules = load_policy(policy) if policy is not None else fitting_policy(checked)
-    target = _target(directory, output)
-    document = _packet(checked, index, rules, tuple(accept), clock or SystemClock())
-    document["bundle"]["path"] = _relative(directory, target)
+    target = _target(directory, output, SUFFIX_V02 if format == "v0.2" else SUFFIX)
+    if format == "v0.2":
+        rules = DECISION_STAGE_V02
+        document = packet_v02(checked, index, directory, None if repository is None else os.fspath(repository))
+    else:
+        document = _packet(checked, index, rules, tuple(accept), clock or SystemClock())
+        document["bundle"]["path"] = _relative(directory, target)
     verdict = document["promotability"]
     if require_promotable and not verdict["promotable_decision_stage"]:
         raise PromotionRefused(
@@ -74,7 +93,7 @@ def emit_promotion(
             fix_hints=[
                 "emit the packet without requiring promotability, and read what each rule observed in gating_inputs"
             ],
-            details={"reasons": verdict["reasons"], "policy": rules["name"], "accepted": verdict["accepted"]},
+            details={"reasons": verdict["reasons"], "policy": rules["name"], "accepted": verdict.get("accepted", [])},
         )
     parse_packet(document)
     stored = document
@@ -94,16 +113,16 @@ def emit_promotion(
         document=document,
         promotable=verdict["promotable_decision_stage"],
         reasons=tuple(verdict["reasons"]),
-        accepted=tuple(verdict["accepted"]),
+        accepted=tuple(verdict.get("accepted", ())),
         signed_by=key.public.key_id if key else None,
     )
 
 
-def _target(directory: str, output: _Path | None) -> str:
+def _target(directory: str, output: _Path | None, suffix: str) -> str:
     """Return the packet's path: outside every bundle, since a committed bundle takes no more files."""
     top = enclosing(directory)
     if output is None:
-        return os.path.join(os.path.dirname(top), os.path.basename(directory) + SUFFIX)
+        return os.path.join(os.path.dirname(top), os.path.basename(directory) + suffix)
     target = os.path.abspath(output)
     if os.path.realpath(target).startswith(top + os.sep):
         raise BundlePathRefused(

@@ -1,8 +1,8 @@
 """Promotion packets, which later stages read instead of a bundle: pinned pointers into it, and a verdict.
 
-`proofbox.promotion_packet/2` is written. Two older versions are read: version 1, whose `observed` has the text of an
-error where version 2 has its code, and `runtime-tools.promotion_packet.v0.2`, whose pointers are bare paths without
-digests. Those pin nothing, and verification reports that.
+`proofbox.promotion_packet/2` is written, and on request `runtime-tools.promotion_packet.v0.2`, whose pointers are bare
+paths without digests (`packet_v02`). Those pin nothing, and verification states that. Version 1 is only read; its
+`observed` has the text of an error where version 2 has its code.
 """
 
 from __future__ import annotations

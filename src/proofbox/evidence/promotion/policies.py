@@ -5,6 +5,8 @@
     not_applicable  fields of the packet that do not apply to this kind of bundle
     acceptable      reasons that a caller may accept by name; all others are final
     rules           the conditions; `reason` is the name that the packet lists if one fails
+    stricter        optional: the reasons of rules that the contract `runtime-tools.promotion_packet.v0.2` lacks, or has
+                    in a weaker form
 
 A rule needs positive evidence: it fails for a value that is absent, unreadable or of another type.
 
@@ -54,6 +56,8 @@ DECISION_STAGE: dict[str, Any] = {
     "fields": {**SEED_FIELDS, **OPTIONAL_FIELDS},
     "not_applicable": [],
     "acceptable": ["bundle_repaired"],
+    # The contract accepts a preflight that does not say whether it was sandboxed, and lacks the other rules.
+    "stricter": ["bundle_repaired", "run_dry", "run_failed", "already_sandboxed"],
     "rules": [
         *_EVERY_BUNDLE,
         {"reason": "run_failed", "check": "status", "values": ["ok", "partial"]},
@@ -82,6 +86,25 @@ DECISION_STAGE: dict[str, Any] = {
         {"reason": "runtime_results_absent", "check": "present", "artifact": "runtime_results.json"},
         {"reason": "runtime_events_absent", "check": "present", "artifact": "runtime_events.normalized.json"},
         {"reason": "expected_matrix_absent", "check": "present", "artifact": "expected_matrix.json"},
+    ],
+}
+
+# The contract knows one clean channel, so no run on Linux is promotable by it.
+DECISION_STAGE_V02: dict[str, Any] = {
+    **DECISION_STAGE,
+    "name": "decision-stage-v0.2",
+    "acceptable": [],
+    "rules": [
+        {
+            "reason": "channel_not_launchd_clean",
+            "check": "equals",
+            "artifact": "run_manifest.json",
+            "member": ["channel"],
+            "value": "launchd_clean",
+        }
+        if rule["reason"] == "channel_not_clean"
+        else rule
+        for rule in DECISION_STAGE["rules"]
     ],
 }
 
@@ -146,7 +169,7 @@ RUN: dict[str, Any] = {
     ],
 }
 
-POLICIES = {policy["name"]: policy for policy in (DECISION_STAGE, ATTEMPT, RUN)}
+POLICIES = {policy["name"]: policy for policy in (DECISION_STAGE, DECISION_STAGE_V02, ATTEMPT, RUN)}
 
 # A measurement may be reliable and still say that the code is bad. A policy approves code only if it requires both of
 # these rules and allows neither to be accepted.

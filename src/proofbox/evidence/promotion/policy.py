@@ -55,7 +55,12 @@ POLICY = shape.record(
             + ", ".join(_RULES)
             + "; `reason` is the name that the packet lists if it fails."
         ),
-    }
+    },
+    {
+        "stricter": shape.array(_NAME).meaning(
+            "The reasons of rules that `runtime-tools.promotion_packet.v0.2` lacks or has in a weaker form."
+        )
+    },
 )
 declare(
     SCHEMA,

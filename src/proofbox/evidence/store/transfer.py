@@ -20,7 +20,7 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict, StoreTooLarge
 from proofbox.evidence.bundle.content import sync_all, write_new
 from proofbox.evidence.bundle.index import Index, parse_index
-from proofbox.evidence.bundle.lock import RunLock
+from proofbox.evidence.bundle.lock import Mode, RunLock
 from proofbox.evidence.bundle.paths import INDEX, LATEST, MAX_INDEX_BYTES, RUN_ID, enclosing, resolve, shown
 from proofbox.evidence.bundle.reader import Bundle, as_bundle, refusal
 from proofbox.evidence.documents.shape import ShapeError
@@ -63,7 +63,9 @@ def push_bundle(path: _Path, store: BundleStore) -> str:
     return bundle.run_id
 
 
-def pull_bundle(store: BundleStore, out: _Path, run_id: str | None = None) -> Bundle:
+def pull_bundle(
+    store: BundleStore, out: _Path, run_id: str | None = None, *, lock: Mode = "wait", lock_timeout: float = 30.0
+) -> Bundle:
     """Copy a run (default: the one that the store's LATEST names) into `out/<run_id>`, and verify it.
 
     It appears complete or not at all. LATEST in `out` is not updated: it names runs that were created there.
@@ -87,7 +89,7 @@ def pull_bundle(store: BundleStore, out: _Path, run_id: str | None = None) -> Bu
         checked = check_bundle(place, chains=True)
         if not checked.ok:
             raise refusal(checked)
-        with RunLock(out, purpose=f"pull {name}"):
+        with RunLock(out, purpose=f"pull {name}", mode=lock, timeout=lock_timeout):
             if os.path.lexists(target):
                 raise _taken(target)
             os.rename(place, target)

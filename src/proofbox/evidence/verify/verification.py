@@ -24,6 +24,8 @@ class Verification:
     promotable: bool | None = None
     policy: str | None = None
     """The name of the packet's policy."""
+    pinned: bool | None = None
+    """Whether the packet pins its bundle by digest; None without a packet that could be read."""
     own_policy: bool | None = None
     """Whether the policy is a custom one, whose requirements its author defined, and not built in."""
     signed_by: str | None = None
@@ -88,7 +90,8 @@ class Verification:
         if self.enveloped:
             wrong = any(finding.code == "signature_wrong" for finding in self.findings)
             return "signature wrong" if wrong else "signature not checked"
-        return "consistent, not signed" if self.ok else "not signed"
+        unpinned = "unpinned, " if self.pinned is False else ""
+        return unpinned + ("consistent, not signed" if self.ok else "not signed")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -100,6 +103,7 @@ class Verification:
             "packet": None if self.packet is None else shown(self.packet),
             "promotable": self.promotable,
             "policy": self.policy,
+            "pinned": self.pinned,
             "own_policy": self.own_policy,
             "signed_by": self.signed_by,
             "checked": {

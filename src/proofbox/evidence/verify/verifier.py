@@ -13,7 +13,7 @@ its verdict and its signature. Exit code 0: everything holds. 1: something does 
 Without --key and without a digest from another source, this detects damage, not forgery: anyone who can rewrite a whole
 bundle can create another consistent one.
 
-Codes of findings, besides those of `check`: packet_malformed, packet_unpinned, packet_mismatch (with the bundle),
+Codes of findings, besides those of `check`: packet_malformed, packet_mismatch (with the bundle),
 verdict_wrong, policy_misnamed, signature_absent, signature_wrong, bundle_absent.
 """
 
@@ -38,6 +38,7 @@ from proofbox.evidence.bundle.listing import notes_on_latest
 from proofbox.evidence.bundle.paths import INDEX, enclosing, resolve, shown
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.packet import PREDICATE_TYPES, SUFFIX, Packet, parse_packet, read_document
+from proofbox.evidence.promotion.packet_v02 import bundle_of_v02, differences_v02
 from proofbox.evidence.promotion.policy import is_built_in
 from proofbox.evidence.promotion.verdict import differences
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
@@ -119,8 +120,12 @@ def examine_packet(
         return Examination(result, packet, digest, checked)
     result.promotable, result.policy = packet.promotable, packet.policy
     _note_future(result, packet, clock or SystemClock())
+    result.pinned = packet.pinned
     if not packet.pinned:
-        result.found("packet_unpinned", "", f"a packet of version {packet.schema_version} pins nothing by digest")
+        result.notes.append(
+            "the packet is unpinned: it has no digests, so the bundle may have been replaced by another"
+        )
+        result.findings += differences_v02(packet, checked)
     else:
         result.own_policy = not is_built_in(packet.document["promotability"]["policy"])
         result.findings += differences(packet, checked)
@@ -163,6 +168,8 @@ def _public_key(path: str) -> Any:
 
 def _bundle_of(path: str, packet: Packet | None) -> str | None:
     """Return where the packet says its bundle is. A link that leads out of the packet's directory is not followed."""
+    if packet is not None and not packet.pinned:
+        return bundle_of_v02(path, packet)
     if packet is None or packet.bundle_path is None:
         return None
     beside = os.path.dirname(path)

@@ -31,6 +31,8 @@ def emit_promotion(
     accept: Iterable[str] = (),
     sign: _Path | None = None,
     output: _Path | None = None,
+    format: emit.PacketFormat = "v2",
+    repository: _Path | None = None,
     clock: Clock | None = None,
 ) -> Promotion:
     """Check a bundle against a policy and write its promotion packet, by default `<run_id>.promotion.json` beside it.
@@ -47,6 +49,9 @@ def emit_promotion(
     By default a packet is written for any verdict, which it states; with `require_promotable`, a bundle that is not
     promotable raises `PromotionRefused` and nothing is written. `accept` names reasons to waive, among those that the
     policy allows; the packet records them. `sign` is the path of a private key. An existing packet is never replaced.
+
+    The format `v0.2` is that of `runtime-tools.promotion_packet.v0.2`: pointers relative to `repository` (by default
+    the Git repository around the bundle) and a verdict by that contract, without digests or a signature.
     """
     if not isinstance(bundle, Bundle):
         with contextlib.suppress(BundleCorrupt):
@@ -60,6 +65,8 @@ def emit_promotion(
         accept=accept,
         sign=sign,
         output=output,
+        format=format,
+        repository=repository,
         clock=clock,
     )
 

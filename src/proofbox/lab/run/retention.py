@@ -33,6 +33,7 @@ from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.run.pressure import size_of
 from proofbox.lab.run.template import forget_workspaces
+from proofbox.probes.leftovers import abandoned_decoys
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.scratch import abandoned_scratch
 from proofbox.sandbox.sessions import SessionStore
@@ -42,7 +43,7 @@ from proofbox.workspace.model import exact
 PIN_SUFFIX = ".pin"
 STARTING = 3600.0
 """Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
-Kind = Literal["run", "work", "attempt", "home", "session", "schema_cache"]
+Kind = Literal["run", "work", "attempt", "home", "session", "decoys", "schema_cache"]
 _RESUMABLE = "its run can be resumed"
 
 
@@ -52,7 +53,8 @@ class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     """`run`: evidence. `work`: working files of a run. `attempt`: evidence of an attempt of `runtime try`, in the state
     directory. `home`: the files that its agent kept for itself. `session`: what is left of a sandbox session.
-    `schema_cache`: cached schemas of an agent's protocol."""
+    `decoys`: the targets of probes that a killed plan run left. `schema_cache`: cached schemas of an agent's
+    protocol."""
     path: str
     path_b64: str | None = None
     """The exact bytes, if the path is not UTF-8."""
@@ -90,7 +92,7 @@ def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionIte
     if out.is_dir():
         found = list(_runs(out, rules, now))
         found += _work(out, {item.place.name for item in found if item.free})
-    return [*found, *_made_by_hand(rules, now), *_sessions(now), *_caches()]
+    return [*found, *_made_by_hand(rules, now), *_sessions(now), *_decoys(), *_caches()]
 
 
 def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, ...]]:
@@ -114,6 +116,9 @@ def _collect(item: RetentionItem) -> RetentionItem:
     path = item.place
     if item.kind == "session":
         return _collect_session(item)
+    if item.kind == "decoys":
+        left = next((_remove(each) for each in abandoned_decoys() if each == path), "")
+        return msgspec.structs.replace(item, left=left)
     if item.kind in ("attempt", "home", "schema_cache"):
         return msgspec.structs.replace(item, left=_remove(path))
     out = path.parent if item.kind == "run" else path.parent.parent
@@ -296,6 +301,11 @@ def _sessions(now: datetime) -> Iterator[RetentionItem]:
             yield _item("session", path, size_of(path, 1 << 62), old, reason)
     for path in abandoned_scratch():
         yield _item("session", path, size_of(path, 1 << 62), True, "left by a killed process")
+
+
+def _decoys() -> Iterator[RetentionItem]:
+    for path in abandoned_decoys():
+        yield _item("decoys", path, size_of(path, 1 << 62), True, "left by a killed plan run")
 
 
 def _caches() -> Iterator[RetentionItem]:

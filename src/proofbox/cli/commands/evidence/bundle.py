@@ -137,6 +137,8 @@ def reindex(
         bool,
         Parameter(name="--repair", help="Recompute the index; permanently marks the bundle as repaired."),
     ] = False,
+    lock_mode: flags.LockMode = "wait",
+    lock_timeout: flags.LockTimeout = 30.0,
     json: flags.Json = False,
 ) -> int:
     """Check a bundle against its index (--strict), or recompute the index (--repair).
@@ -155,7 +157,7 @@ def reindex(
             fix_hints=["check only: --strict", "recompute the index: --repair"],
         )
     if repair_:
-        index, changes = repair.reindex_repair(path)
+        index, changes = repair.reindex_repair(path, lock=lock_mode, lock_timeout=lock_timeout)
         document = ReindexDocument(mode="repair", findings=(), changes=tuple(changes), repairs=index.repairs)
     else:
         checked = repair.reindex_strict(path)
@@ -200,6 +202,8 @@ def pull(
     out: Annotated[Path, Parameter(help="The output directory to copy into.")] = Path("out"),
     *,
     run: Annotated[str | None, Parameter(name="--run", help="The run's id. Default: the store's LATEST.")] = None,
+    lock_mode: flags.LockMode = "wait",
+    lock_timeout: flags.LockTimeout = 30.0,
     json: flags.Json = False,
 ) -> int:
     """Copy a run from a store and check every byte. The run appears complete or not at all.
@@ -208,7 +212,7 @@ def pull(
       proofbox bundle pull s3://evidence/nightly out
       proofbox bundle pull s3://evidence/nightly out --run run-01…
     """
-    bundle = transfer.pull_bundle(open_store(store), out, run)
+    bundle = transfer.pull_bundle(open_store(store), out, run, lock=lock_mode, lock_timeout=lock_timeout)
     document = TransferDocument(run_id=bundle.run_id, store=store, path=bundle.path)
     show(document, lambda: printable(bundle.path), as_json=json)
     return 0

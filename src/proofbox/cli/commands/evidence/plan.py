@@ -169,12 +169,8 @@ def run(
     ] = (),
     dry: Annotated[bool, Parameter(name="--dry", help="Check everything, and run nothing.")] = False,
     trust: Annotated[bool, Parameter(name="--trust", help="Consent to what the plan asks for, now and later.")] = False,
-    lock_mode: Annotated[
-        Literal["fail", "wait"], Parameter(name="--lock-mode", help="If another run writes to the output directory.")
-    ] = "fail",
-    lock_timeout: Annotated[
-        float, Parameter(name="--lock-timeout", help="With --lock-mode wait, the seconds to wait.")
-    ] = 30.0,
+    lock_mode: flags.LockMode = "fail",
+    lock_timeout: flags.LockTimeout = 30.0,
     json: flags.Json = False,
 ) -> int:
     """Run the probes of a plan in a sandbox and without one, and keep the results as evidence.

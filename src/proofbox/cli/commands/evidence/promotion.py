@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from proofbox.cli import flags
 from proofbox.cli.commands.evidence.bundle import BundlePath
@@ -32,7 +32,8 @@ def emit(
         str | None,
         Parameter(
             name="--policy",
-            help="decision-stage, attempt, run, or a JSON file. Default: depends on the kind of bundle.",
+            help="decision-stage, decision-stage-v0.2, attempt, run, or a JSON file. Default: depends on the"
+            " kind of bundle.",
         ),
     ] = None,
     require_promotable: Annotated[
@@ -43,6 +44,17 @@ def emit(
         Parameter(name="--accept", help="A reason to accept, by name. Repeatable."),
     ] = (),
     sign: Annotated[Path | None, Parameter(name="--sign", help="The private key file to sign with.")] = None,
+    format: Annotated[
+        Literal["v2", "v0.2"],
+        Parameter(name="--format", help="v0.2: a packet of the contract runtime-tools.promotion_packet.v0.2."),
+    ] = "v2",
+    repository: Annotated[
+        Path | None,
+        Parameter(
+            name="--repository",
+            help="With --format v0.2, the directory that pointers are relative to. Default: the Git repository.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         Parameter(name=["--out", "--output"], help="The packet's file. Default: RUN.promotion.json next to the run."),
@@ -56,11 +68,19 @@ def emit(
     For example:
       proofbox promotion emit out --require-promotable --sign release
       proofbox promotion emit out/run-01… --policy attempt --accept bundle_repaired --json
+      proofbox promotion emit plan-runs --format v0.2
     """
     from proofbox.lab.reports.promoting import emit_promotion
 
     done = emit_promotion(
-        bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=out
+        bundle,
+        policy=policy,
+        require_promotable=require_promotable,
+        accept=accept,
+        sign=sign,
+        output=out,
+        format=format,
+        repository=repository,
     )
     document = PromotionDocument(
         path=done.path,
@@ -84,6 +104,8 @@ def verify(
     json: flags.Json = False,
 ) -> int:
     """Check a packet's signature, bundle, pins, and verdict. Exit 1 on any finding.
+
+    A packet of the format v0.2 has no digests. It is checked against the bundle, and reported as unpinned.
 
     For example:
       proofbox promotion verify out/run-01….promotion.json --key release.pub

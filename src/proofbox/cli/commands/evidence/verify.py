@@ -50,6 +50,8 @@ class VerificationDocument(Document, frozen=True, kw_only=True):
     promotable: bool | None
     policy: str | None
     """The name of the packet's policy."""
+    pinned: bool | None
+    """Whether the packet pins its bundle by digest; null: there is no readable packet."""
     own_policy: bool | None
     """Whether the policy is custom rather than built in; null: there is no packet with a policy."""
     signed_by: str | None

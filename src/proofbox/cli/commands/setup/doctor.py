@@ -12,7 +12,7 @@ from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
-from proofbox.lab.doctor import DoctorReport
+from proofbox.lab.doctor import DoctorReport, PlanResult
 from proofbox.lab.doctor import doctor as run_doctor
 from proofbox.lab.run.limiter import ClosedGate
 from proofbox.sandbox.providers import provider_named
@@ -22,6 +22,9 @@ def doctor(
     *,
     provider: flags.Provider = None,
     quick: Annotated[bool, Parameter(name="--quick", help="Run only a few checks.")] = False,
+    deep: Annotated[
+        bool, Parameter(name="--deep", help="Also run the built-in plans of the providers that work here.")
+    ] = False,
     image: flags.Image = None,
     runtime: flags.Runtime = None,
     json: flags.Json = False,
@@ -36,14 +39,17 @@ def doctor(
     For example:
       proofbox doctor
       proofbox doctor --provider bubblewrap --quick --json
+      proofbox doctor --deep
     """
     with passing_line(shown=watched(as_json=json)) as say:
         found = run_doctor(
             provider=provider,
             quick=quick,
+            deep=deep,
             image=image,
             runtime=runtime,
             on_check=lambda done: say(f"{done.provider}: {done.number}/{done.total} {done.result.check}"),
+            on_plan=lambda name, plan: say(f"{name}: plan {plan}"),
         )
     show(found, lambda: _text(found), as_json=json)
     return 0 if found.ok else 1
@@ -69,8 +75,17 @@ def _text(document: DoctorReport) -> str:
         latency = f"{found.exec_ms:.1f} ms"
         rows.append((name, "yes", found.works.isolation.value, *counts, latency, report.enforcement.kill_tree))
         notes += [f"{name}: FAILED {result.check}: {result.detail}" for result in failed]
+        notes += [line for plan in found.plans for line in _plan(name, plan)]
         notes += [f"{name}: {what} is not enforced: {why}" for what, why in report.enforcement.gaps.items()]
     return columns(rows) + "\n\n" + printable("\n".join(notes)) + "\n\n" + _rest(document)
+
+
+def _plan(name: str, plan: PlanResult) -> list[str]:
+    if plan.problem:
+        return [f"{name}: plan {plan.plan_id} FAILED: {plan.problem}"]
+    wrong = [f"  {each.profile}/{each.probe_id}: {each.mismatch}: {each.detail}" for each in plan.mismatches]
+    found = f"FAILED: {len(wrong)} of {plan.probes} probes differ" if wrong else f"{plan.probes} probes as expected"
+    return [f"{name}: plan {plan.plan_id}: {found}", *wrong]
 
 
 def _rest(document: DoctorReport) -> str:

@@ -1,0 +1,94 @@
+"""Writes docs/isolation.md by running the built-in plans of the sandboxes. Needs bubblewrap, docker and runsc.
+
+scripts/isolation            write the page
+scripts/isolation --check    exit 1, with the difference, if the page is stale
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from proofbox.probes.corpus import built_in_plan
+from proofbox.probes.run import PlanRun, run_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/isolation.md"
+TITLES = {"bubblewrap": "bubblewrap", "docker": "docker", "docker-runsc": "docker with gVisor"}
+WORDS = {"allow": "allowed", "deny": "denied", "unknown": "unknown"}
+INTRODUCTION = """<!-- Written by scripts/isolation, which measures all of it. Do not edit. -->
+
+# What the sandboxes isolate
+
+The results of the [built-in plans](probes.md) in the profile `default`: no network, a writable project, no limits. Each
+operation was tried in the sandbox by a small program, and checked from outside where its effect shows there. Names in
+braces are [decoys](probes.md#write-a-plan). `proofbox doctor --deep` measures the same on your machine. Without a
+sandbox (`off`), each operation has the result that your user has. The project belonged to root.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/isolation", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare, and exit 1 on a difference")
+    options = parser.parse_args()
+    made = page(measured())
+    before = PAGE.read_text() if PAGE.exists() else ""
+    if not options.check:
+        PAGE.write_text(made)
+        return 0
+    sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), made.splitlines(True), "page", "measured", n=1))
+    if before != made:
+        print("isolation: docs/isolation.md is stale; run scripts/isolation", file=sys.stderr)
+    return int(before != made)
+
+
+def measured() -> dict[str, dict[str, str]]:
+    """Run every plan, and return the decisions by plan and probe. Raises if a result is not as the plan expects."""
+    sys.path[:0] = [str(ROOT / "tests")]
+    from private_engine import IMAGE, private_engine
+
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="isolation-") as place, private_engine() as engine:
+        os.environ["DOCKER_HOST"] = engine.host
+        for name in TITLES:
+            image = None if name == "bubblewrap" else IMAGE
+            run = run_plan(name, Path(place) / name, image=image, only_profiles=["default"])
+            if not run.ok:
+                wrong = ", ".join(f"{each.probe_id} ({each.detail})" for each in run.unexplained)
+                raise SystemExit(f"isolation: {name} is not as its plan expects: {wrong}")
+            found[name] = decisions(run)
+    return found
+
+
+def decisions(run: PlanRun) -> dict[str, str]:
+    return {each.probe_id: WORDS[each.decision] for each in run.results if each.profile == "default"}
+
+
+def page(found: Mapping[str, Mapping[str, str]]) -> str:
+    plans = {name: {probe.id: probe for probe in built_in_plan(name).probe} for name in TITLES}
+    ids = list(dict.fromkeys(id for name in TITLES for id in plans[name] if id in found[name]))
+    lines = [INTRODUCTION, f"| probe | operation | {' | '.join(TITLES.values())} |", "|---|---|" + "---|" * len(TITLES)]
+    differences = []
+    for id in ids:
+        probe = next(plans[name][id] for name in TITLES if id in plans[name])
+        cells = [found[name].get(id, "not tried") for name in TITLES]
+        operation = " ".join((probe.operation, *probe.args)).replace("|", "\\|")
+        lines.append(f"| `{id}` | `{operation}` | {' | '.join(cells)} |")
+        if len(set(cells)) > 1:
+            reasons: dict[str, list[str]] = {}
+            for name in TITLES:
+                if found[name].get(id) == WORDS["allow"]:
+                    reasons.setdefault(plans[name][id].reason, []).append(TITLES[name])
+            why = "; ".join(f"allowed in {' and '.join(names)}: {reason}" for reason, names in reasons.items())
+            differences.append(f"- `{id}`: {why or 'not tried everywhere'}.")
+    lines += ["", "## Why some differ", "", *differences]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
