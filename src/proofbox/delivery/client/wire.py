@@ -62,7 +62,7 @@ class AppSpec(_Document, frozen=True, kw_only=True):
     feature_flags: dict[str, Any] | None = None
     """The app's feature flags, by name."""
     git_hub_repo_full_name: Annotated[str, msgspec.Meta(max_length=256)] | None = None
-    """The repository's name at the backend; null: there is none yet."""
+    """The repository's name at the backend; null: not created yet."""
     status: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     """The app's status, defined by the backend; the reference backend uses `exported` once a repository exists."""
 

@@ -20,7 +20,7 @@ from proofbox.lab.statistics.planning import missions_needed, replicates_needed
 MissionScores = Mapping[str, tuple[int, int]]  # by mission id: attempts passed, attempts scored
 
 _EQUIVALENCE_LEVEL: Final = 0.90  # two one-sided tests at 5 %: D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987)
-_MANY: Final = 20  # missions with a difference from which on Student's interval holds for skewed differences
+_MANY: Final = 20  # with fewer missions that differ, Student's interval is too narrow for skewed differences
 
 
 class Verdict(StrEnum):
@@ -76,7 +76,7 @@ def compare_all(
     margin; else `better` or `worse` if the corrected p-value is below `alpha`; else `underpowered`.
     """
     if not 0 < margin < 1:
-        raise ValueError(f"the margin lies between 0 and 1, not {margin}")
+        raise ValueError(f"the margin must be between 0 and 1, not {margin}")
     pairs = [(name, against) for name in flows if name != against] if against else list(combinations(flows, 2))
     measured = [_Measured(flows[first], flows[second], seed) for first, second in pairs]
     corrected = holm([one.p for one in measured])

@@ -66,5 +66,5 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 def z_value(level: float) -> float:
     """Return the normal quantile of a two-sided interval at `level`."""
     if not 0 < level < 1:
-        raise ValueError(f"a confidence level lies between 0 and 1, not {level}")
+        raise ValueError(f"a confidence level must be between 0 and 1, not {level}")
     return normal_quantile(1 - (1 - level) / 2)
