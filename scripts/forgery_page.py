@@ -6,30 +6,16 @@ scripts/forgeries --check    exit 1, with the difference, if the page is stale
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import os
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/forgeries.md"
+from measured_pages import ROOT, write_or_check
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/forgeries", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare, and exit 1 on a difference")
-    options = parser.parse_args()
-    made = measured_page()
-    before = PAGE.read_text() if PAGE.exists() else ""
-    if not options.check:
-        PAGE.write_text(made)
-        return 0
-    sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), made.splitlines(True), "page", "measured", n=1))
-    if before != made:
-        print("forgeries: docs/forgeries.md is stale; run scripts/forgeries", file=sys.stderr)
-    return int(before != made)
+    return write_or_check(ROOT / "docs/forgeries.md", __doc__ or "", measured_page)
 
 
 def measured_page() -> str:

@@ -6,18 +6,17 @@ scripts/isolation --check    exit 1, with the difference, if the page is stale
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from measured_pages import ROOT, write_or_check
+
 from proofbox.probes.corpus import built_in_plan
 from proofbox.probes.run import PlanRun, run_plan
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/isolation.md"
 TITLES = {"bubblewrap": "bubblewrap", "docker": "docker", "docker-runsc": "docker with gVisor"}
 WORDS = {"allow": "allowed", "deny": "denied", "unknown": "unknown"}
@@ -33,18 +32,7 @@ sandbox (`off`), each operation has the result that your user has. The project b
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/isolation", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare, and exit 1 on a difference")
-    options = parser.parse_args()
-    made = page(measured())
-    before = PAGE.read_text() if PAGE.exists() else ""
-    if not options.check:
-        PAGE.write_text(made)
-        return 0
-    sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), made.splitlines(True), "page", "measured", n=1))
-    if before != made:
-        print("isolation: docs/isolation.md is stale; run scripts/isolation", file=sys.stderr)
-    return int(before != made)
+    return write_or_check(PAGE, __doc__ or "", lambda: page(measured()))
 
 
 def measured() -> dict[str, dict[str, str]]:

@@ -47,6 +47,8 @@ def value_of(draw: st.DrawFn, each: CommandInput) -> tuple[str, Any]:
         text = draw(st.sampled_from(each.choices))
         return text, text
     value = draw(VALUES[each.type])
+    if each.declared.converter is flags.seconds:
+        value = draw(st.floats(0, allow_nan=False, allow_infinity=False))
     return str(value), each.declared.converter(str(value)) if each.declared.converter else value
 
 

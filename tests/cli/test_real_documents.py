@@ -202,6 +202,7 @@ def play(tell: Story) -> None:
     tell("promotion", "emit", attempt, "--out", "answer.promotion.json", "--json")
     tell("promotion", "verify", "answer.promotion.json", "--bundle", attempt, "--json")
 
+    tell("new", "plan", "measurements", "--json")
     tell("plan", "list", "--json")
     tell("plan", "show", "off", "--json")
     tell("plan", "run", "off", "--only-probe", "outside.write", "--out", "plans", "--json")

@@ -115,9 +115,10 @@ def remember_run(run_id: str, index_sha256: str) -> None:
         consents.runs[run_id] = index_sha256
 
 
-def knows_run(run_id: str, index_sha256: str) -> bool:
-    """Return whether this run, unchanged, was committed here."""
-    return _read().runs.get(run_id) == index_sha256
+def knows_run(run_id: str, index_sha256: str | None = None) -> bool:
+    """Return whether a run of this id was committed here, and with `index_sha256`, whether it is unchanged."""
+    known = _read().runs.get(run_id)
+    return known is not None and index_sha256 in (None, known)
 
 
 def forget_run(run_id: str) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.probes.documents import RunManifest, RuntimeResults
-from proofbox.probes.results import ProbeResult
+from proofbox.probes.results import ChangedDecision, ProbeResult
 
 _FACTS = ("plan_id", "plan_digest", "channel", "provider", "proofbox", "kernel", "machine", "driver_sha256")
 
@@ -20,15 +20,6 @@ class ChangedFact(msgspec.Struct, frozen=True):
     name: str
     first: str
     second: str
-
-
-class ChangedDecision(msgspec.Struct, frozen=True):
-    """A probe whose decision differs, or that only one of the runs has."""
-
-    profile: str
-    probe_id: str
-    first: str | None
-    second: str | None
 
 
 class PlanComparison(msgspec.Struct, frozen=True):

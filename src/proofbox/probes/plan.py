@@ -31,7 +31,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     provider: str | None = None
     """Absent: the plan's provider is given on the command line."""
     description: str = ""
-    """What the profile is about."""
+    """The purpose of the profile."""
     network: Literal["none", "full"] = "none"
     access: Literal["rw", "ro", "overlay"] = "rw"
     memory: str | None = None

@@ -1,4 +1,4 @@
-"""The result of one probe, and the reasons for a mismatch."""
+"""The result of one probe, the reasons for a mismatch, and a difference between two runs."""
 
 from __future__ import annotations
 
@@ -56,6 +56,19 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """How the result differs from the plan; null: it does not."""
     explained: str
     """The plan's explanation of a mismatch; empty without one."""
+
+
+class ChangedDecision(msgspec.Struct, frozen=True):
+    """A probe whose decision differs, or that only one of the runs has."""
+
+    profile: str
+    """The profile's id."""
+    probe_id: str
+    """The probe's id."""
+    first: str | None
+    """The decision in the first run; null: it has no such probe."""
+    second: str | None
+    """The decision in the second run; null: it has no such probe."""
 
 
 def unexplained(results: list[ProbeResult]) -> list[ProbeResult]:

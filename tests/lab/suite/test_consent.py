@@ -209,7 +209,7 @@ def test_resume_keeps_consent_and_refuses_a_changed_plan(base: Path, tmp_path: P
         ledger.set_value(PLAN, original)
     conduct(made, out)
     assert attempts(made, out)["a.1"].result is not None
-    assert made.run_id not in (state_dir() / "consents.json").read_text()
+    assert made.run_id not in json.loads((state_dir() / "consents.json").read_bytes())["plans"]
 
 
 @pytest.mark.needs("bubblewrap")

@@ -103,7 +103,7 @@ def test_waiting_thread_kills_the_silent_box(tmp_path: Path, marker: str) -> Non
 
         reading = threading.Thread(target=read)
         reading.start()
-        wait_until(lambda: session._core.connection._blocking._reading and commands_of(marker), "a running command")
+        wait_until(lambda: session._core.connection.hello and commands_of(marker), "a running command")
         agent = stop_agent_above(marker)
         with pytest.raises(SandboxLost, match="does not answer"):
             session.exec(["true"], timeout=0.1)

@@ -146,7 +146,7 @@ class BundleWriter:
 
         It commits independently. The outer bundle, committed later, covers its index by digest.
         """
-        return cls.create_at(_inside(directory, path).path, run_id=run_id, **options)
+        return cls.create_at(_inside(directory, path), run_id=run_id, **options)
 
     @classmethod
     def create_at(cls, path: _Path, *, run_id: str | None = None, **options: Unpack[WriterOptions]) -> Self:
@@ -195,7 +195,7 @@ class BundleWriter:
 
         Paths in `aside` are moved below `unfinished/`, because their writer never finished them.
         """
-        bundle = cls(_inside(directory, path), _run_id(run_id, "bundle", options), **options)
+        bundle = cls(_at(_inside(directory, path)), _run_id(run_id, "bundle", options), **options)
         with bundle._locked("create"):
             bundle._inherit(aside, released)
         return bundle
@@ -432,8 +432,8 @@ def _in_output(out: _Path, run_id: str, mode: Mode, timeout: float, options: Wri
     return _Place(Path(place) / run_id, place, lock)
 
 
-def _inside(directory: _Path, path: str) -> _Place:
-    return _at(Path(directory) / check_artifact_path(path, "bundle nested"))
+def _inside(directory: _Path, path: str) -> Path:
+    return Path(directory) / check_artifact_path(path, "bundle nested")
 
 
 def _at(place: Path) -> _Place:

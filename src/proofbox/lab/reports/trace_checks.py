@@ -42,10 +42,7 @@ def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool)
     yield from calls.findings
     yield from (each for name in figures for each in same(CALLS, name, figures[name], report[name]))
     yield from _events(bundle.read_log(EVENTS), calls.recorded, report, whole=whole)
-    for entry in bundle.read_log(STEPS):
-        if "diff_sha256" in entry and DIFFS.format(entry["diff_sha256"]) not in bundle.artifacts:
-            yield "diff_missing", STEPS, f"the diff of step {entry['step']['n']} is missing"
-    yield from _steps((entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry), calls.recorded.count)
+    yield from _steps(bundle, calls.recorded.count)
 
 
 class _Calls:
@@ -197,10 +194,15 @@ class _Commands:
         return (("call_without_end", EVENTS, item) for item in self._open.values())
 
 
-def _steps(steps: Iterator[dict[str, Any]], calls: int) -> Iterator[Found]:
+def _steps(bundle: Bundle, calls: int) -> Iterator[Found]:
     earlier: dict[str, Any] | None = None
     of_calls = 0
-    for step in steps:
+    for entry in bundle.read_log(STEPS):
+        if "diff_sha256" in entry and DIFFS.format(entry["diff_sha256"]) not in bundle.artifacts:
+            yield "diff_missing", STEPS, f"the diff of step {entry['step']['n']} is missing"
+        if "step" not in entry:
+            continue
+        step = entry["step"]
         of_calls += step["kind"] == "tool_call"
         if earlier is not None and step["snapshot_before"] != earlier["snapshot_after"]:
             yield "steps_disconnected", STEPS, f"step {step['n']} does not start where step {earlier['n']} ended"

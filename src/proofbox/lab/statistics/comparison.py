@@ -20,7 +20,7 @@ from proofbox.lab.statistics.planning import missions_needed, replicates_needed
 MissionScores = Mapping[str, tuple[int, int]]  # by mission id: attempts passed, attempts scored
 
 _EQUIVALENCE_LEVEL: Final = 0.90  # two one-sided tests at 5 %: D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987)
-_MANY: Final = 20  # missions with a difference; from here on, Student's interval is valid for skewed differences
+_MANY: Final = 20  # with fewer missions that differ, Student's interval is too narrow for skewed differences
 
 
 class Verdict(StrEnum):

@@ -14,7 +14,7 @@ from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.errors import PlanMismatch
 from proofbox.probes.plan import Plan, Probe, Profile
-from proofbox.probes.results import ProbeResult
+from proofbox.probes.results import ChangedDecision, ProbeResult
 
 PlanName = Annotated[str, Parameter(help="A built-in plan (see `plan list`), or a file.")]
 
@@ -70,17 +70,6 @@ class PlanRunDocument(Document, frozen=True, kw_only=True):
     """The error, if `ok` is false."""
 
 
-class ChangeFacts(msgspec.Struct, frozen=True):
-    profile: str
-    """The profile's id."""
-    probe_id: str
-    """The probe's id."""
-    first: str | None
-    """The decision in the first run; null: it has no such probe."""
-    second: str | None
-    """The decision in the second run; null: it has no such probe."""
-
-
 class PlanComparisonDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.plan_comparison/1"
     first: str
@@ -89,7 +78,7 @@ class PlanComparisonDocument(Document, frozen=True, kw_only=True):
     """The id of the second run."""
     facts: dict[str, tuple[str, str]]
     """Versions, kernels and other facts that differ."""
-    decisions: tuple[ChangeFacts, ...]
+    decisions: tuple[ChangedDecision, ...]
     """Probes whose decision differs; null: only the other run has the probe."""
     same: int
     """The number of probes with the same decision in both."""
@@ -241,7 +230,7 @@ def compare(
         first=found.first,
         second=found.second,
         facts={each.name: (each.first, each.second) for each in found.facts},
-        decisions=tuple(ChangeFacts(each.profile, each.probe_id, each.first, each.second) for each in found.decisions),
+        decisions=found.decisions,
         same=found.same,
     )
     show(document, lambda: _comparison_text(document), as_json=json)

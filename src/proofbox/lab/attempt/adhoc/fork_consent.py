@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from proofbox.config import consent
 from proofbox.config.consent import Widening
-from proofbox.evidence.bundle.paths import INDEX, enclosing
+from proofbox.evidence.bundle.paths import enclosing
 from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.verify.check import check_bundle
 from proofbox.lab.attempt import artifacts
@@ -48,19 +48,13 @@ def agree_to_forks(path: Path) -> None:
 
 def _of_own_run(bundle: Bundle) -> bool:
     """Return whether the attempt belongs to a run that was committed here and has not changed since."""
-    run = enclosing(bundle.path)
-    if run == os.path.realpath(bundle.path) or not os.path.lexists(os.path.join(run, INDEX)):
+    run, place = enclosing(bundle.path), os.path.realpath(bundle.path)
+    if run == place or not consent.knows_run(os.path.basename(run)):
         return False
-    found = check_bundle(run)
-    inner = found.nested.get(os.path.relpath(os.path.realpath(bundle.path), run))
-    known = found.index is not None and found.index_sha256 is not None
-    return (
-        known
-        and found.ok
-        and inner is not None
-        and inner.index_sha256 == bundle.index_sha256
-        and consent.knows_run(os.path.basename(run), str(found.index_sha256))
-    )
+    found = check_bundle(run)  # reads all of it, so only for runs that are known
+    inner = found.nested.get(os.path.relpath(place, run))
+    pinned = inner is not None and inner.index_sha256 == bundle.index_sha256
+    return found.ok and pinned and consent.knows_run(os.path.basename(run), found.index_sha256)
 
 
 def _requests(
