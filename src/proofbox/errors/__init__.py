@@ -26,6 +26,7 @@
     │   ├── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
     │   ├── ImageUnknown         SANDBOX_IMAGE_UNKNOWN       exit 2
     │   ├── ImageUnavailable     SANDBOX_IMAGE_UNAVAILABLE   exit 3
+    │   ├── ImageBuildFailed     SANDBOX_IMAGE_BUILD_FAILED  exit 3
     │   ├── ImageCorrupt         SANDBOX_IMAGE_CORRUPT       exit 1
     │   ├── ImageLocked          SANDBOX_IMAGE_LOCKED        exit 1
     │   ├── DownloadFailed       SANDBOX_DOWNLOAD_FAILED     exit 3, retryable
@@ -190,6 +191,7 @@ from proofbox.errors.sandbox import (
     DownloadFailed as DownloadFailed,
     EngineRefused as EngineRefused,
     IdmapUnsupported as IdmapUnsupported,
+    ImageBuildFailed as ImageBuildFailed,
     ImageCorrupt as ImageCorrupt,
     ImageLocked as ImageLocked,
     ImageUnavailable as ImageUnavailable,

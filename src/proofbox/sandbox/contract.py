@@ -126,6 +126,8 @@ class Enforcement(msgspec.Struct, frozen=True):
     """Can hide or freeze parts of the project."""
     images: bool = False
     """Can run an image."""
+    runtimes: bool = False
+    """Can run a container with another runtime of the engine."""
     memory: bool = False
     cpus: bool = False
     pids: bool = False

@@ -102,6 +102,8 @@ class BoxOpener:
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self.ids.new_id(PREFIX), isoformat(self.clock.now())
         self.emit(Event("session", "starting", id, {"provider": choice.provider.name}))
+        if policy.image is None and choice.provider.name == "docker":
+            self._prepare_default_image(choice.provider.name)
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
             outlet: Outlet | DetachedOutlet | None = None
@@ -152,6 +154,11 @@ class BoxOpener:
 
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self.settings is None else self.settings
+
+    def _prepare_default_image(self, provider: str) -> None:
+        from proofbox.sandbox.containers.images import prepare_default_image
+
+        prepare_default_image(lambda line: self.emit(Event("provision", "started", provider, {"image": line})))
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
         try:

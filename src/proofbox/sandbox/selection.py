@@ -34,7 +34,7 @@ from proofbox.sandbox.contract import (
     stream_of,
 )
 from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
-from proofbox.sandbox.providers import AUTO, AUTO_ORDER, WITH_AN_IMAGE, provider_named
+from proofbox.sandbox.providers import AUTO, AUTO_ORDER, provider_named
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 
 TRIAL_TIMEOUT = 10.0
@@ -104,7 +104,7 @@ def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bo
     diagnostics: dict[str, Diagnostic] = {}
     chosen: Provider | None = None
     passed_over: str | None = None
-    for name in AUTO_ORDER if policy.image is None else (*AUTO_ORDER, *WITH_AN_IMAGE):
+    for name in AUTO_ORDER:
         provider = provider_named(name)
         diagnostic = diagnostics[provider.name] = diagnose(provider, policy)
         _emit(on_event, provider, diagnostic)

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
+from proofbox.errors import EngineRefused, ProofboxError, StartFailed
 from proofbox.sandbox.containers.attached_stream import AttachedStream
 from proofbox.sandbox.containers.config import (
     DOORS,
@@ -65,6 +65,7 @@ class Docker:
             mounts=True,
             hidden=True,
             images=True,
+            runtimes=True,
             memory=True,
             cpus=True,
             pids=True,
@@ -88,14 +89,6 @@ class Docker:
 
     def start(self, spec: CheckedSpec) -> Box:
         policy = spec.policy
-        if policy.image is None:
-            raise PolicyRefused(
-                "docker needs an image to run",
-                op="start",
-                fix_hints=[
-                    "name an image of the engine, or of `proofbox images list`: --image NAME, or a mission's image"
-                ],
-            )
         engine = ContainerEngine.find()
         policy = msgspec.structs.replace(policy, image=engine_image(engine, policy.image, spec.project))
         image = inspect_image(engine, str(policy.image))
