@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dis
+import functools
+import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -108,7 +112,7 @@ def schema_of(kind: type[Document]) -> str:
 
 
 def _printed(function: Callable[..., Any]) -> set[type[Document]]:
-    """Return the document classes that the code and annotations of a command and its helpers refer to."""
+    """Return the document classes that a command and its helpers name, or that the functions they call return."""
     found: set[type[Document]] = set()
     seen: set[int] = set()
     pending: list[FunctionType] = [f for f in [function] if isinstance(f, FunctionType)]
@@ -117,8 +121,13 @@ def _printed(function: Callable[..., Any]) -> set[type[Document]]:
         if id(each) in seen:
             continue
         seen.add(id(each))
+        imported = _imports(each.__module__)
         for name in (*_names(each.__code__), *map(str, each.__annotations__.values())):
             value = each.__globals__.get(name)
+            if value is None and name in imported:
+                value = getattr(importlib.import_module(imported[name]), name, None)
+            if isinstance(value, FunctionType) and not value.__module__.startswith("proofbox.cli."):
+                value = value.__globals__.get(str(value.__annotations__.get("return")))
             if isinstance(value, type) and issubclass(value, Document) and schema_of(value):
                 found.add(value)
             if isinstance(value, FunctionType) and value.__module__.startswith("proofbox.cli."):
@@ -128,9 +137,17 @@ def _printed(function: Callable[..., Any]) -> set[type[Document]]:
     return found
 
 
+@functools.cache
+def _imports(module: str) -> dict[str, str]:
+    """Return the names that a module imports when they are used, or only for type checkers, with their modules."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    found = (each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom) and each.module)
+    return {name.name: str(each.module) for each in found for name in each.names}
+
+
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that the code and its inner functions load."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    """Yield the global names that the code and its inner functions load, and those that they import."""
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "IMPORT_FROM"))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
