@@ -51,7 +51,8 @@ from proofbox.lab.suite.harbor.tasks import read_tasks
 from proofbox.lab.suite.reading import parse_suite, read_suite
 from proofbox.sandbox.client import wire
 from proofbox.sandbox.egress import proxy
-from proofbox.sandbox.images.catalogue import Image, all_images
+from proofbox.sandbox.images.catalogue import read_catalogue
+from proofbox.sandbox.images.image import Image
 from proofbox.sandbox.images.pull import check_lock
 from proofbox.workspace.capabilities.grants import load as load_grants
 from proofbox.workspace.tools.environments import patch
@@ -131,7 +132,7 @@ def read_dotenv(path: Path) -> None:
 TABLES: dict[str, tuple[str, Parser]] = {
     "suite": ("suite.toml", written("suite.toml", read_suite)),
     "config": ("config.toml", written(".proofbox/config.toml", lambda path: load(path.parents[1]))),
-    "catalogue": ("images.toml", written("images.toml", all_images)),
+    "catalogue": ("images.toml", written("images.toml", read_catalogue)),
     "capabilities": ("capabilities.toml", written("capabilities.toml", load_grants)),
     "script": ("script.toml", written("script.toml", lambda path: read_script(str(path)))),
     "dotenv": ("env", written(".env", read_dotenv)),

@@ -55,8 +55,10 @@ if TYPE_CHECKING:
     from proofbox.probes.run import run_plan as run_plan
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.contract import Mount as Mount
+    from proofbox.sandbox.images.build import build_image as build_image
     from proofbox.sandbox.images.catalogue import list_images as list_images
     from proofbox.sandbox.images.catalogue import resolve_default_image as resolve_default_image
+    from proofbox.sandbox.images.imports import import_image as import_image
     from proofbox.sandbox.images.pull import pull_image as pull_image
     from proofbox.sandbox.initialize import initialize as initialize
     from proofbox.sandbox.service import Sandboxes as Sandboxes
@@ -79,6 +81,7 @@ _HOME = {
     "Sandboxes": "proofbox.sandbox.service",
     "Settings": "proofbox.config.settings",
     "Workspace": "proofbox.workspace.workspace",
+    "build_image": "proofbox.sandbox.images.build",
     "collect_garbage": "proofbox.lab.garbage",
     "create_tool_registry": "proofbox.workspace.tools.registry",
     "deliver_pull_request": "proofbox.delivery.sending",
@@ -90,6 +93,7 @@ _HOME = {
     "diff_attempt": "proofbox.lab.reports.steps",
     "fork_attempt": "proofbox.lab.attempt.adhoc.fork",
     "fork_attempt_async": "proofbox.lab.attempt.adhoc.fork",
+    "import_image": "proofbox.sandbox.images.imports",
     "initialize": "proofbox.sandbox.initialize",
     "list_images": "proofbox.sandbox.images.catalogue",
     "load_bundle": "proofbox.evidence.bundle.reader",

@@ -77,6 +77,7 @@ NOT_LEFT = {
     "proofbox.suite/1": "TOML; tests/lab/suite/test_spec.py",
     "proofbox.images/1": "TOML; tests/sandbox/images/test_images.py",
     "proofbox.images_lock/1": "needs a catalogue; the same",
+    "proofbox.local_image/1": "needs an import; tests/sandbox/images/test_local_images.py",
     "proofbox.campaign/1": "TOML; tests/lab/campaign/test_campaign_spec.py",
     "proofbox.claude_thread/1": "only with Claude Code; tests/agents/runtimes/test_claude_live.py",
     "proofbox.chain/1": "members of every line of a log: checked with it",

@@ -34,6 +34,8 @@ from proofbox.lab.campaign.registration import read_manifest
 from proofbox.lab.run import limiter
 from proofbox.lab.run.ledger import Ledger
 from proofbox.sandbox.images import catalogue, pull
+from proofbox.sandbox.images.image import images_dir
+from proofbox.sandbox.images.local import local_images
 from proofbox.sandbox.sessions import SessionStore
 
 EXAMPLES = Path(__file__).parent
@@ -153,8 +155,9 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.trusted/1": in_file(lambda _: state_dir() / "trusted.json", lambda _: settings._agreed()),
     "proofbox.limiter/1": in_file(lambda place: place / "l.json", lambda place: limiter._read(place / "l.json")),
     "proofbox.images/1": in_file(
-        lambda place: place / "images.toml", lambda place: catalogue.all_images(place / "images.toml")
+        lambda place: place / "images.toml", lambda place: catalogue.read_catalogue(place / "images.toml")
     ),
+    "proofbox.local_image/1": in_file(lambda _: images_dir() / "small-x86_64.json", lambda _: local_images()),
     "proofbox.images_lock/1": in_file(lambda place: place / pull.LOCK_FILE, pull._locked),
     "proofbox.thread/1": in_file(
         lambda place: place / "threads" / f"{THREAD}.json", lambda place: ThreadStore(place).load(THREAD)

@@ -29,7 +29,7 @@ from proofbox.lab.run.events import EventKind, RunStarted, SuiteEvent
 from proofbox.lab.run.retention import RetentionItem
 from proofbox.probes.run import PlanRun
 from proofbox.sandbox.contract import ExecResult
-from proofbox.sandbox.images.catalogue import Image
+from proofbox.sandbox.images.image import Image
 from proofbox.sandbox.images.pull import PulledImage
 from proofbox.sandbox.initialize import Initialized
 from proofbox.sandbox.service import Session
@@ -153,6 +153,8 @@ def projects_and_images() -> None:
     assert_type(proofbox.list_images(), list[Image])
     assert_type(proofbox.resolve_default_image("x86_64"), Image)
     assert_type(proofbox.pull_image("debian", update=True), PulledImage)
+    assert_type(proofbox.build_image("debian-12"), PulledImage)
+    assert_type(proofbox.import_image("rootfs.tar", "tools"), Image)
 
 
 def attempts_by_hand() -> None:

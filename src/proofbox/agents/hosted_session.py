@@ -150,17 +150,17 @@ class HostedSession(ABC):
     async def _run_turn(self, turn: Turn, prompt: str) -> None:
         """Run one turn of the agent. Returning means that the agent finished its turn."""
 
-    async def _kill(self, turn: Turn) -> None:
+    async def _kill(self, turn: Turn) -> None:  # noqa: B027 (nothing to do by default)
         """Kill everything that the turn has started, so that `_run_turn` stops waiting."""
 
-    async def _end_thread(self, thread: str) -> None:
+    async def _end_thread(self, thread: str) -> None:  # noqa: B027 (nothing to do by default)
         """Kill whatever the turns of a thread left running."""
 
     async def _commands_alive(self) -> int:
         """Return the number of commands that still have processes."""
         return 0
 
-    async def _release(self) -> None:
+    async def _release(self) -> None:  # noqa: B027 (nothing to do by default)
         """Release the session's resources."""
 
     async def publish(self, event: Event) -> None:

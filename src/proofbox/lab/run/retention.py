@@ -24,7 +24,7 @@ from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import is_id
 from proofbox.core.text import path_fields
-from proofbox.errors import CorruptError, ProofboxError, RunUnknown
+from proofbox.errors import CorruptError, ProofboxError, RunUnknown, UsageError
 from proofbox.evidence.bundle.listing import ListedRun, describe
 from proofbox.evidence.bundle.paths import INDEX, MAX_STATUS_BYTES, list_runs, read_bounded
 from proofbox.lab.attempt import artifacts
@@ -36,6 +36,7 @@ from proofbox.lab.run.template import forget_workspaces
 from proofbox.probes.leftovers import abandoned_decoys
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.scratch import abandoned_scratch
+from proofbox.sandbox.images.surplus import image_files
 from proofbox.sandbox.sessions import SessionStore
 from proofbox.workspace import registry
 from proofbox.workspace.model import exact
@@ -43,7 +44,7 @@ from proofbox.workspace.model import exact
 PIN_SUFFIX = ".pin"
 STARTING = 3600.0
 """Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
-Kind = Literal["run", "work", "attempt", "home", "session", "decoys", "schema_cache"]
+Kind = Literal["run", "work", "attempt", "home", "session", "decoys", "schema_cache", "image"]
 _RESUMABLE = "its run can be resumed"
 
 
@@ -54,7 +55,7 @@ class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
     """`run`: evidence. `work`: working files of a run. `attempt`: evidence of an attempt of `runtime try`, in the state
     directory. `home`: the files that its agent kept for itself. `session`: what is left of a sandbox session.
     `decoys`: the targets of probes that a killed plan run left. `schema_cache`: cached schemas of an agent's
-    protocol."""
+    protocol. `image`: the archive or the unpacked files of an image."""
     path: str
     path_b64: str | None = None
     """The exact bytes, if the path is not UTF-8."""
@@ -92,7 +93,7 @@ def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionIte
     if out.is_dir():
         found = list(_runs(out, rules, now))
         found += _work(out, {item.place.name for item in found if item.free})
-    return [*found, *_made_by_hand(rules, now), *_sessions(now), *_decoys(), *_caches()]
+    return [*found, *_made_by_hand(rules, now), *_sessions(now), *_decoys(), *_caches(), *_images(now)]
 
 
 def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, ...]]:
@@ -119,7 +120,7 @@ def _collect(item: RetentionItem) -> RetentionItem:
     if item.kind == "decoys":
         left = next((_remove(each) for each in abandoned_decoys() if each == path), "")
         return msgspec.structs.replace(item, left=left)
-    if item.kind in ("attempt", "home", "schema_cache"):
+    if item.kind in ("attempt", "home", "schema_cache", "image"):
         return msgspec.structs.replace(item, left=_remove(path))
     out = path.parent if item.kind == "run" else path.parent.parent
     lock = conductor_lock(out, path.name)
@@ -316,6 +317,13 @@ def _caches() -> Iterator[RetentionItem]:
         stays = newest[path.name.split("-schema-")[0]] == path
         size = os.stat(path).st_blocks * 512
         yield _item("schema_cache", path, size, not stays, "newest version" if stays else "recreated when needed")
+
+
+def _images(now: datetime) -> Iterator[RetentionItem]:
+    with contextlib.suppress(UsageError):  # keep everything if the names can't be read; `images list` reports it
+        for path, free, reason in image_files(now.timestamp()):
+            size = size_of(path, 1 << 62) if path.is_dir() else os.stat(path).st_blocks * 512
+            yield _item("image", path, size, free, reason)
 
 
 def _item(kind: Kind, path: Path, size: int, free: bool, reason: str) -> RetentionItem:

@@ -2,7 +2,8 @@
 
 Two builds from the same state of the mirror give the same digest: times are cut to the date of the mirror's release
 files, and what mmdebstrap takes from the host (its name, its resolver, its mirror) is replaced. apt verifies the
-packages with the distribution's keys. Their installation scripts run on this machine in a chroot; if root builds, as root.
+packages with the distribution's keys. Their installation scripts run on this machine in a chroot; if root builds, as
+root.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def _run(words: list[str], epoch: int, on_line: OnLine | None) -> None:
         name: os.environ[name] for name in ("http_proxy", "https_proxy", "no_proxy", "TMPDIR") if name in os.environ
     }
     last: deque[str] = deque(maxlen=_LINES_SHOWN)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -222,22 +223,21 @@ def _run(words: list[str], epoch: int, on_line: OnLine | None) -> None:
         env=env,
         cwd="/",
         start_new_session=True,
-    )
-    try:
-        for line in process.stderr or ():
-            text = printable(line.strip())[:500]
-            last.append(text)
-            if on_line is not None and text.startswith("I: "):
-                on_line(text.removeprefix("I: "))
-        code = process.wait(BUILD_SECONDS)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGTERM)  # mmdebstrap then unmounts and removes its directory
+    ) as process:
         try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        raise
+            for line in process.stderr or ():
+                text = printable(line.strip())[:500]
+                last.append(text)
+                if on_line is not None and text.startswith("I: "):
+                    on_line(text.removeprefix("I: "))
+            code = process.wait(BUILD_SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)  # mmdebstrap then unmounts and removes its directory
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
     if code != 0:
         raise ImageBuildFailed(
             f"mmdebstrap failed with exit code {code}: {last[-1] if last else 'it printed nothing'}",

@@ -21,7 +21,7 @@ from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import TEMPORARY_PREFIX, sync_directory, write_document
 from proofbox.core.files.plain import read_plain
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import ImageCorrupt, ImageUnavailable, ProofboxError, UsageError
+from proofbox.errors import ImageCorrupt, ImageUnavailable, UsageError
 from proofbox.sandbox.images.image import NAME, Image, Source, images_dir
 
 RECORD_LIMIT = 64 << 10
@@ -153,7 +153,7 @@ def _read(path: Path) -> LocalImage:
         data = read_plain(path, RECORD_LIMIT)
         require_version(data, "proofbox.local_image/1", path)
         found = parse_json(data, LocalImage)
-    except (OSError, msgspec.DecodeError, ProofboxError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
             f"{path} can't be used: {error}",
             op="images",
