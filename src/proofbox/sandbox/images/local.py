@@ -39,7 +39,7 @@ class LocalImage(msgspec.Struct, frozen=True, kw_only=True):
     """The size of its archive in bytes."""
     source: Source
     origin: str
-    """What it was made from: a mirror and its date, or a path."""
+    """Its origin: a mirror and its date, or a path."""
     created_at: str
     description: str = ""
     schema_version: str = "proofbox.local_image/1"

@@ -1,4 +1,4 @@
-"""The built-in images: lists of signed Debian packages, from which each machine builds its own archive.
+"""The built-in images: lists of signed Debian packages. Each machine builds its own archives of them.
 
 There is no built-in list of digests: it would contain digests that the user has not checked, and would soon name
 packages with known vulnerabilities. Two builds from the same state of the mirror have the same digest (`build.py`).
