@@ -153,7 +153,7 @@ def test_boxes_and_sessions_import_nothing_from_the_project(hostile: HostileDire
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.timeout(180)
 def test_doctor_imports_nothing_from_the_current_directory(hostile: HostileDirectory) -> None:
-    hostile.proofbox("doctor", "--provider", "bubblewrap")
+    hostile.proofbox("doctor", "--provider", "bubblewrap", "--quick")
 
 
 @pytest.mark.needs("bubblewrap")

@@ -126,11 +126,15 @@ def test_async_client_kills_the_silent_box(tmp_path: Path, marker: str, loop: st
         agents: list[int] = []
         async with AsyncSandboxes(tmp_path) as boxes:
             session = await boxes.start_session(provider="bubblewrap", detached=detached)
-            with pytest.raises(SandboxLost, match="does not answer"):
+
+            async def attempt() -> None:
                 for limit in LIMITS:  # until one is long enough for the command to be under way
                     await session.exec(
                         beat(marker), timeout=limit, on_output=lambda _: agents.append(stop_agent_above(marker))
                     )
+
+            with pytest.raises(SandboxLost, match="does not answer"):
+                await attempt()
             assert_ended(marker, agents[0])
             assert session.info.state == "lost"
             await session.stop()
