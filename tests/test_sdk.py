@@ -16,7 +16,7 @@ from suites import HEAD, mission, say, write
 
 import proofbox
 from proofbox.cli import main
-from proofbox.cli.describe import commands
+from proofbox.cli.describe import CommandFacts, commands
 from proofbox.core.results import Document
 from proofbox.lab.campaign.comparing import compare_campaigns
 from proofbox.lab.campaign.planning import plan_campaign
@@ -51,8 +51,15 @@ PLURALS = {"command": "commands", "mission": "missions", "tag": "tags"}
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 
 
+@pytest.fixture(scope="module")
+def facts() -> dict[str, CommandFacts]:
+    return commands()
+
+
 @pytest.mark.parametrize("command", FUNCTIONS)
-def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(command: str) -> None:
+def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(
+    command: str, facts: dict[str, CommandFacts]
+) -> None:
     parameters = inspect.signature(FUNCTIONS[command]).parameters.values()
     keywords = {
         each.name: None if each.default is each.empty else each.default or None
@@ -61,7 +68,7 @@ def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(command: s
     }
     flags = {
         each.name.removeprefix("--").replace("-", "_").lower(): each.default
-        for each in commands()[command].parameters
+        for each in facts[command].parameters
         if each.name not in ("--json", "--jsonl")
     }
     if "backend" in inspect.signature(FUNCTIONS[command]).parameters:

@@ -20,6 +20,7 @@ from pacing import SOON, in_time
 from proofbox.errors import ProviderUnknown, UsageError
 from proofbox.sandbox import conformance
 from proofbox.sandbox.conformance import CHECKS, CheckResult, ProviderCheck, Report, run_conformance
+from proofbox.sandbox.conformance import context as context_module
 from proofbox.sandbox.conformance.check import MEMORY, NETWORK, NOTHING, Need, NotChecked, expect
 from proofbox.sandbox.conformance.context import CheckContext, processes_with
 from proofbox.sandbox.contract import Enforcement
@@ -177,6 +178,7 @@ def test_process_left_by_a_check_is_a_failure_and_is_killed(monkeypatch: pytest.
     def run(context: CheckContext) -> None:
         left.append(subprocess.Popen(["sh", "-c", "read -r _", context.marker], stdin=subprocess.PIPE))
 
+    monkeypatch.setattr(context_module, "SETTLE_SECONDS", 0.3)
     result = run_one(monkeypatch, run)
     assert result.outcome == "failed"
     assert "still running" in result.detail

@@ -248,12 +248,13 @@ class Conductor:
             yield
 
     def _work(self) -> None:
-        wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
-        slots = -(-self._plan.concurrency // wanted)
+        most = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
+        slots = -(-self._plan.concurrency // most)
         idle_deaths = 0
         while True:
             counts = self._ledger.counts()
-            if not counts["planned"] and not counts["claimed"]:
+            left = counts["planned"] + counts["claimed"]
+            if not left:
                 return self._crew.join()
             self._waiting.report(counts["claimed"], counts["ended"])
             self._emit.check()
@@ -263,7 +264,7 @@ class Conductor:
                     op="suite",
                     fix_hints=[f"resume with: proofbox suite resume {quote(str(self._out / self._run_id))}"],
                 )
-            self._crew.start_workers(wanted, slots, self._epoch)
+            self._crew.start_workers(min(most, left), slots, self._epoch)
             died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()

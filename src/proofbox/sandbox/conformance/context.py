@@ -215,11 +215,13 @@ def left_groups() -> list[str]:
 
 
 T = TypeVar("T")
+SETTLE_SECONDS = 10.0
+"""How long processes may take to die."""
 
 
-def settled(find: Callable[[], list[T]], seconds: float = 10.0) -> list[T]:
-    """Call `find` until it returns nothing or the time is up; return its last result. Processes take time to die."""
-    end = time.monotonic() + seconds
+def settled(find: Callable[[], list[T]], seconds: float | None = None) -> list[T]:
+    """Call `find` until it returns nothing or the time is up; return its last result."""
+    end = time.monotonic() + (SETTLE_SECONDS if seconds is None else seconds)
     while (found := find()) and time.monotonic() < end:
         time.sleep(0.02)
     return found
