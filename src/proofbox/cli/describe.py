@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Literal
@@ -108,7 +109,10 @@ def schema_of(kind: type[Document]) -> str:
 
 
 def _printed(function: Callable[..., Any]) -> set[type[Document]]:
-    """Return the document classes that the code and annotations of a command and its helpers refer to."""
+    """Return the document classes that a command and its helpers refer to, and those that functions they call return.
+
+    Documents are imported inside functions, so that `--help` does not load them.
+    """
     found: set[type[Document]] = set()
     seen: set[int] = set()
     pending: list[FunctionType] = [f for f in [function] if isinstance(f, FunctionType)]
@@ -117,20 +121,30 @@ def _printed(function: Callable[..., Any]) -> set[type[Document]]:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        for name in (*_names(each.__code__), *map(str, each.__annotations__.values())):
-            value = each.__globals__.get(name)
+        annotated = (each.__globals__.get(str(name)) for name in each.__annotations__.values())
+        for value in (*_loaded(each.__code__, each.__globals__), *annotated):
+            ours = isinstance(value, FunctionType | type) and value.__module__.startswith("proofbox.cli.")
+            if isinstance(value, FunctionType) and not ours:
+                value = value.__globals__.get(str(value.__annotations__.get("return")))
             if isinstance(value, type) and issubclass(value, Document) and schema_of(value):
                 found.add(value)
-            if isinstance(value, FunctionType) and value.__module__.startswith("proofbox.cli."):
+            if isinstance(value, FunctionType):
                 pending.append(value)
-            elif isinstance(value, type) and value.__module__.startswith("proofbox.cli."):
+            elif isinstance(value, type) and ours:
                 pending += [member for member in vars(value).values() if isinstance(member, FunctionType)]
     return found
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that the code and its inner functions load."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+def _loaded(code: CodeType, scope: dict[str, Any]) -> Iterator[object]:
+    """Yield the global names that the code and its inner functions load, and the names that they import from us."""
+    module = ""
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_GLOBAL":
+            yield scope.get(each.argval)
+        elif each.opname == "IMPORT_NAME":
+            module = each.argval
+        elif each.opname == "IMPORT_FROM" and module.startswith("proofbox."):
+            yield getattr(import_module(module), each.argval, None)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _loaded(constant, scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import shlex
 from typing import Annotated
 
@@ -66,7 +66,7 @@ def _text(document: DoctorReport) -> str:
         if report is None:
             rows.append((name, "no", found.works.isolation.value, "", "", "", "", ""))
             notes.append(f"{name}: {found.works.reason}")
-            if platform.system() in provider_named(name).systems:
+            if os.uname().sysname in provider_named(name).systems:
                 notes += [f"  fix: {hint}" for hint in found.works.fix_hints]
             continue
         passed, failed = len(report.of("passed")), report.of("failed")
