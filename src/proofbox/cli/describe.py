@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -113,26 +114,32 @@ def _printed(function: Callable[..., Any]) -> set[type[Document]]:
 
     Documents are imported inside functions, so that `--help` does not load them.
     """
-    found: set[type[Document]] = set()
-    seen: set[int] = set()
-    pending: list[FunctionType] = [f for f in [function] if isinstance(f, FunctionType)]
+    found: set[object] = set()
+    seen: set[object] = set()
+    pending: list[object] = [function]
     while pending:
         each = pending.pop()
-        if id(each) in seen:
+        if not isinstance(each, FunctionType) or each in seen:
             continue
-        seen.add(id(each))
-        annotated = (each.__globals__.get(str(name)) for name in each.__annotations__.values())
-        for value in (*_loaded(each.__code__, each.__globals__), *annotated):
-            ours = isinstance(value, FunctionType | type) and value.__module__.startswith("proofbox.cli.")
-            if isinstance(value, FunctionType) and not ours:
-                value = value.__globals__.get(str(value.__annotations__.get("return")))
-            if isinstance(value, type) and issubclass(value, Document) and schema_of(value):
+        seen.add(each)
+        for value in (*_loaded(each.__code__, each.__globals__), *_annotated(each)):
+            if isinstance(value, type):
                 found.add(value)
-            if isinstance(value, FunctionType):
-                pending.append(value)
-            elif isinstance(value, type) and ours:
-                pending += [member for member in vars(value).values() if isinstance(member, FunctionType)]
-    return found
+            if not isinstance(value, FunctionType | type):
+                continue
+            if value.__module__.startswith("proofbox.cli."):
+                pending += [value] if isinstance(value, FunctionType) else vars(value).values()
+            elif isinstance(value, FunctionType):
+                found |= _annotated(value, "return")
+    return {kind for kind in found if isinstance(kind, type) and issubclass(kind, Document) and schema_of(kind)}
+
+
+def _annotated(function: FunctionType, *members: str) -> set[object]:
+    """Return the classes that annotations name: all annotations, or those of these members."""
+    whole = getattr(function, "__wrapped__", function)
+    texts = [str(text) for name, text in whole.__annotations__.items() if not members or name in members]
+    named = (whole.__globals__.get(name) for text in texts for name in re.findall(r"\w+", text))
+    return {value for value in named if isinstance(value, type)}
 
 
 def _loaded(code: CodeType, scope: dict[str, Any]) -> Iterator[object]:
