@@ -40,7 +40,7 @@ def test_running_a_command_loads_nothing_unneeded(provider: str, tmp_path: Path)
 
 
 def test_everything_of_the_preloaded_libraries_can_be_used() -> None:
-    """Parts of them are loaded later, when they are used, and other packages import these parts, too."""
+    """Parts of them are loaded when they are used, and other packages can import these parts."""
     script = (
         "import sys; from proofbox.cli.preloading import preload; preload();"
         "assert not {'msgspec.inspect', 'platform', 'textwrap', 'typing_extensions', 'urllib.parse'} & set(sys.modules);"
