@@ -108,7 +108,7 @@ class BoxHandle(msgspec.Struct, frozen=True):
         except CommandNotFound as error:
             raise self._with_host_hint(error) from None
 
-    def annotate(self, error: ProofboxError) -> ProofboxError:
+    def add_diagnostics(self, error: ProofboxError) -> ProofboxError:
         """Add the provider and its diagnostics to an error from the box."""
         error.details.setdefault("provider", self.provider)
         error.details.setdefault("diagnostics", msgspec.to_builtins(dict(self.diagnostics)))

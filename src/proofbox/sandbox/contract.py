@@ -217,7 +217,7 @@ class Box(Protocol):
     def holder(self) -> str:
         """The leader of the box's process group, by `process_name`; empty if a container engine runs the box."""
 
-    def account(self) -> str:
+    def stderr(self) -> str:
         """The stderr of the provider's own programs, which explains why a box died."""
 
     def release(self) -> None:
@@ -263,7 +263,7 @@ class Provider(Protocol):
         Called only by `enforcement.start_box`, which has refused what `enforcement` does not claim.
         """
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
         """Derive from the stderr of its programs why a box did not start: a reason and hints."""
 
 

@@ -51,13 +51,13 @@ class OpenedBox(msgspec.Struct, frozen=True):
     def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:
         """Turn the loss of a box that never greeted into `StartFailed`. Adds the stderr of its programs."""
         if not isinstance(error, SandboxLost):
-            return self.inside.annotate(error)
-        account = self.box.account()
+            return self.inside.add_diagnostics(error)
+        stderr = self.box.stderr()
         if not greeted:
-            reason, hints = self.provider.explain(account)
+            reason, hints = self.provider.explain(stderr)
             error = StartFailed(f"{self.provider.name} did not start a box: {reason}", op="start", fix_hints=hints)
-        error.details["account"] = account
-        return self.inside.annotate(error)
+        error.details["account"] = stderr
+        return self.inside.add_diagnostics(error)
 
 
 class BoxOpener:

@@ -151,10 +151,10 @@ def _run_trial(provider: Provider, policy: Policy) -> None:
             request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_TIMEOUT)
             call = Connection(stream_of(box), box.kill).run(request)
         except ProofboxError as error:
-            account = box.account()
-            reason, hints = provider.explain(account)
+            stderr = box.stderr()
+            reason, hints = provider.explain(stderr)
             raise ProviderUnavailable(
-                reason, op="probe", fix_hints=[*hints, *error.fix_hints], details={"account": account}
+                reason, op="probe", fix_hints=[*hints, *error.fix_hints], details={"account": stderr}
             ) from error
         finally:
             box.destroy()

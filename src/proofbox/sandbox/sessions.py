@@ -87,7 +87,7 @@ class SessionRecord(msgspec.Struct, frozen=True):
         return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=self.ttl)
 
     def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:  # noqa: ARG002 (same as `OpenedBox`)
-        return self.inside.annotate(error)
+        return self.inside.add_diagnostics(error)
 
 
 class SessionStore:

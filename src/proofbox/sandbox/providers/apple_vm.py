@@ -29,5 +29,5 @@ class AppleVm:
         self.identity()
         raise AssertionError("identity() always raises")
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return account, []
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return stderr, []

@@ -139,8 +139,8 @@ class Bubblewrap:
             ),
         )
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return explain(account)
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return explain(stderr)
 
 
 class _Shift(msgspec.Struct, frozen=True):

@@ -75,5 +75,5 @@ class Off:
             places=((Path("/"), "/"),),
         )
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return account.splitlines()[-1] if account else "it ended without a message", []
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return stderr.splitlines()[-1] if stderr else "it ended without a message", []
