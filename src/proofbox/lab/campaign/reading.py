@@ -101,9 +101,9 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
     campaign = document.campaign
     for number, flow in _flows(document):
         if flow.id in ids[:number]:
-            problems.add(("flow", number, "id"), f"duplicate flow id {flow.id!r}", "ids must be unique")
+            problems.say(("flow", number, "id"), f"duplicate flow id {flow.id!r}", "ids must be unique")
         if flow.runner.type not in known:
-            problems.add(
+            problems.say(
                 ("flow", number, "runner", "type"),
                 f"no strategy is called {flow.runner.type!r}",
                 nearest(flow.runner.type, known),
@@ -111,12 +111,12 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
         if flow.prompt_template is not None:
             at: tuple[str | int, ...] = ("flow", number, "prompt_template")
             if campaign.prompt_mode == "mission_only":
-                problems.add(at, 'prompt_mode = "mission_only" allows no template', "remove one of them")
+                problems.say(at, 'prompt_mode = "mission_only" allows no template', "remove one of them")
             elif PROMPT not in flow.prompt_template:
-                problems.add(at, f"the template has no {PROMPT}", f"write {PROMPT} where the mission's prompt belongs")
+                problems.say(at, f"the template has no {PROMPT}", f"write {PROMPT} where the mission's prompt belongs")
     if campaign.against is not None and campaign.against not in ids:
         at = ("campaign", "against")
-        problems.add(at, f"no flow is called {campaign.against!r}", nearest(campaign.against, ids))
+        problems.say(at, f"no flow is called {campaign.against!r}", nearest(campaign.against, ids))
     for number, gate in enumerate(document.gate):
         _check_gate(gate, ("gate", number), ids, problems)
 
@@ -124,23 +124,23 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
 def _check_gate(gate: Gate, at: tuple[str | int, ...], flows: list[str], problems: Problems) -> None:
     for field, name in (("flow", gate.flow), ("against", gate.against)):
         if name is not None and name not in flows:
-            problems.add((*at, field), f"no flow is called {name!r}", nearest(name, flows))
+            problems.say((*at, field), f"no flow is called {name!r}", nearest(name, flows))
     if gate.type == "comparison":
         if gate.flow is None or gate.against is None or not gate.verdicts:
-            problems.add(
+            problems.say(
                 at, "a comparison gate needs flow, against and verdicts", 'verdicts = ["better", "equivalent"]'
             )
         elif gate.flow == gate.against:
-            problems.add((*at, "against"), "a flow cannot be compared with itself")
+            problems.say((*at, "against"), "a flow cannot be compared with itself")
         return
     bound, other = ("min", "max") if gate.type in ("coverage", "pass_rate") else ("max", "min")
     if getattr(gate, other) is not None:
-        problems.add((*at, other), f"a {gate.type} gate has no {other}", f"write {bound} = ...")
+        problems.say((*at, other), f"a {gate.type} gate has no {other}", f"write {bound} = ...")
     if gate.type in ("pass_rate", "budget") and getattr(gate, bound) is None:
-        problems.add(at, f"a {gate.type} gate needs {bound}", f"write {bound} = ...")
+        problems.say(at, f"a {gate.type} gate needs {bound}", f"write {bound} = ...")
     value = getattr(gate, bound)
     if value is not None and not 0 <= value <= (1 if gate.type in _SHARES else math.inf):
-        problems.add((*at, bound), f"{bound} = {value} is out of range", "write a share between 0 and 1: 0.95")
+        problems.say((*at, bound), f"{bound} = {value} is out of range", "write a share between 0 and 1: 0.95")
 
 
 # Missions
@@ -159,28 +159,28 @@ def _chosen(choices: tuple[MissionChoice, ...], base: Path, problems: Problems) 
         try:
             suite = open_suite(base / choice.suite)
         except ProofboxError as error:
-            problems.add(("missions", number, "suite"), error.message, _hint(error))
+            problems.say(("missions", number, "suite"), error.message, _hint(error))
             continue
         ids = [mission.id for mission in suite.missions]
         tags = sorted({tag for mission in suite.missions for tag in mission.tags})
         for place, pattern in enumerate(choice.ids):
             if not fnmatch.filter(ids, pattern):
-                problems.add(
+                problems.say(
                     ("missions", number, "ids", place), f"no mission matches {pattern!r}", nearest(pattern, ids)
                 )
         for place, tag in enumerate(choice.tags):
             if tag not in tags:
-                problems.add(("missions", number, "tags", place), f"no mission has the tag {tag!r}", nearest(tag, tags))
+                problems.say(("missions", number, "tags", place), f"no mission has the tag {tag!r}", nearest(tag, tags))
         for mission in suite.missions:
             named = not choice.ids or any(fnmatch.fnmatchcase(mission.id, pattern) for pattern in choice.ids)
             tagged = not choice.tags or set(choice.tags) & set(mission.tags)
             if named and tagged:
                 if any(each.mission.id == mission.id for each in found):
                     what = f"mission {mission.id!r} is selected twice"
-                    problems.add(("missions", number), what, "select it once with ids")
+                    problems.say(("missions", number), what, "select it once with ids")
                 found.append(_Chosen(mission, suite, number))
     if not found and not problems.found:
-        problems.add(("missions",), "no mission is selected", "a mission must match one of ids and one of tags")
+        problems.say(("missions",), "no mission is selected", "a mission must match one of ids and one of tags")
     return found
 
 
@@ -188,21 +188,21 @@ def _check_missions(document: CampaignDocument, chosen: list[_Chosen], problems:
     attempts = len(chosen) * len(document.flow) * document.campaign.replicates
     if attempts > MAX_ATTEMPTS:
         what = f"{counted(attempts, 'attempt')} are more than {MAX_ATTEMPTS}"
-        problems.add(("campaign", "replicates"), what, "use fewer replicates or missions")
+        problems.say(("campaign", "replicates"), what, "use fewer replicates or missions")
     evaluation = document.evaluation
     for each in chosen:
         mission, at = each.mission, ("missions", each.number)
         verify, expect = evaluation.verify or mission.verify, evaluation.expect or mission.expect
         if not verify.commands and not expect.asks:
             hint = "define when it is done: verify.commands, or expect"
-            problems.add(at, f"nothing verifies mission {mission.id!r}", hint)
+            problems.say(at, f"nothing verifies mission {mission.id!r}", hint)
         if document.campaign.prompt_mode == "exam":
             for what in _reachable_oracle(mission, each.suite):
-                problems.add(at, f"mission {mission.id!r}: {what}", "an exam keeps its oracle out of the agent's reach")
+                problems.say(at, f"mission {mission.id!r}: {what}", "an exam keeps its oracle out of the agent's reach")
     if document.campaign.prompt_mode == "exam":
         for number, flow in _flows(document):
             if flow.provider == "off" or any(each.mission.provider == "off" for each in chosen):
-                problems.add(("flow", number), f"flow {flow.id!r}: an exam needs a sandbox", 'remove provider = "off"')
+                problems.say(("flow", number), f"flow {flow.id!r}: an exam needs a sandbox", 'remove provider = "off"')
 
 
 def _reachable_oracle(mission: Mission, suite: Suite) -> list[str]:
@@ -228,13 +228,13 @@ def _suite(document: CampaignDocument, number: int, chosen: list[_Chosen], base:
         try:
             missions.append(_mission(document, flow, each, base))
         except Unreadable as why:
-            problems.add(("missions", each.number), f"the prompt of mission {each.mission.id!r} {why}")
+            problems.say(("missions", each.number), f"the prompt of mission {each.mission.id!r} {why}")
     fields = {"id": document.campaign.id, "isolation": flow.isolation}
     source = msgspec.json.encode({"suite": fields, "mission": missions}, order="deterministic").decode()
     try:
         return parse_suite(source, base=base, name=f"flow {flow.id}", json=True)
     except ProofboxError as error:
-        problems.add(("flow", number), error.message, _hint(error))
+        problems.say(("flow", number), error.message, _hint(error))
         return chosen[0].suite
 
 

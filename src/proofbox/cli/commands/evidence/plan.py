@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,11 +13,8 @@ from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.errors import PlanMismatch
-from proofbox.probes.plan import Probe, Profile
+from proofbox.probes.plan import Plan, Probe, Profile
 from proofbox.probes.results import ChangedDecision, ProbeResult
-
-if TYPE_CHECKING:
-    from proofbox.probes.plan import Plan
 
 PlanName = Annotated[str, Parameter(help="A built-in plan (see `plan list`), or a file.")]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
@@ -11,9 +11,9 @@ from proofbox.cli import flags
 from proofbox.cli.output import Document, columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import progress_bar, watched
-
-if TYPE_CHECKING:
-    from proofbox.sandbox.images.catalogue import Image
+from proofbox.sandbox.images import catalogue as catalogues
+from proofbox.sandbox.images.catalogue import Image
+from proofbox.sandbox.paths import resolve_project
 
 Arch = Annotated[str | None, Parameter(name="--arch", help="x86_64 or aarch64. Default: this machine's.")]
 Catalogue = Annotated[
@@ -86,8 +86,6 @@ def list_(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = 
       proofbox images list
       proofbox images list --arch aarch64 --json
     """
-    from proofbox.sandbox.images import catalogue as catalogues
-
     found = tuple(map(ImageFacts.of, catalogues.list_images(arch, catalogue=catalogue)))
     path = catalogue or catalogues.catalogue_file()
     document = ImagesDocument(catalogue=str(path), arch=catalogues.architecture(arch), images=found)
@@ -102,8 +100,6 @@ def default(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json 
       proofbox images default
       proofbox exec --provider docker --image "$(proofbox images default)" -- true
     """
-    from proofbox.sandbox.images import catalogue as catalogues
-
     image = catalogues.resolve_default_image(arch, catalogue=catalogue)
     show(ImageDocument(image=ImageFacts.of(image)), lambda: image.name, as_json=json)
     return 0
@@ -130,7 +126,6 @@ def pull(
       proofbox images pull small --json
     """
     from proofbox.sandbox.images.pull import LOCK_FILE, pull_image
-    from proofbox.sandbox.paths import resolve_project
 
     with progress_bar(name or "default image", shown=watched(as_json=json)) as update_bar:
         pulled = pull_image(
@@ -147,8 +142,6 @@ def pull(
 
 
 def _table(document: ImagesDocument, path: Path) -> str:
-    from proofbox.sandbox.images import catalogue as catalogues
-
     if not document.images:
         return f"no images for {document.arch}; {catalogues.how_to_add(path)}"
     rows = [("IMAGE", "ARCH", "SIZE", "PULLED", "SHA256", "DESCRIPTION")]
