@@ -47,6 +47,7 @@ FUNCTIONS: dict[str, Callable[..., Document]] = {
 CALLBACKS = {"on_event", "on_check", "on_plan", "stop"}
 BACKEND = {"backend_url", "allow_http", "timeout"}
 """Flags that are one argument in Python: `BackendSettings`."""
+PLURALS = {"command": "commands", "mission": "missions", "tag": "tags"}
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 
 
@@ -66,6 +67,8 @@ def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(command: s
     if "backend" in inspect.signature(FUNCTIONS[command]).parameters:
         assert flags.keys() >= BACKEND
         flags = {name: default for name, default in flags.items() if name not in BACKEND}
+    # A flag that can be repeated has a singular name, and its keyword the plural.
+    flags = {PLURALS.get(name, name): default for name, default in flags.items()}
     assert keywords == flags
     assert not any(each.kind is each.VAR_KEYWORD for each in parameters), "an unknown keyword is a TypeError"
 

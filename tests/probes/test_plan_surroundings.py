@@ -26,7 +26,8 @@ from proofbox.sandbox.host.binaries import program
 def test_a_new_plan_is_valid_and_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "a" / "b"
     assert main(["new", "plan", str(place), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["path"] == str(place / "plan.toml")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["directory"], document["files"]) == (str(place), ["plan.toml"])
     run = proofbox.run_plan(str(place / "plan.toml"), tmp_path / "out", provider="bubblewrap")
     assert [(each.probe_id, each.profile, each.detail) for each in run.results if not each.matched] == []
     plan = load_plan(str(place / "plan.toml")).plan

@@ -7,6 +7,7 @@ is reported.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ CLOSE_TIMEOUT = 10.0
 Ending = Literal["interrupt", "stall", "close"]
 
 
-class HostedSession:
+class HostedSession(ABC):
     """Subclasses run turns (`_run_turn`), and kill what a turn has started (`_kill`)."""
 
     version = ""
@@ -145,9 +146,9 @@ class HostedSession:
 
     # For subclasses
 
+    @abstractmethod
     async def _run_turn(self, turn: Turn, prompt: str) -> None:
         """Run one turn of the agent. Returning means that the agent finished its turn."""
-        raise NotImplementedError
 
     async def _kill(self, turn: Turn) -> None:
         """Kill everything that the turn has started, so that `_run_turn` stops waiting."""

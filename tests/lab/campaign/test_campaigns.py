@@ -126,7 +126,7 @@ def test_campaign_compares_flows_and_commits_the_results(
     assert proofbox.verify("out").ok
     assert main(["campaign", "report", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(report))
-    assert main(["campaign", "report", "out", "--format", "markdown"]) == 0
+    assert main(["campaign", "report", "out", "--markdown"]) == 0
     assert "| agent | 2/4 | 50.0 % |" in capsys.readouterr().out
     assert main(["campaign", "status", "out"]) == 0
     assert "4/4" in capsys.readouterr().out

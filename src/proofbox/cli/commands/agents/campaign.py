@@ -212,9 +212,7 @@ def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
 def report(
     out: OutPath = Path("campaign"),
     *,
-    format: Annotated[
-        Literal["table", "markdown"], Parameter(name="--format", help="A table, or Markdown for a pull request.")
-    ] = "table",
+    markdown: Annotated[bool, Parameter(name="--markdown", help="Print Markdown, for a pull request.")] = False,
     json: flags.Json = False,
 ) -> int:
     """Show the pass rate of every flow with its interval, and the verdict of every comparison.
@@ -224,11 +222,11 @@ def report(
 
     For example:
       proofbox campaign report campaign
-      proofbox campaign report campaign --format markdown > comment.md
+      proofbox campaign report campaign --markdown > comment.md
     """
     from proofbox.lab.reports.campaign import load_campaign
 
-    return _show(load_campaign(out), json=json, markdown=format == "markdown")
+    return _show(load_campaign(out), json=json, markdown=markdown)
 
 
 def _run(start: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, jsonl: bool, json: bool) -> int:
