@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, Unpack
 
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.results import ErrorBody
@@ -25,41 +23,17 @@ from proofbox.errors import DeliveryConflict
 _Path = str | os.PathLike[str]
 
 
-class SourceOptions(TypedDict, total=False):
-    """Options of a plan and of a delivery: its files, and their repository."""
-
-    enterprise_id: str | None
-    """Selects the app's spec, whose owner is the user to act for, unless `user_id` is set."""
-    snapshot: str | None
-    """The snapshot to use, if the source is a workspace."""
-    root: str | None
-    """The directory inside the source."""
-    repo_url: str | None
-    """By default the app's own repository."""
-    user_id: str | None
-    """The user to act for. By default the owner in the spec, or `proofbox`."""
-    backend: BackendSettings | None
-    """By default read from the environment and the `.env` of the current directory."""
-
-
-class DeliveryOptions(SourceOptions, total=False):
-    """Options of a delivery: its evidence, and the record of it."""
-
-    packet: _Path | None
-    """The promotion packet."""
-    bundle: _Path | None
-    """The packet's bundle, if it is not where the packet says."""
-    key: _Path | None
-    """The public key whose private key must have signed the packet."""
-    allow_unpromoted: bool
-    """Deliver also if the evidence does not support it; otherwise that raises `DeliveryNotProven`."""
-    out: _Path | None
-    """A directory for the bundle of requests and responses. By default one in the user's state directory."""
-    message: str
-    """The message of the first commit, or the start of the pull request's description."""
-
-
-def plan_delivery(source: _Path, *, app_id: str, **options: Unpack[SourceOptions]) -> DeliveryPlan:
+def plan_delivery(
+    source: _Path,
+    *,
+    app_id: str,
+    enterprise_id: str | None = None,
+    snapshot: str | None = None,
+    root: str | None = None,
+    repo_url: str | None = None,
+    user_id: str | None = None,
+    backend: BackendSettings | None = None,
+) -> DeliveryPlan:
     """Return what a delivery would send, without changing anything. Conflicts are listed and do not raise.
 
     For example:
@@ -67,14 +41,33 @@ def plan_delivery(source: _Path, *, app_id: str, **options: Unpack[SourceOptions
         plan = proofbox.plan_delivery("build", app_id="shop")
         print(plan.ok, [change.path for change in plan.changes])
 
-    `source` is a directory, a zip archive, an attempt's bundle or a workspace.
+    `source` is a directory, a zip archive, an attempt's bundle or a workspace; `snapshot` selects one of the
+    workspace's, and `root` the directory inside the source. `repo_url` is by default the app's own repository. The user
+    to act for is `user_id`, or the owner in the spec of `enterprise_id`, or `proofbox`. `backend` is by default read
+    from the environment and the `.env` of the current directory.
     """
-    with planned(source, app_id, **options) as (plan, _):
+    options = {"snapshot": snapshot, "root": root, "repo_url": repo_url, "user_id": user_id}
+    with planned(source, app_id, enterprise_id, backend, **options) as (plan, _):
         return plan
 
 
 def deliver_repository(
-    source: _Path, *, app_id: str, repo_name: str | None = None, **options: Unpack[DeliveryOptions]
+    source: _Path,
+    *,
+    app_id: str,
+    enterprise_id: str | None = None,
+    snapshot: str | None = None,
+    root: str | None = None,
+    repo_url: str | None = None,
+    user_id: str | None = None,
+    packet: _Path | None = None,
+    bundle: _Path | None = None,
+    key: _Path | None = None,
+    allow_unpromoted: bool = False,
+    out: _Path | None = None,
+    repo_name: str | None = None,
+    message: str = "",
+    backend: BackendSettings | None = None,
 ) -> Delivery:
     """Create an app's repository from a tree backed by evidence. Repeating the call creates no second repository.
 
@@ -83,15 +76,36 @@ def deliver_repository(
         done = proofbox.deliver_repository("build", app_id="shop", packet="out/run-1.promotion.json", key="release.pub")
         print(done.repo_url, done.proof.standing)
 
-    The backend chooses the repository's name, unless `repo_name` is given.
+    `source` to `user_id` and `backend` are those of `plan_delivery`. `packet` is the promotion packet, `bundle` its
+    bundle, if not where the packet says, and `key` the public key that must have signed it. Evidence that does not
+    support the delivery raises `DeliveryNotProven`, unless `allow_unpromoted`. The requests and responses are recorded
+    as a bundle in `out`, by default in the user's state directory. `message` is that of the first commit.
     """
-    with _proven(source, app_id, **options) as (client, target, tree, proof, sent):
-        export = initial_export(client, target, tree, proof, replace(sent, repo_name=repo_name))
-        return _delivery(target, tree, proof, export)
+    options = {"snapshot": snapshot, "root": root, "repo_url": repo_url, "user_id": user_id}
+    with _opened(source, app_id, enterprise_id, backend, **options) as (client, target, tree, redactor):
+        proof = _proven(tree, packet, bundle, key, allow_unpromoted=allow_unpromoted)
+        sent = Options(redactor=redactor, out=_place(out), repo_name=repo_name, message=message)
+        return _delivery(target, tree, proof, initial_export(client, target, tree, proof, sent))
 
 
 def deliver_pull_request(
-    source: _Path, *, app_id: str, title: str = "", branch: str | None = None, **options: Unpack[DeliveryOptions]
+    source: _Path,
+    *,
+    app_id: str,
+    enterprise_id: str | None = None,
+    snapshot: str | None = None,
+    root: str | None = None,
+    repo_url: str | None = None,
+    user_id: str | None = None,
+    packet: _Path | None = None,
+    bundle: _Path | None = None,
+    key: _Path | None = None,
+    allow_unpromoted: bool = False,
+    out: _Path | None = None,
+    title: str = "",
+    message: str = "",
+    branch: str | None = None,
+    backend: BackendSettings | None = None,
 ) -> Delivery:
     """Open a pull request from a tree backed by evidence. Repeating the call opens no second pull request.
 
@@ -100,20 +114,23 @@ def deliver_pull_request(
         done = proofbox.deliver_pull_request("build", app_id="shop", packet="out/run-1.promotion.json")
         print(done.pr_url)
 
-    `title` is by default a count of the changes, and `branch` is by default derived from the patch. Files that were
-    changed on both sides raise `DeliveryConflict`, and nothing is sent.
+    `source` to `user_id` and `backend` are those of `plan_delivery`, `packet` to `out` those of `deliver_repository`.
+    `title` is by default a count of the changes, `message` starts the description, and `branch` is by default derived
+    from the patch. Files that were changed on both sides raise `DeliveryConflict`, and nothing is sent.
     """
-    with _proven(source, app_id, **options) as (client, target, tree, proof, sent):
-        opened = pull_request(client, target, tree, proof, replace(sent, title=title, branch=branch))
-        return _delivery(target, tree, proof, opened)
+    options = {"snapshot": snapshot, "root": root, "repo_url": repo_url, "user_id": user_id}
+    with _opened(source, app_id, enterprise_id, backend, **options) as (client, target, tree, redactor):
+        proof = _proven(tree, packet, bundle, key, allow_unpromoted=allow_unpromoted)
+        sent = Options(redactor=redactor, out=_place(out), title=title, message=message, branch=branch)
+        return _delivery(target, tree, proof, pull_request(client, target, tree, proof, sent))
 
 
 @contextmanager
 def planned(
-    source: _Path, app_id: str, **options: Unpack[SourceOptions]
+    source: _Path, app_id: str, enterprise_id: str | None, backend: BackendSettings | None, **options: str | None
 ) -> Iterator[tuple[DeliveryPlan, Callable[[], str]]]:
     """Yield what `plan_delivery` returns, and a function that renders it as a diff while the source is open."""
-    with _opened(source, app_id, **options) as (client, target, tree, _):
+    with _opened(source, app_id, enterprise_id, backend, **options) as (client, target, tree, _):
         patch, manifest = make_plan(client, target, tree)
         conflict = DeliveryConflict(
             f"{len(patch.conflicts)} files were changed on both sides",
@@ -145,36 +162,16 @@ def planned(
 
 
 @contextmanager
-def _proven(
-    source: _Path,
-    app_id: str,
-    *,
-    packet: _Path | None = None,
-    bundle: _Path | None = None,
-    key: _Path | None = None,
-    allow_unpromoted: bool = False,
-    out: _Path | None = None,
-    message: str = "",
-    **options: Unpack[SourceOptions],
-) -> Iterator[tuple[BackendClient, Target, SourceTree, Proof, Options]]:
-    """Open the source of a delivery, and examine its evidence."""
-    with _opened(source, app_id, **options) as (client, target, tree, redactor):
-        proof = examine(_place(packet), _place(bundle), tree, key=_place(key))
-        require(proof, allow_unpromoted=allow_unpromoted)
-        yield client, target, tree, proof, Options(redactor=redactor, out=_place(out), message=message)
-
-
-@contextmanager
 def _opened(
     source: _Path,
     app_id: str,
+    enterprise_id: str | None,
+    backend: BackendSettings | None,
     *,
-    enterprise_id: str | None = None,
-    snapshot: str | None = None,
-    root: str | None = None,
-    repo_url: str | None = None,
-    user_id: str | None = None,
-    backend: BackendSettings | None = None,
+    snapshot: str | None,
+    root: str | None,
+    repo_url: str | None,
+    user_id: str | None,
 ) -> Iterator[tuple[BackendClient, Target, SourceTree, Redactor]]:
     settings = backend or BackendSettings.from_environment(project=Path.cwd())
     redactor = known_secrets(settings.key)
@@ -185,6 +182,14 @@ def _opened(
         if user_id is None and enterprise_id is not None:
             user_id = client.get_app_spec(enterprise_id, app_id=app_id).owner_user_id
         yield client, Target(settings.url, app_id, user_id or "proofbox", repo_url), tree, redactor
+
+
+def _proven(
+    tree: SourceTree, packet: _Path | None, bundle: _Path | None, key: _Path | None, *, allow_unpromoted: bool
+) -> Proof:
+    proof = examine(_place(packet), _place(bundle), tree, key=_place(key))
+    require(proof, allow_unpromoted=allow_unpromoted)
+    return proof
 
 
 def _place(path: _Path | None) -> Path | None:

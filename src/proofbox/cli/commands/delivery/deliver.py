@@ -168,8 +168,7 @@ def plan(
     """
     from proofbox.delivery.sending import planned
 
-    options = {**source.options(), "enterprise_id": enterprise_id, "backend": _quiet(backend)}
-    with planned(source.source, app_id, **options) as (found, diff):
+    with planned(source.source, app_id, enterprise_id, _quiet(backend), **source.options()) as (found, diff):
         return _show_plan(found, diff, as_json=json)
 
 
