@@ -183,23 +183,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"proofbox {__version__}")
         return 0
-    import_msgspec()
+    from proofbox.cli.preloading import preload
+
+    preload()
     from proofbox.cli.app import run
 
     return run(words)
-
-
-def import_msgspec() -> None:
-    """Import msgspec without `typing_extensions`, which it imports in place of `typing` if it can.
-
-    That module and its own imports take a fifth of the startup time, and `typing` has the same since Python 3.11.
-    """
-    if "msgspec" not in sys.modules and "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # makes its import fail
-        try:
-            import msgspec  # noqa: F401
-        finally:
-            del sys.modules["typing_extensions"]
 
 
 def entry() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dis
-import functools
-import importlib
-import inspect
+import re
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Literal
@@ -112,42 +110,48 @@ def schema_of(kind: type[Document]) -> str:
 
 
 def _printed(function: Callable[..., Any]) -> set[type[Document]]:
-    """Return the document classes that a command and its helpers name, or that the functions they call return."""
-    found: set[type[Document]] = set()
-    seen: set[int] = set()
-    pending: list[FunctionType] = [f for f in [function] if isinstance(f, FunctionType)]
+    """Return the document classes that a command and its helpers refer to, and those that functions they call return.
+
+    Documents are imported inside functions, so that `--help` does not load them.
+    """
+    found: set[object] = set()
+    seen: set[object] = set()
+    pending: list[object] = [function]
     while pending:
         each = pending.pop()
-        if id(each) in seen:
+        if not isinstance(each, FunctionType) or each in seen:
             continue
-        seen.add(id(each))
-        imported = _imports(each.__module__)
-        for name in (*_names(each.__code__), *map(str, each.__annotations__.values())):
-            value = each.__globals__.get(name)
-            if value is None and name in imported:
-                value = getattr(importlib.import_module(imported[name]), name, None)
-            if isinstance(value, FunctionType) and not value.__module__.startswith("proofbox.cli."):
-                value = value.__globals__.get(str(value.__annotations__.get("return")))
-            if isinstance(value, type) and issubclass(value, Document) and schema_of(value):
+        seen.add(each)
+        for value in (*_loaded(each.__code__, each.__globals__), *_annotated(each)):
+            if isinstance(value, type):
                 found.add(value)
-            if isinstance(value, FunctionType) and value.__module__.startswith("proofbox.cli."):
-                pending.append(value)
-            elif isinstance(value, type) and value.__module__.startswith("proofbox.cli."):
-                pending += [member for member in vars(value).values() if isinstance(member, FunctionType)]
-    return found
+            if not isinstance(value, FunctionType | type):
+                continue
+            if value.__module__.startswith("proofbox.cli."):
+                pending += [value] if isinstance(value, FunctionType) else vars(value).values()
+            elif isinstance(value, FunctionType):
+                found |= _annotated(value, "return")
+    return {kind for kind in found if isinstance(kind, type) and issubclass(kind, Document) and schema_of(kind)}
 
 
-@functools.cache
-def _imports(module: str) -> dict[str, str]:
-    """Return the names that a module imports when they are used, or only for type checkers, with their modules."""
-    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
-    found = (each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom) and each.module)
-    return {name.name: str(each.module) for each in found for name in each.names}
+def _annotated(function: FunctionType, *members: str) -> set[object]:
+    """Return the classes that annotations name: all annotations, or those of these members."""
+    whole = getattr(function, "__wrapped__", function)
+    texts = [str(text) for name, text in whole.__annotations__.items() if not members or name in members]
+    named = (whole.__globals__.get(name) for text in texts for name in re.findall(r"\w+", text))
+    return {value for value in named if isinstance(value, type)}
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that the code and its inner functions load, and those that they import."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "IMPORT_FROM"))
+def _loaded(code: CodeType, scope: dict[str, Any]) -> Iterator[object]:
+    """Yield the global names that the code and its inner functions load, and the names that they import from us."""
+    module = ""
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_GLOBAL":
+            yield scope.get(each.argval)
+        elif each.opname == "IMPORT_NAME":
+            module = each.argval
+        elif each.opname == "IMPORT_FROM" and module.startswith("proofbox."):
+            yield getattr(import_module(module), each.argval, None)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _loaded(constant, scope)

@@ -42,7 +42,15 @@ pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
 
 # gVisor is ten times slower than the others: run the checks where it differs most, and all of them in a soak.
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
-SAMPLED = {"agent", "kernel", "killing", "limits", "policy", "commands.one-death-among-many", "network.socket-families"}
+SAMPLED = {
+    "agent",
+    "kernel",
+    "killing",
+    "limits",
+    "policy",
+    "commands.one-failure-among-many",
+    "network.socket-families",
+}
 
 
 @pytest.fixture(scope="module")

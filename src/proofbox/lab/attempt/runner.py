@@ -163,7 +163,7 @@ class Supervisor:
         self._checked = VerifierResult(passed=None)
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[UnmetCondition] = []
-        self._doubt = ""
+        self._incomplete_reason = ""
         self._session: AgentSession | None = None
         self._given = ""
         self._final: Snapshot | None = None
@@ -321,7 +321,7 @@ class Supervisor:
                     facts["fork"] = self.context.fork_mode(self._mission.id)
                 self._runner |= {"facts": facts, "shared": shared is not None}
                 await recording.finish(thread, close=shared is None)
-                self._doubt = recording.doubt
+                self._incomplete_reason = recording.incomplete_reason
         self._judge_turn(self._result)
         if recording.failure is not None and self._infra is None:
             self.fail(ListenerFailed(f"the record is incomplete: {typed(recording.failure).message}", op="listen"))
@@ -469,7 +469,13 @@ class Supervisor:
             if unscored and self._reason == "completed":
                 self._reason = unscored
         calls = self._trace.observed_calls() if self._trace else []
-        self._unmet = unmet(self._mission.expect, self._feedback, calls, finder(workspace, final), doubt=self._doubt)
+        self._unmet = unmet(
+            self._mission.expect,
+            self._feedback,
+            calls,
+            finder(workspace, final),
+            incomplete_reason=self._incomplete_reason,
+        )
         if workspace.lower is not None:
             workspace.lower.require_unchanged()
 

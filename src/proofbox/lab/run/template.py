@@ -191,7 +191,7 @@ def _fill(source: TemplateSource, dest: Path) -> None:
     if source.workspace is None:
         return
     if stat.S_ISDIR(os.fstat(source.workspace).st_mode):
-        OverlayWriter(dest).lay(source.workspace, skip=source.skip, name=source.name)
+        OverlayWriter(dest).copy_tree(source.workspace, skip=source.skip, name=source.name)
         return
     try:
         unpack(Path(f"/dev/fd/{source.workspace}"), dest)

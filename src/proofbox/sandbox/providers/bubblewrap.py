@@ -148,8 +148,8 @@ class Bubblewrap:
             ),
         )
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return explain(account)
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return explain(stderr)
 
 
 class _Shift(msgspec.Struct, frozen=True):
@@ -372,7 +372,8 @@ _idmappable: dict[tuple[int, str], bool] = {}
 def _try_idmap(project: str) -> bool:
     ids = ["0", "0", str(COMMAND_ID), str(COMMAND_ID)]
     command = [str(program("boxlaunch")), "--idmap", project, *ids, "--", str(program("boxlaunch")), "--version"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    quiet = subprocess.DEVNULL  # not pipes, which take longer to read than the trial takes
+    return subprocess.run(command, stdout=quiet, stderr=quiet, check=False).returncode == 0
 
 
 def _has_overlay() -> bool:

@@ -101,8 +101,8 @@ class Docker:
             raise
         return box
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return account or "the container ended without a message", ["see `docker events` and the engine's log"]
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return stderr or "the container ended without a message", ["see `docker events` and the engine's log"]
 
 
 class DockerBox:
@@ -148,7 +148,7 @@ class DockerBox:
                 self.stream = self._accept(listener)
             self._scratch.remove()  # so that commands don't find it
 
-    def account(self) -> str:
+    def stderr(self) -> str:
         text = self._attached.stderr.decode("utf-8", "replace") if self._attached is not None else ""
         with contextlib.suppress(ProofboxError):
             state = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
-from proofbox.agents.contract import RuntimeCapabilities
-from proofbox.agents.runtimes.listing import RuntimeFacts, list_runtimes
-from proofbox.agents.strategies import decide_chain
 from proofbox.cli import flags
-from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.output import ErrorBody, columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
-from proofbox.config.settings import load
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import RuntimeChecksFailed
-from proofbox.sandbox.conformance.check import CheckResult
 
-
-class RuntimesDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.runtimes/1"
-    runtimes: tuple[RuntimeFacts, ...]
-    """All installed runtimes, in alphabetical order."""
-    chain: str
-    """The strategies that are tried here without --strategies."""
-    chain_origin: str
-
-
-class RuntimeCheckDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.runtime_check/1"
-    strategy: str
-    version: str
-    capabilities: RuntimeCapabilities
-    passed: int
-    failed: int
-    results: tuple[CheckResult, ...]
-    error: ErrorBody | None = None
+if TYPE_CHECKING:
+    from proofbox.agents.conformance import RuntimeReport
+    from proofbox.cli.commands.agents.documents import RuntimesDocument
+    from proofbox.sandbox.conformance.check import CheckResult
 
 
 def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
@@ -47,6 +26,11 @@ def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
       proofbox runtime list
       proofbox runtime list --json
     """
+    from proofbox.agents.runtimes.listing import list_runtimes
+    from proofbox.agents.strategies import decide_chain
+    from proofbox.cli.commands.agents.documents import RuntimesDocument
+    from proofbox.config.settings import load
+
     found = list_runtimes(project)
     chain = decide_chain(config=load(project.resolve()).strategies)
     document = RuntimesDocument(runtimes=found, chain=str(chain), chain_origin=chain.origin)
@@ -68,6 +52,9 @@ def check(
       proofbox runtime check scripted
       proofbox runtime check process --provider bubblewrap --only turns
     """
+    from proofbox.agents.conformance import CHECKS, run_conformance
+    from proofbox.cli.commands.agents.documents import RuntimeCheckDocument
+
     done: list[CheckResult] = []
     with passing_line(shown=watched(as_json=json)) as show_line:
 
@@ -94,6 +81,8 @@ def check(
 
 
 def _matrix(document: RuntimesDocument) -> str:
+    from proofbox.agents.contract import RuntimeCapabilities
+
     names = RuntimeCapabilities.__struct_fields__
     rows = [("", *(each.strategy for each in document.runtimes))]
     rows += [

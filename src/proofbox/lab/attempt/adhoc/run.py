@@ -259,7 +259,7 @@ class _AdHocSupervisor(Supervisor):
             snapshot_after="" if self._final is None else self._final.id,
             session={"id": runner["session_id"], **runner["facts"]},
             integrity=tuple(IntegrityFinding(each.code, each.message) for each in trace.integrity),
-            calls_complete=not self._doubt,
+            calls_complete=not self._incomplete_reason,
             duration_ms=round((self.context.clock.monotonic() - self._began) * 1000, 3),
             fork=self._fork,
         )

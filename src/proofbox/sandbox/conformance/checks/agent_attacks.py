@@ -87,7 +87,7 @@ def memory(context: CheckContext) -> None:
 
 
 @check(AGENT_HIDDEN)
-def looks(context: CheckContext) -> None:
+def inspection(context: CheckContext) -> None:
     """The agent's environment, memory layout and list of descriptors are not visible."""
     result = context.sh(context.session(), _ANCESTORS + _LOOKING)
     expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
@@ -223,7 +223,7 @@ def stopped_while_it_starts(context: CheckContext) -> None:
 
 
 @check(PROCESSES)
-def kill_all_is_no_way_out(context: CheckContext) -> None:
+def daemon_that_kills_all(context: CheckContext) -> None:
     """A daemon that first kills everything it can reach still ends with the session."""
     session = context.session()
     context.fence(session)

@@ -228,7 +228,7 @@ def read_only_host(context: CheckContext) -> None:
 
 
 @check(FILESYSTEM)
-def project_of_another(context: CheckContext) -> None:
+def project_of_another_user(context: CheckContext) -> None:
     """A box that root starts for a user's project runs as that user and creates no files owned by root."""
     if os.geteuid() != 0:
         raise NotApplicable("only root can work in another user's project")

@@ -173,7 +173,7 @@ def disk(context: CheckContext) -> None:
 
 
 @check()
-def of_one_process(context: CheckContext) -> None:
+def process_limits(context: CheckContext) -> None:
     session = context.session()
     result = context.sh(session, "ulimit -n", limits={"open_files": 50})
     expect(result.stdout.strip() == "50", f"a limit of 50 open files was set to {result.stdout.strip()}")
@@ -187,7 +187,7 @@ def of_one_process(context: CheckContext) -> None:
 
 
 @check(FILESYSTEM)
-def out_of_reach(context: CheckContext) -> None:
+def control_groups(context: CheckContext) -> None:
     """A command can't write to the control groups of its box."""
     session = context.session(pids=PROCESSES) if context.enforcement.pids else context.session()
     script = """

@@ -57,7 +57,7 @@ for _name, _kind in (("tcp", "tcp"), ("udp", "udp"), ("abstract-socket", "abstra
 
 
 @check(NETWORK)
-def sockets_unseen(context: CheckContext) -> None:
+def abstract_socket_names(context: CheckContext) -> None:
     """The names of the host's abstract sockets are not listed."""
     with listeners(context):
         listed = context.once('cat /proc/net/unix | grep -c "$1"', context.marker, network="none")
@@ -65,7 +65,7 @@ def sockets_unseen(context: CheckContext) -> None:
 
 
 @check(NETWORK)
-def no_names(context: CheckContext) -> None:
+def name_resolution(context: CheckContext) -> None:
     """Name resolution fails, and soon: the box reaches neither a resolver on the network nor a socket of one on the
     host."""
     interfaces, routes = _interfaces_and_routes(context, "none")
@@ -131,7 +131,7 @@ def socket_families(context: CheckContext) -> None:
 
 
 @check(NETWORK)
-def full_is_open(context: CheckContext) -> None:
+def full_network(context: CheckContext) -> None:
     """With network `full`, the box has more interfaces or routes than with `none`, and the result states the policy."""
     session = context.session(network="full")
     expect(context.sh(session, "true").policy.network == "full", "the result does not state the network policy")
