@@ -14,8 +14,8 @@ from pathlib import Path
 
 from measured_pages import ROOT, write_or_check
 
-from proofbox.probes.corpus import built_in_plan
 from proofbox.probes.run import PlanRun, run_plan
+from proofbox.sandbox.probing.corpus import built_in_plan
 
 PAGE = ROOT / "docs/isolation.md"
 TITLES = {"bubblewrap": "bubblewrap", "docker": "docker", "docker-runsc": "docker with gVisor"}

@@ -17,12 +17,13 @@ from raw_agent import wait_until
 from proofbox.core.interpreter import module_child
 from proofbox.core.spec_files.problems import Problem
 from proofbox.errors import PlanInvalid
-from proofbox.probes.corpus import built_in_plan, built_in_plans
-from proofbox.probes.decoys import Decoys
-from proofbox.probes.harm import harms
+from proofbox.probes.clean import MeasureRequest
 from proofbox.probes.reading import parse_plan
-from proofbox.probes.run import Channel, MeasureRequest, PlanRun, run_plan
+from proofbox.probes.run import Channel, PlanRun, run_plan
 from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.probing.corpus import built_in_plan, built_in_plans
+from proofbox.sandbox.probing.decoys import Decoys
+from proofbox.sandbox.probing.harm import harms
 
 
 def plan_of(*probes: tuple[str, str, list[str]], expect: str = "allow", more: str = "") -> str:
@@ -135,8 +136,8 @@ def test_a_malformed_answer_is_not_a_decision_and_ends_no_run(answer: str, tmp_p
 
 
 def test_an_endless_answer_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofbox.probes.lanes.MAX_OUTPUT", 1 << 16)
-    monkeypatch.setattr("proofbox.probes.lanes.MAX_FAILURES", 1)
+    monkeypatch.setattr("proofbox.sandbox.probing.lanes.MAX_OUTPUT", 1 << 16)
+    monkeypatch.setattr("proofbox.sandbox.probing.lanes.MAX_FAILURES", 1)
     text = plan_of(("read", "file-read", ["{secret}"]))
     run = without_sandbox(tmp_path / "out", text, "yes {command}")
     assert (run.results[0].decision, run.results[0].mismatch) == ("unknown", "unknown")
@@ -161,7 +162,7 @@ def test_a_terminated_measurement_leaves_nothing_behind(tmp_path: Path, monkeypa
     place = Path(tempfile.mkdtemp())  # a short path, so that the address of a Unix socket fits
 
     monkeypatch.setenv("TMPDIR", str(place))
-    child = module_child("proofbox.probes.run")
+    child = module_child("proofbox.probes.clean")
     plan = parse_plan(plan_of(("read", "file-read", ["{secret}"])), name="mine").plan
     request = msgspec.json.encode(MeasureRequest(plan, None, "sleep 600 {command}"))
     process = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdin=subprocess.PIPE, start_new_session=True)

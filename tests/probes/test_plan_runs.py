@@ -18,11 +18,11 @@ from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.policies import SEED_FIELDS
 from proofbox.probes.comparison import compare_plan_runs
-from proofbox.probes.corpus import built_in_plan
-from proofbox.probes.decoys import DRIVER
 from proofbox.probes.documents import EXPECTED
 from proofbox.probes.reading import parse_plan
 from proofbox.probes.run import PlanRun, run_plan
+from proofbox.sandbox.probing.corpus import built_in_plan
+from proofbox.sandbox.probing.decoys import DRIVER
 
 ROOT = "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --dir /etc"
 STRONG = (
@@ -184,8 +184,8 @@ reason = "everyone may read it"
 def test_a_driver_that_hangs_crashes_or_lies_is_contained(
     program: str, decision: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proofbox.probes.lanes.START_SECONDS", 0.5)
-    monkeypatch.setattr("proofbox.probes.lanes.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("proofbox.sandbox.probing.lanes.START_SECONDS", 0.5)
+    monkeypatch.setattr("proofbox.sandbox.probing.lanes.PROBE_SECONDS", 0.1)
     plan = parse_plan(PLAN, name="mine")
     run = run_plan(plan, tmp_path / "out", adapter=f"sh -c {json.dumps(program)} {{command}}", channel="direct")
     result = run.results[0]

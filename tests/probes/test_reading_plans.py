@@ -7,9 +7,9 @@ import pytest
 
 from proofbox.core.spec_files.problems import Problem
 from proofbox.errors import PlanInvalid, PlanUnknown
-from proofbox.probes.corpus import built_in_plan, built_in_plans
-from proofbox.probes.operations import OPERATIONS
 from proofbox.probes.reading import load_plan, parse_plan
+from proofbox.sandbox.probing.corpus import built_in_plan, built_in_plans
+from proofbox.sandbox.probing.operations import OPERATIONS
 
 GOOD = """\
 [plan]

@@ -6,6 +6,9 @@ arguments, `{project}` for the project's directory. A command line of your own t
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 ADAPTERS: Final[dict[str, str]] = {
@@ -31,3 +34,14 @@ ADAPTERS: Final[dict[str, str]] = {
 def command_line(adapter: str, image: str | None) -> str:
     """Return the command line of a named adapter, or the given one itself."""
     return ADAPTERS.get(adapter, adapter).replace("{image}", image or "debian:stable-slim")
+
+
+def adapted(template: str, driver: Sequence[str], *, project: Path, mounted: Path) -> list[str]:
+    """Return the command line that runs the driver in a foreign sandbox."""
+    values = {"{project}": str(project), "{mounted}": str(mounted), "{command}": shlex.join(driver)}
+    argv: list[str] = []
+    for word in shlex.split(template):
+        for name, value in values.items() if word != "{command}" else ():
+            word = word.replace(name, value)
+        argv += driver if word == "{command}" else [word]
+    return argv

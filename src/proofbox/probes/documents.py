@@ -11,9 +11,10 @@ import msgspec
 from proofbox.core.documents import stored
 from proofbox.evidence.documents.witnesses import PathWitness, witnesses_document
 from proofbox.probes.channel import ChannelCheck, Confinement, confinement, parse_status, sandbox_signs
-from proofbox.probes.lanes import LaneResult, Measured
-from proofbox.probes.plan import Plan
-from proofbox.probes.results import REASONS, ProbeResult, unexplained
+from proofbox.probes.measuring import Measured
+from proofbox.sandbox.probing.lanes import LaneResult
+from proofbox.sandbox.probing.plan import Plan
+from proofbox.sandbox.probing.results import REASONS, ProbeResult, unexplained
 
 EXPECTED: Final = (
     *("run_manifest.json", "plan.json", "apply_preflight.json", "expected_matrix.json", "runtime_results.json"),

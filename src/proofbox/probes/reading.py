@@ -17,11 +17,11 @@ from proofbox.core.spec_files.problems import Problem, Problems, invalid, toml_p
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import PlanInvalid, PlanUnknown
-from proofbox.probes.corpus import built_in_plan, built_in_plans
-from proofbox.probes.decoys import PLACEHOLDERS
-from proofbox.probes.harm import harms
-from proofbox.probes.operations import OPERATIONS
-from proofbox.probes.plan import Plan
+from proofbox.sandbox.probing.corpus import built_in_plan, built_in_plans
+from proofbox.sandbox.probing.decoys import PLACEHOLDERS
+from proofbox.sandbox.probing.harm import harms
+from proofbox.sandbox.probing.operations import OPERATIONS
+from proofbox.sandbox.probing.plan import Plan
 
 MAX_BYTES: Final = 1 << 20
 _BUILT_IN: Final = re.compile(r"[a-z0-9-]+")

@@ -13,8 +13,8 @@ from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.errors import PlanMismatch
-from proofbox.probes.plan import Plan, Probe, Profile
-from proofbox.probes.results import ChangedDecision, ProbeResult
+from proofbox.sandbox.probing.plan import Plan, Probe, Profile
+from proofbox.sandbox.probing.results import ChangedDecision, ProbeResult
 
 PlanName = Annotated[str, Parameter(help="A built-in plan (see `plan list`), or a file.")]
 
@@ -90,7 +90,7 @@ def list_(*, json: flags.Json = False) -> int:
     For example:
       proofbox plan list
     """
-    from proofbox.probes.corpus import built_in_plan, built_in_plans
+    from proofbox.sandbox.probing.corpus import built_in_plan, built_in_plans
 
     plans = [built_in_plan(name) for name in built_in_plans()]
     document = PlanListDocument(
@@ -187,7 +187,7 @@ def run(
             trust=trust,
             lock_mode=lock_mode,
             lock_timeout=lock_timeout,
-            progress=lambda lane, number, total: show_line(f"{lane} ({number + 1} of {total})"),
+            progress=lambda *lane: show_line(_bar(*lane)),
         )
     wrong = [result for result in done.results if not result.matched]
     error = None
@@ -246,6 +246,10 @@ def _loaded(name: str) -> PlanDocument:
 
 def _count(plan: Plan) -> int:
     return sum(len(plan.probes_of(profile.id)) for profile in plan.profile)
+
+
+def _bar(lane: str, number: int, total: int) -> str:
+    return f"[{'#' * number}{'-' * (total - number)}] {number + 1} of {total}: {lane}"
 
 
 def _plan_text(document: PlanDocument) -> str:

@@ -12,20 +12,20 @@ import fcntl
 import hashlib
 import os
 import secrets
-import select
 import shutil
 import signal
-import socket
 import subprocess
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from proofbox.core.files.removal import remove_tree
-from proofbox.probes.operations import Oracle
-from proofbox.probes.plan import Probe
+from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.probing.leftovers import PREFIX, decoy_directory
+from proofbox.sandbox.probing.listeners import Listeners
+from proofbox.sandbox.probing.operations import Oracle
+from proofbox.sandbox.probing.plan import Probe
 
 ENVIRONMENT_VARIABLE: Final = "PROOFBOX_PROBE_DECOY"
 DRIVER: Final = ".probe/driver"
@@ -42,9 +42,6 @@ SHARED: Final = (
 )
 PLACEHOLDERS: Final = frozenset((*FILES, *NEW, *LISTENERS, *SHARED))
 
-MAX_CONNECTIONS: Final = 256
-MAX_RECEIVED: Final = 1 << 22
-"""What the listeners keep: enough for the marks of all probes."""
 _SIGNALS_THAT_KILL: Final = {str(int(number)) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)}
 
 
@@ -76,6 +73,7 @@ class Decoys:
         root.chmod(0o711 if os.geteuid() == 0 else 0o700)
         (self.project / DRIVER).parent.mkdir()
         shutil.copyfile(driver, self.project / DRIVER)
+        self.driver_sha256 = _sha256(self.project / DRIVER)
         (self.project / DRIVER).chmod(0o755)
         _write(self.outside / "secret", self.secret)
         for name, target in (("link", self.outside / "secret"), ("root-link", Path("/")), ("parent-link", Path(".."))):
@@ -97,6 +95,10 @@ class Decoys:
     @property
     def driver(self) -> Path:
         return self.project / DRIVER
+
+    def driver_intact(self) -> bool:
+        """Return whether the driver in the project is still the one that was copied there."""
+        return _sha256(self.driver) == self.driver_sha256
 
     def arguments(self, probe: Probe) -> list[str]:
         """Create the probe's decoys, and return its arguments with their names filled in."""
@@ -142,6 +144,22 @@ class Decoys:
         return Oracle(bool(changed), f"changed on the host: {where}" if changed else "unchanged on the host")
 
 
+def driver_digest() -> str:
+    """Return the SHA-256 of the driver."""
+    return _sha256(program("boxprobe"))
+
+
+@contextlib.contextmanager
+def new_decoys() -> Iterator[Decoys]:
+    """Create decoys in a directory of their own. Their variable is set in this process: a box must not receive it."""
+    with Decoys(decoy_directory() / f"{PREFIX}{secrets.token_hex(8)}", program("boxprobe")) as decoys:
+        os.environ[ENVIRONMENT_VARIABLE] = decoys.secret
+        try:
+            yield decoys
+        finally:
+            os.environ.pop(ENVIRONMENT_VARIABLE, None)
+
+
 class _Names(dict[str, object]):
     """The values of the placeholders for one probe. A decoy is created when its name is first used."""
 
@@ -182,95 +200,6 @@ class _Names(dict[str, object]):
         return found[name]
 
 
-class Listeners:
-    """Listening sockets on this host that note what they receive."""
-
-    def __init__(self, path: Path, abstract: str) -> None:
-        self.path, self.abstract = path, abstract
-        self._streams = [
-            _listening(socket.AF_INET, ("127.0.0.1", 0)),
-            _listening(socket.AF_UNIX, str(path)),
-            _listening(socket.AF_UNIX, f"\0{abstract}"),
-        ]
-        path.chmod(0o777)
-        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._datagrams.bind(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self._wake, self._awake = socket.socketpair()
-        self._received = b""
-        self._reading = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    @property
-    def tcp_port(self) -> int:
-        return int(self._streams[0].getsockname()[1])
-
-    @property
-    def udp_port(self) -> int:
-        return int(self._datagrams.getsockname()[1])
-
-    def received(self, mark: str) -> bool:
-        """Return whether a text has arrived. Everything that was sent before this call is read first."""
-        with self._reading:
-            self._read_all()
-            return mark.encode() in self._received
-
-    def close(self) -> None:
-        self._wake.close()
-        self._thread.join()
-        for each in (*self._streams, *self._open, self._datagrams, self._awake):
-            each.close()
-
-    def _serve(self) -> None:
-        """Read what arrives until `close`. The answer to a DNS query cannot wait for the end of the lane."""
-        while True:
-            poll = select.poll()
-            for each in (*self._streams, *self._open, self._datagrams, self._awake):
-                poll.register(each, select.POLLIN)
-            if self._awake.fileno() in dict(poll.poll()):
-                return
-            with self._reading:
-                self._read_all()
-
-    def _read_all(self) -> None:
-        for listener in self._streams:
-            with contextlib.suppress(OSError):  # nothing more to accept
-                while len(self._open) < MAX_CONNECTIONS:
-                    self._open.append(listener.accept()[0])
-        for each in (*self._open, self._datagrams):
-            each.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                while self._keep(each):
-                    pass
-
-    def _keep(self, each: socket.socket) -> bool:
-        """Keep what a socket received, and return whether there may be more. Raises BlockingIOError if there is not."""
-        try:
-            data, sender = each.recvfrom(4096)
-        except BlockingIOError:
-            raise
-        except OSError:
-            data, sender = b"", None
-        self._received = (self._received + data)[-MAX_RECEIVED:]
-        if each is self._datagrams:
-            with contextlib.suppress(OSError):
-                each.sendto(data, sender)  # any answer will do for a name
-        elif not data:
-            each.close()
-            self._open.remove(each)
-            return False
-        return True
-
-
-def _listening(family: socket.AddressFamily, address: object) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.bind(address)  # type: ignore[arg-type]
-    made.listen(64)
-    made.setblocking(False)
-    return made
-
-
 def _write(path: Path, text: str) -> None:
     if not path.exists():
         path.write_text(text)
@@ -285,8 +214,12 @@ def _state(path: str) -> str:
         return "absent"
     link = os.readlink(path) if os.path.islink(path) else ""
     regular = not link and os.path.isfile(path)
-    content = hashlib.sha256(Path(path).read_bytes()).hexdigest() if regular else ""
+    content = _sha256(Path(path)) if regular else ""
     return f"{found.st_mode:o} {found.st_uid} {found.st_gid} {found.st_nlink} {link} {content}"
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _names_secret(args: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from proofbox.probes.plan import Decision, Probe
+from proofbox.sandbox.probing.plan import Decision, Probe
 
 # Errors that mean a refusal by the sandbox or the kernel: no permission, hidden, read-only or unreachable.
 _REFUSED: Final = frozenset(

@@ -14,8 +14,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from proofbox.probes.operations import skipped
-from proofbox.probes.plan import Plan, PlanFields, Probe, Profile, Text
+from proofbox.sandbox.probing.operations import skipped
+from proofbox.sandbox.probing.plan import Plan, PlanFields, Probe, Profile, Text
 
 CORPUS: Final = "corpus"
 
@@ -79,4 +79,4 @@ def _read(name: str) -> object:
 
 
 def _directory() -> Path:
-    return Path(str(files("proofbox.probes"))) / "plans"
+    return Path(str(files("proofbox.sandbox.probing"))) / "plans"
