@@ -77,7 +77,7 @@ def test_built_in_plans_are_listed_and_valid() -> None:
         used |= {probe.operation for probe in plan.probe}
         for probe in plan.probe:
             assert len(probe.args) >= len([each for each in OPERATIONS[probe.operation].args if each != "arguments"])
-    assert set(OPERATIONS) - used == {"dir-make", "file-symlink", "resource-descriptors"}
+    assert set(OPERATIONS) - used == {"resource-descriptors"}
 
 
 def test_an_unknown_plan_names_the_known_ones() -> None:

@@ -56,8 +56,7 @@ def built_in_plan(name: str) -> Plan:
     found = msgspec.convert(_read(name), _BuiltIn)
     profiles = {profile.id for profile in found.profile}
     probes = []
-    corpus = msgspec.convert(_read(CORPUS), _Corpus).probe
-    for probe in (*(each for each in corpus if any(_names(text, each.id) for text in found.include)), *found.probe):
+    for probe in (*corpus_probes(*found.include), *found.probe):
         other = next((each for each in found.exception if any(_names(text, probe.id) for text in each.probes)), None)
         wanted = tuple(id for id in probe.profiles if id in profiles)
         left_out = other is not None and (other.expect == "skip" or (other.expect == "baseline" and skipped(probe)))
@@ -68,6 +67,22 @@ def built_in_plan(name: str) -> Plan:
             probe = msgspec.structs.replace(probe, expect=other.expect, reason=other.reason)
         probes.append(probe)
     return Plan(plan=found.plan, profile=found.profile, probe=tuple(probes))
+
+
+def corpus_probes(*names: str) -> list[Probe]:
+    """Return probes of the corpus; a name that ends with `*` stands for all that begin with it.
+
+    Raises `LookupError` for a name that stands for no probe.
+    """
+    for text in names:
+        if not any(_names(text, probe.id) for probe in _corpus()):
+            raise LookupError(f"the corpus has no probe {text}")
+    return [probe for probe in _corpus() if any(_names(text, probe.id) for text in names)]
+
+
+@cache
+def _corpus() -> tuple[Probe, ...]:
+    return msgspec.convert(_read(CORPUS), _Corpus).probe
 
 
 def _names(text: str, probe: str) -> bool:

@@ -24,16 +24,17 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.probing.leftovers import PREFIX, decoy_directory
 from proofbox.sandbox.probing.listeners import Listeners
-from proofbox.sandbox.probing.operations import Oracle
+from proofbox.sandbox.probing.operations import READS, Oracle
 from proofbox.sandbox.probing.plan import Probe
 
 ENVIRONMENT_VARIABLE: Final = "PROOFBOX_PROBE_DECOY"
 DRIVER: Final = ".probe/driver"
-FILES: Final = ("directory", "inside", "mounted", "victim")
+FILES: Final = ("directory", "inside", "mounted", "victim", "victim_link")
 """Placeholders for paths that only this probe uses: a directory and a file in the project, a file in the mounted
-directory, a file outside."""
-NEW: Final = ("new_inside", "new_mounted", "new_outside")
-"""Placeholders for paths that do not exist and that only this probe uses."""
+directory, a file outside, and a link in the project to such a file."""
+NEW: Final = ("new_by_link", "new_dev", "new_inside", "new_mounted", "new_outside", "new_tmp")
+"""Placeholders for paths that do not exist and that only this probe uses. `new_by_link` is outside, through a link in
+the project; `new_dev` and `new_tmp` are in `/dev` and `/tmp`."""
 LISTENERS: Final = ("tcp_port", "udp_port", "abstract", "socket")
 """Placeholders for listeners of the run."""
 SHARED: Final = (
@@ -55,12 +56,13 @@ class Decoys:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._before: dict[str, list[tuple[str, str]]] = {}
         self._marks: dict[str, str] = {}
+        self._elsewhere: list[Path] = []
         root.mkdir(0o700)
         self._lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # if this process is killed, `gc` finds the directory without a lock
         try:
             self._create(root, driver)
-            self._listeners = Listeners(self.outside / "socket", f"proofbox-{secrets.token_hex(8)}")
+            self.listeners = Listeners(self.outside / "socket", f"proofbox-{secrets.token_hex(8)}")
         except BaseException:
             remove_tree(root)
             os.close(self._lock)
@@ -76,7 +78,8 @@ class Decoys:
         self.driver_sha256 = _sha256(self.project / DRIVER)
         (self.project / DRIVER).chmod(0o755)
         _write(self.outside / "secret", self.secret)
-        for name, target in (("link", self.outside / "secret"), ("root-link", Path("/")), ("parent-link", Path(".."))):
+        links = {"link": self.outside / "secret", "root-link": Path("/"), "parent-link": Path("..")}
+        for name, target in {**links, "outside-link": self.outside}.items():
             (self.project / name).symlink_to(target)
 
     def __enter__(self) -> Self:
@@ -88,7 +91,9 @@ class Decoys:
         for process in self._processes.values():
             process.kill()
             process.communicate()
-        self._listeners.close()
+        self.listeners.close()
+        for path in self._elsewhere:
+            path.unlink(missing_ok=True)
         remove_tree(self.root)
         os.close(self._lock)
 
@@ -108,6 +113,10 @@ class Decoys:
         self._before[probe.id] = [(path, _state(path)) for path in names.own]
         return filled
 
+    def remove_later(self, path: Path) -> None:
+        """Remove a file when the block ends, if a probe created it on this host."""
+        self._elsewhere.append(path)
+
     def process(self, probe_id: str) -> int:
         """Start a process for the probe to act on."""
         process = subprocess.Popen(
@@ -121,7 +130,7 @@ class Decoys:
 
     def knows(self, probe: Probe) -> str:
         """Return the secret that proves that the probe reached its decoy, or an empty string."""
-        if probe.operation == "file-read" and _names_secret(probe.args):
+        if probe.operation in READS and _names_secret(probe.args):
             return self.secret
         return self.secret if probe.operation == "env-read" and "{variable}" in probe.args else ""
 
@@ -129,7 +138,7 @@ class Decoys:
         """Look from outside whether the probe took effect. None if nothing outside would show it."""
         listened = any(f"{{{name}}}" in each for name in LISTENERS for each in probe.args)
         if listened and any("{mark}" in each for each in probe.args):
-            arrived = self._listeners.received(self._marks[probe.id])
+            arrived = self.listeners.received(self._marks[probe.id])
             return Oracle(arrived, "the listener received it" if arrived else "the listener received nothing")
         if probe.operation == "signal" and probe.id in self._processes and probe.args[1:2] != ("0",):
             if not _SIGNALS_THAT_KILL & {*probe.args[1:2]}:
@@ -169,18 +178,9 @@ class _Names(dict[str, object]):
         self.own: list[str] = []
 
     def __missing__(self, name: str) -> object:
-        decoys, listeners = self._decoys, self._decoys._listeners
-        places = {"directory": decoys.project, "inside": decoys.project, "mounted": decoys.mounted}
+        decoys, listeners = self._decoys, self._decoys.listeners
         if name in FILES or name in NEW:
-            # No id contains the separator, so no other probe has a decoy of this name.
-            path = places.get(name.removeprefix("new_"), decoys.outside) / f"{self._probe.id}@{name}"
-            if name == "directory":
-                path.mkdir(exist_ok=True)
-                path.chmod(0o777)
-            elif name in FILES:
-                _write(path, self._mark)
-            self.own.append(str(path))
-            return self.setdefault(name, path)
+            return self.setdefault(name, self._own_path(name))
         found: dict[str, object] = {
             "project": decoys.project,
             "outside": decoys.outside,
@@ -198,6 +198,35 @@ class _Names(dict[str, object]):
         if name == "pid":
             return self.setdefault(name, decoys.process(self._probe.id))
         return found[name]
+
+    def _own_path(self, name: str) -> Path:
+        decoys = self._decoys
+        places = {
+            "directory": decoys.project,
+            "inside": decoys.project,
+            "mounted": decoys.mounted,
+            "new_by_link": decoys.project / "outside-link",
+            "new_dev": Path("/dev"),
+            "new_inside": decoys.project,
+            "new_mounted": decoys.mounted,
+            "new_tmp": Path("/tmp"),  # noqa: S108 (the name below it is random)
+            "victim_link": decoys.project,
+        }
+        # No id contains the separator, so no other probe has a decoy of this name.
+        path = places.get(name, decoys.outside) / f"{self._probe.id}@{name}"
+        if name in ("new_dev", "new_tmp"):
+            path = path.with_name(f"{decoys.root.name}-{path.name}")
+            decoys.remove_later(path)
+        elif name == "directory":
+            path.mkdir(exist_ok=True)
+            path.chmod(0o777)
+        elif name == "victim_link":
+            target = self._own_path("victim")
+            path.symlink_to(target)
+        elif name in FILES:
+            _write(path, self._mark)
+        self.own.append(str(path))
+        return path
 
 
 def _write(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from proofbox.errors import ProbeDriverFailed, SandboxLost
 from proofbox.sandbox.contract import Output
 from proofbox.sandbox.probing.decoys import DRIVER, Decoys, new_decoys
-from proofbox.sandbox.probing.operations import LOST, SELF_STATUS, Answer, Oracle, skipped
+from proofbox.sandbox.probing.operations import LOST, READS, SELF_STATUS, Answer, Oracle, skipped
 from proofbox.sandbox.probing.plan import Probe
 from proofbox.sandbox.service import Session
 
@@ -123,7 +123,7 @@ def observe(probes: Sequence[Probe], decoys: Decoys, run: Run, profile: str) -> 
 
 def _without_content(probe: Probe, answer: Answer | None, decoys: Decoys) -> Answer | None:
     """Drop what was read of files and variables that are not decoys: the host's own content is not evidence."""
-    if answer is None or probe.operation not in ("file-read", "env-read") or decoys.knows(probe):
+    if answer is None or probe.operation not in (*READS, "env-read") or decoys.knows(probe):
         return answer
     return msgspec.structs.replace(answer, value="")
 
