@@ -122,11 +122,14 @@ def test_an_absent_file_is_no_denial_without_a_baseline(tmp_path: Path) -> None:
         '"result":5,"errno":0,"ns":99999999999999999999,"value":"00"',
         '"result":99999999999999999999,"errno":0,"ns":1,"value":"00"',
         '"result":-1,"errno":-7,"ns":1,"value":""',
+        '"result":5,"errno":0,"ns":1,"value":"00","more":' + "[" * 50_000,
+        '"result":5,"errno":0,"ns":1,"value":"\\377"',
     ],
+    ids=["text", "time", "result", "errno", "nested", "encoding"],
 )
 def test_a_malformed_answer_is_not_a_decision_and_ends_no_run(answer: str, tmp_path: Path) -> None:
     line = f'{{"id":"read",{answer},"timed_out":false,"signal":0}}'
-    (tmp_path / "liar").write_text(f"#!/bin/sh\ncat >/dev/null\necho '{line}'\n")
+    (tmp_path / "liar").write_text(f"#!/bin/sh\ncat >/dev/null\nprintf '{line}\\n'\n")
     (tmp_path / "liar").chmod(0o755)
     text = plan_of(("read", "file-read", ["{secret}"]))
     run = without_sandbox(tmp_path / "out", text, f"{tmp_path}/liar {{command}}")

@@ -134,7 +134,7 @@ def parse_answers(output: bytes, asked: set[str]) -> dict[str, Answer]:
     for line in output.splitlines():
         try:
             answer = msgspec.json.decode(line, type=Answer)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if answer.id in asked:
             found.setdefault(answer.id, answer)
