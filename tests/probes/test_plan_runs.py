@@ -12,6 +12,7 @@ import pytest
 from isolation_page import PAGE, decisions
 from private_engine import IMAGE, private_engine
 
+from proofbox.cli import main
 from proofbox.errors import BundleLocked, ConsentRequired, UsageError
 from proofbox.evidence.bundle.lock import RunLock
 from proofbox.evidence.bundle.reader import load_bundle
@@ -133,6 +134,34 @@ def test_a_weakened_sandbox_is_caught(weakness: str, tmp_path: Path) -> None:
     caught = next(each for each in weak.results if each.probe_id == probe)
     assert (caught.decision, caught.mismatch) == ("allow", "unexpected_allow")
     assert not weak.ok
+
+
+@pytest.mark.needs("bubblewrap", "docker")
+@pytest.mark.xdist_group("docker")
+def test_two_foreign_sandboxes_are_measured_by_ready_adapters(engine_image: str, tmp_path: Path) -> None:
+    runs = {
+        name: run_plan("hostile", tmp_path / name, adapter=name, image=engine_image) for name in ("bwrap", "docker-run")
+    }
+    for name, run in runs.items():
+        assert (run.summary.unknown, run.ok) == (0, False)
+        assert {each.decision for each in run.results if each.probe_id.startswith("outside.")} == {"deny"}
+        assert found(run, "control.project-write") == "allow"
+        assert found(run, "socket.vsock") == "allow", "neither filters socket families"
+        assert run.path is not None
+        matrix = (run.path / "summary.md").read_text()
+        assert f"# Plan hostile on {name}\n" in matrix
+        assert "\n| default | socket.vsock | network-socket | deny | allow | constrained_observation |\n" in matrix
+    assert found(runs["bwrap"], "namespace.user") == "allow"
+    assert found(runs["docker-run"], "namespace.user") == "deny"
+
+
+def test_adapter_that_does_not_start_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = "sh -c 'echo first >&2; echo second >&2; exit 7' {command}"
+    assert main(["plan", "run", "hostile", "--adapter", adapter, "--out", str(tmp_path), "--channel", "direct"]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].endswith("0 allowed, 0 denied, 133 unknown")
+    assert "131 results are unknown: the driver gave no answers: sh exited 7: first second" in shown
+    assert len(shown) < 8
 
 
 @pytest.mark.needs("bubblewrap")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from proofbox.cli import main
 from proofbox.core.spec_files.problems import Problem
 from proofbox.errors import PlanInvalid, PlanUnknown
 from proofbox.probes.reading import load_plan, parse_plan
@@ -84,3 +88,27 @@ def test_an_unknown_plan_names_the_known_ones() -> None:
     with pytest.raises(PlanUnknown) as refused:
         load_plan("bubblewarp")
     assert "bubblewrap" in str(refused.value.fix_hints)
+
+
+def test_lint_lists_every_problem_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = GOOD.replace('"file-write"', '"zzz"') + '[[probe]]\nid = "b"\nargs = []\nexpect = "deny"\n'
+    wrong += 'reason = "x"\noperation = "yyy"\n'
+    (tmp_path / "bad.toml").write_text(wrong)
+    assert main(["plan", "lint", str(tmp_path / "bad.toml")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" (")[0].removeprefix(f"{tmp_path}/") for line in lines] == [
+        "bad.toml:9:1: no operation is called 'zzz'",
+        "bad.toml:18:1: no operation is called 'yyy'",
+    ]
+    assert main(["plan", "lint", str(tmp_path / "bad.toml"), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 2
+    assert main(["plan", "run", str(tmp_path / "bad.toml")]) == 1
+    assert capsys.readouterr().err.count("known: dir-list") == 1
+
+
+def test_lint_of_a_good_plan_and_of_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "good.toml").write_text(GOOD)
+    assert main(["plan", "lint", str(tmp_path / "good.toml")]) == 0
+    assert capsys.readouterr().out == "mine: 1 probe in 1 profile, no problems\n"
+    assert main(["plan", "lint", str(tmp_path / "absent.toml")]) == 2
+    assert "absent.toml is neither a file nor a built-in plan" in capsys.readouterr().err

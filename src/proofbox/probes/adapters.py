@@ -11,19 +11,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+_SRT_SETTINGS: Final = (
+    '{"network":{"allowedDomains":[],"deniedDomains":[]},'
+    '"filesystem":{"denyRead":[],"allowWrite":["."],"denyWrite":[]}}'
+)
+_WITH_SETTINGS: Final = 'printf %s "$1" > .srt.json && shift && exec srt --settings .srt.json "$@"'
 ADAPTERS: Final[dict[str, str]] = {
     "bwrap": (
-        "bwrap --unshare-all --die-with-parent --clearenv --setenv PATH /usr/bin:/bin --ro-bind /usr /usr"
-        " --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev"
-        " --bind {project} {project} --chdir {project} {command}"
+        "bwrap --unshare-all --unshare-user --uid 1000 --gid 1000 --die-with-parent --new-session --clearenv"
+        " --setenv PATH /usr/bin:/bin --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib"
+        " --symlink usr/lib64 /lib64 --proc /proc --dev /dev --bind {project} {project} --chdir {project} {command}"
     ),
     "docker-run": (
         "docker run --rm -i --network none --cap-drop ALL --security-opt no-new-privileges --read-only"
         " -v {project}:{project} -w {project} {image} {command}"
     ),
-    "firejail": "firejail --quiet --noprofile --net=none --caps.drop=all --seccomp --private={project} {command}",
-    "nsjail": "nsjail -q -Mo --chroot / --cwd {project} -B {project} --disable_clone_newcgroup -- {command}",
-    "srt": "srt {command}",
+    "firejail": (
+        "firejail --quiet --noprofile --net=none --caps.drop=all --nonewprivs --seccomp --whitelist={project} {command}"
+    ),
+    "srt": f"sh -c {shlex.quote(_WITH_SETTINGS)} sh {shlex.quote(_SRT_SETTINGS)} {{command}}",
     "systemd-run": (
         "systemd-run --quiet --pipe --wait --collect -p PrivateNetwork=yes -p ProtectSystem=strict -p PrivateTmp=no"
         " -p NoNewPrivileges=yes -p ReadWritePaths={project} -p WorkingDirectory={project} {command}"

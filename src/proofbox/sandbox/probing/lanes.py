@@ -164,7 +164,7 @@ def run_on_host(argv: Sequence[str], decoys: Decoys, requests: bytes, seconds: f
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    shown = errors.decode("utf-8", "replace").strip()[-300:]
+    shown = " ".join(errors.decode("utf-8", "replace").split())[-300:]
     return output, problem or f"{argv[0]} exited {process.returncode}" + (f": {shown}" if shown else "")
 
 

@@ -52,7 +52,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "file-device": Operation(("path", "kind", "major", "minor"), changes=True, host_wide=True),
     "file-handle": Operation(("path",), refused=_REFUSED | {errno.EOPNOTSUPP}),
     "file-link": Operation(("path", "new path"), changes=True),
-    "file-open-write": Operation(("path",)),
+    "file-open-write": Operation(("path",), reached=frozenset((errno.ETXTBSY,))),
     "file-read": Operation(
         ("path",), refused=_REFUSED | {errno.EISDIR}, reached=frozenset((errno.EINVAL, errno.EAGAIN, errno.EIO))
     ),
@@ -78,7 +78,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "network-tcp": Operation(("address", "port", "text")),
     "network-udp": Operation(("address", "port", "text")),
     "network-unix": Operation(("path or @name", "text")),
-    "process-descriptor": Operation(("pid", "descriptors")),
+    "process-descriptor": Operation(("pid", "descriptors"), refused=_REFUSED | {errno.EINVAL}),  # no such process
     "process-exec": Operation(("path", "arguments")),
     "process-memory": Operation(("pid", "address"), reached=frozenset((errno.EFAULT, errno.EIO))),
     "process-reach": Operation(("path",)),
@@ -164,8 +164,9 @@ def decide(
         return Ruling("deny" if killed else "unknown", own, f"the process was killed by signal {answer.signal}")
     if answer.result >= 0:
         return _succeeded(operation, answer, oracle, secret)
-    # Without a baseline nothing shows that the target exists, so its absence is not a refusal.
-    refused = OPERATIONS[operation].refused - (_ABSENT if skipped(probe) else frozenset())
+    # Without a baseline only a decoy is known to exist, so the absence of another target is not a refusal.
+    exists = not skipped(probe) or ("{" in probe.args[0] and "{new_" not in probe.args[0])
+    refused = OPERATIONS[operation].refused - (frozenset() if exists else _ABSENT)
     if answer.errno in refused:
         return (
             Ruling("deny", own, answer.error)
