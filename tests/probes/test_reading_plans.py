@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from proofbox.cli import main
+from proofbox.core.digest import sha256_file
 from proofbox.core.spec_files.problems import Problem
 from proofbox.errors import PlanInvalid, PlanUnknown
 from proofbox.probes.reading import load_plan, parse_plan
+from proofbox.sandbox.probing import corpus
 from proofbox.sandbox.probing.corpus import built_in_plan, built_in_plans
 from proofbox.sandbox.probing.operations import OPERATIONS
 
@@ -66,10 +69,16 @@ def test_each_problem_has_a_position_and_a_suggestion(old: str, new: str, proble
     assert refused.value.message.startswith("bad.toml:")
 
 
-def test_the_digest_covers_everything_but_the_formatting() -> None:
-    digest = parse_plan(GOOD, name="one").digest
-    assert parse_plan("# a comment\n" + GOOD, name="two").digest == digest
-    assert parse_plan(GOOD.replace("hidden", "gone"), name="three").digest != digest
+def test_the_digest_covers_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text(GOOD)
+    assert load_plan(str(tmp_path / "mine.toml")).digest == sha256_file(tmp_path / "mine.toml")[0]
+    before = load_plan("off").digest
+    copy = Path(shutil.copytree(corpus._directory(), tmp_path / "plans"))
+    monkeypatch.setattr(corpus, "_directory", lambda: copy)
+    assert load_plan("off").digest == before
+    with (copy / "corpus.toml").open("a") as file:
+        file.write("# a comment\n")
+    assert load_plan("off").digest != before
 
 
 def test_built_in_plans_are_listed_and_valid() -> None:

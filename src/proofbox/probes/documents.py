@@ -31,7 +31,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
     plan_id: str
     """The plan's id."""
     plan_digest: str
-    """The digest of everything in the plan."""
+    """The SHA-256 of the plan's file; of a built-in plan, that of the digests of its file and the corpus."""
     channel: str
     """How the measuring process was started: `spawn_clean`, `launchd_clean` or `direct`."""
     provider: str

@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from proofbox.core.digest import sha256_file
 from proofbox.sandbox.probing.operations import skipped
 from proofbox.sandbox.probing.plan import Plan, PlanFields, Probe, Profile, Text
 
@@ -67,6 +68,11 @@ def built_in_plan(name: str) -> Plan:
             probe = msgspec.structs.replace(probe, expect=other.expect, reason=other.reason)
         probes.append(probe)
     return Plan(plan=found.plan, profile=found.profile, probe=tuple(probes))
+
+
+def built_in_digests(name: str) -> dict[str, str]:
+    """Return the SHA-256 of each file that a built-in plan consists of."""
+    return {file: sha256_file(_directory() / file)[0] for file in (f"{name}.toml", f"{CORPUS}.toml")}
 
 
 def corpus_probes(*names: str) -> list[Probe]:

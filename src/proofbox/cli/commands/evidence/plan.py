@@ -46,7 +46,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     id: str
     """The plan's id."""
     digest: str
-    """The digest of everything that decides what the plan measures."""
+    """The SHA-256 of the plan's file; of a built-in plan, that of the digests of its file and the corpus."""
     profiles: tuple[Profile, ...]
     """The profiles that the probes run in."""
     probes: tuple[Probe, ...]
@@ -58,7 +58,7 @@ class PlanLintDocument(Document, frozen=True, kw_only=True):
     plan: str | None
     """The plan's id; null: the file is invalid."""
     digest: str | None = None
-    """The digest of everything that decides what the plan measures; null: the file is invalid."""
+    """The SHA-256 of the plan's file; null: the file is invalid."""
     profiles: int = 0
     """The number of profiles."""
     probes: int = 0
@@ -72,7 +72,7 @@ class PlanRunDocument(Document, frozen=True, kw_only=True):
     plan_id: str
     """The plan's id."""
     plan_digest: str
-    """The digest of everything that decides what the plan measures."""
+    """The SHA-256 of the plan's file; of a built-in plan, that of the digests of its file and the corpus."""
     run_id: str
     path: str | None
     """The bundle; null for a dry run."""
