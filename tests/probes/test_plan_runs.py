@@ -21,7 +21,7 @@ from proofbox.evidence.promotion.policies import SEED_FIELDS
 from proofbox.probes.comparison import compare_plan_runs
 from proofbox.probes.documents import EXPECTED
 from proofbox.probes.reading import parse_plan
-from proofbox.probes.run import PlanRun, run_plan
+from proofbox.probes.run import Channel, PlanRun, run_plan
 from proofbox.sandbox.probing.corpus import built_in_plan
 from proofbox.sandbox.probing.decoys import DRIVER
 
@@ -269,6 +269,19 @@ def test_a_strangers_plan_needs_consent_for_what_it_asks(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
     assert run_plan(name, tmp_path / "out", trust=True).ok
     assert run_plan(name, tmp_path / "out").ok
+
+
+@pytest.mark.parametrize("channel", ["clean", "direct"])
+def test_progress_names_each_lane(channel: Channel, tmp_path: Path) -> None:
+    lanes: list[tuple[str, int, int]] = []
+    run_plan(
+        "off",
+        tmp_path / "out",
+        channel=channel,
+        only_probes=["outside.write"],
+        progress=lambda *lane: lanes.append(lane),
+    )
+    assert lanes == [("default", 0, 2), ("baseline", 1, 2)]
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
