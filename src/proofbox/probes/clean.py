@@ -1,6 +1,6 @@
 """The process that measures: one made for it, or this one.
 
-A clean process has a scrubbed environment, a session of its own, default signals and no inherited descriptors.
+A clean process has a scrubbed environment, its own session, default signals and no inherited descriptors.
 """
 
 from __future__ import annotations
