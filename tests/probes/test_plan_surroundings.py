@@ -14,12 +14,12 @@ from proofbox.cli import main
 from proofbox.core.clock import SystemClock
 from proofbox.lab.doctor import QUICK
 from proofbox.lab.run.retention import RetentionRules, collect, survey
-from proofbox.probes.decoys import Decoys
-from proofbox.probes.leftovers import PREFIX, abandoned_decoys
 from proofbox.probes.reading import load_plan
 from proofbox.probes.run import PlanRun, run_plan
 from proofbox.sandbox.conformance import Report, run_conformance
 from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.probing.decoys import Decoys
+from proofbox.sandbox.probing.leftovers import PREFIX, abandoned_decoys
 
 
 @pytest.mark.needs("bubblewrap")
@@ -46,7 +46,7 @@ def test_decoys_of_a_killed_run_are_collected_and_those_of_a_running_one_are_kep
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Path(tempfile.mkdtemp())
-    monkeypatch.setattr("proofbox.probes.leftovers.decoy_directory", lambda: place)
+    monkeypatch.setattr("proofbox.sandbox.probing.leftovers.decoy_directory", lambda: place)
     with Decoys(place / f"{PREFIX}alive", program("boxprobe")):
         (place / f"{PREFIX}dead" / "outside").mkdir(parents=True)
         (place / f"{PREFIX}link").symlink_to(tmp_path)

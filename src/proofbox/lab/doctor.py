@@ -21,11 +21,11 @@ from proofbox.errors import ChecksFailed, ProofboxError, ProviderUnavailable, Sa
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.run.limiter import ClosedGate, closed_gates
 from proofbox.lab.run.retention import RetentionRules, survey
-from proofbox.probes.corpus import built_in_plans
-from proofbox.probes.results import ProbeResult
 from proofbox.probes.run import run_plan
 from proofbox.sandbox.conformance import CHECKS, CheckResult, Report, run_conformance
 from proofbox.sandbox.contract import Diagnostic, Policy
+from proofbox.sandbox.probing.corpus import built_in_plans
+from proofbox.sandbox.probing.results import ProbeResult
 from proofbox.sandbox.providers import PROVIDERS, provider_named
 from proofbox.sandbox.selection import diagnose, trial_project
 from proofbox.sandbox.service import Sandboxes

@@ -222,6 +222,15 @@ def test_requests_to_other_targets_are_refused(tmp_path: Path, target: str) -> N
     run(tmp_path, work)
 
 
+def test_deeply_nested_header_does_not_break_the_connection(tmp_path: Path) -> None:
+    async def check(lab: Lab) -> None:
+        response = await lab.ask("hello", headers={"x-codex-turn-metadata": "[" * 20_000})
+        assert response.status_code == 200
+        assert (lab.last.turn, lab.gateway.faults) == ("", 0)
+
+    run(tmp_path, check)
+
+
 @pytest.mark.parametrize("target", ["/model", "/model/"])
 def test_head_request_to_the_base_url_is_not_forwarded(tmp_path: Path, target: str) -> None:
     async def work(lab: Lab) -> None:

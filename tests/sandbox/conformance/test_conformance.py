@@ -23,7 +23,9 @@ from proofbox.sandbox.conformance import CHECKS, CheckResult, ProviderCheck, Rep
 from proofbox.sandbox.conformance import context as context_module
 from proofbox.sandbox.conformance.check import MEMORY, NETWORK, NOTHING, Need, NotChecked, expect
 from proofbox.sandbox.conformance.context import CheckContext, processes_with
+from proofbox.sandbox.conformance.probing import probed
 from proofbox.sandbox.contract import Enforcement
+from proofbox.sandbox.probing.plan import Probe
 
 NAMES = [check.name for check in CHECKS]
 
@@ -165,6 +167,24 @@ def test_unclaimed_check_is_not_applicable_with_the_provider_reason(monkeypatch:
     result = run_one(monkeypatch, passes, NETWORK)
     assert result.outcome == "not_applicable"
     assert "the provider is off" in result.detail
+
+
+def test_check_of_probes_fails_for_an_attack_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_one(monkeypatch, probed("outside.write", "network.tcp", network="full"))
+    assert result.outcome == "failed"
+    assert "outside.write: unexpected_allow, changed on the host" in result.detail
+    assert "network.tcp: unexpected_allow, the listener received it" in result.detail
+
+
+def test_attack_that_fails_without_a_box_too_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Probe(id="read", operation="file-read", args=("{directory}",), expect="deny", reason="it is a directory")
+    monkeypatch.setattr("proofbox.sandbox.conformance.probing.corpus_probes", lambda *_: [probe])
+    result = run_one(monkeypatch, probed("read", network="full"))
+    assert (result.outcome, result.detail) == ("not_checked", "read: denied without a sandbox too")
+
+
+def test_unknown_probes_fail_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the corpus has no probe outside.wrote" in run_one(monkeypatch, probed("outside.wrote")).detail
 
 
 def test_gap_without_a_reason_is_named() -> None:

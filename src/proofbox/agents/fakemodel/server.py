@@ -165,7 +165,7 @@ class FakeModel:
 def _body(request: HttpRequest) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(request.body) if request.body else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = {"undecodable_bytes": len(request.body)}
     return body if isinstance(body, dict) else {"body": body}
 

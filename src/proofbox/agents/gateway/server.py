@@ -301,7 +301,7 @@ def _is_forwarded(name: str, names: frozenset[str]) -> bool:
 def _turn_of(request: HttpRequest) -> str:
     try:
         metadata = msgspec.json.decode(request.header("x-codex-turn-metadata") or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return ""
     turn = metadata.get("turn_id") if isinstance(metadata, dict) else ""
     return turn if isinstance(turn, str) else ""

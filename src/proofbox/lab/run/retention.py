@@ -33,10 +33,10 @@ from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.run.pressure import size_of
 from proofbox.lab.run.template import forget_workspaces
-from proofbox.probes.leftovers import abandoned_decoys
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.scratch import abandoned_scratch
 from proofbox.sandbox.images.surplus import image_files
+from proofbox.sandbox.probing.leftovers import abandoned_decoys
 from proofbox.sandbox.sessions import SessionStore
 from proofbox.workspace import registry
 from proofbox.workspace.model import exact

@@ -1,7 +1,7 @@
 """The context of one check: a temporary project, boxes that use it, and functions that inspect the host.
 
-Scripts use only plain `sh`, so that a box that has only busybox can be checked. Attacks that need system calls or
-sockets are in `probing.py`, written for any interpreter that the box may have.
+Scripts use only plain `sh`, so that a box that has only busybox can be checked. Attacks are probes of the corpus
+wherever they can name decoys (`probing.py`).
 """
 
 from __future__ import annotations

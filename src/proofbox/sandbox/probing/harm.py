@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from proofbox.probes.decoys import FILES, LISTENERS, NEW
-from proofbox.probes.operations import OPERATIONS
-from proofbox.probes.plan import Probe
+from proofbox.sandbox.probing.decoys import FILES, LISTENERS, NEW
+from proofbox.sandbox.probing.operations import OPERATIONS
+from proofbox.sandbox.probing.plan import Probe
 
 MOST: Final = {"resource-descriptors": 65536, "resource-disk": 1024, "resource-memory": 2048, "resource-pids": 4096}
 """The largest amount that a probe may ask for; memory and disk in megabytes."""

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from proofbox.probes.plan import Decision, Probe
+from proofbox.sandbox.probing.plan import Decision, Probe
 
 # Errors that mean a refusal by the sandbox or the kernel: no permission, hidden, read-only or unreachable.
 _REFUSED: Final = frozenset(
@@ -52,11 +52,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "file-device": Operation(("path", "kind", "major", "minor"), changes=True, host_wide=True),
     "file-handle": Operation(("path",), refused=_REFUSED | {errno.EOPNOTSUPP}),
     "file-link": Operation(("path", "new path"), changes=True),
-    "file-open-write": Operation(("path",)),
+    "file-open-write": Operation(("path",), reached=frozenset((errno.ETXTBSY,))),
     "file-read": Operation(
         ("path",), refused=_REFUSED | {errno.EISDIR}, reached=frozenset((errno.EINVAL, errno.EAGAIN, errno.EIO))
     ),
     "file-rename": Operation(("path", "new path"), changes=True),
+    "file-setid": Operation(("path", "mode"), changes=True),
     "file-stat": Operation(("path",)),
     "file-symlink": Operation(("text", "path"), changes=True),
     "file-truncate": Operation(("path",), changes=True),
@@ -72,13 +73,15 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "namespace-new": Operation(("kind",), refused=_REFUSED | {errno.EINVAL, errno.ENOSPC, errno.EUSERS}),
     "network-dns": Operation(("address", "port", "name")),
     "network-listen": Operation(("address", "port")),
-    "network-socket": Operation(("family", "type", "protocol"), refused=_REFUSED | {errno.EINVAL}),
+    "network-pair": Operation(("families", "types", "protocols"), refused=_REFUSED | {errno.EINVAL, errno.EOPNOTSUPP}),
+    "network-socket": Operation(("families", "types", "protocols"), refused=_REFUSED | {errno.EINVAL}),
     "network-tcp": Operation(("address", "port", "text")),
     "network-udp": Operation(("address", "port", "text")),
     "network-unix": Operation(("path or @name", "text")),
-    "process-descriptor": Operation(("pid", "descriptor")),
+    "process-descriptor": Operation(("pid", "descriptors"), refused=_REFUSED | {errno.EINVAL}),  # no such process
     "process-exec": Operation(("path", "arguments")),
     "process-memory": Operation(("pid", "address"), reached=frozenset((errno.EFAULT, errno.EIO))),
+    "process-reach": Operation(("path",)),
     "ptrace": Operation(("pid",)),
     "resource-descriptors": Operation(("count",), host_wide=True, refused=_OVER_LIMIT),
     "resource-disk": Operation(("path", "megabytes"), changes=True, host_wide=True, refused=_REFUSED | _OVER_LIMIT),
@@ -88,7 +91,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "root-pivot": Operation(("path",), host_wide=True, refused=_REFUSED | {errno.EINVAL, errno.EBUSY}),
     "signal": Operation(("pid", "signal")),
     "system-call": Operation(("name",), refused=_CALL_REFUSED),
+    "tree-open-write": Operation(("path",)),
 }
+READS: Final = ("file-read", "process-reach")
+"""The operations whose value is the beginning of a file."""
 SELF_STATUS: Final = "self-status"
 LOST: Final = "the box was lost"
 _MAX_NUMBER: Final = 2**53 - 1  # the largest integer that evidence can contain
@@ -140,7 +146,7 @@ def decide(
 ) -> Ruling:
     """Decide whether an operation was allowed. What was seen from outside takes precedence.
 
-    `secret` is the content of the decoy that a `file-read` names: an answer that contains it proves that it was read.
+    `secret` is the content of the decoy that a probe reads: an answer that contains it proves that it was read.
     `problem` says why there is no answer.
     """
     operation = probe.operation
@@ -158,8 +164,9 @@ def decide(
         return Ruling("deny" if killed else "unknown", own, f"the process was killed by signal {answer.signal}")
     if answer.result >= 0:
         return _succeeded(operation, answer, oracle, secret)
-    # Without a baseline nothing shows that the target exists, so its absence is not a refusal.
-    refused = OPERATIONS[operation].refused - (_ABSENT if skipped(probe) else frozenset())
+    # Without a baseline only a decoy is known to exist, so the absence of another target is not a refusal.
+    exists = not skipped(probe) or ("{" in probe.args[0] and "{new_" not in probe.args[0])
+    refused = OPERATIONS[operation].refused - (frozenset() if exists else _ABSENT)
     if answer.errno in refused:
         return (
             Ruling("deny", own, answer.error)
@@ -173,7 +180,7 @@ def decide(
 
 def _succeeded(operation: str, answer: Answer, oracle: Oracle | None, secret: str) -> Ruling:
     own = "constrained_observation"
-    if operation == "file-read":
+    if operation in READS:
         if secret:
             read = answer.value == secret.encode()[:64].hex()
             return (

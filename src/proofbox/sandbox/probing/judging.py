@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from proofbox.probes.lanes import LaneResult, Measured, Observation
-from proofbox.probes.operations import Ruling, decide, skipped
-from proofbox.probes.plan import Decision, Plan, Probe
-from proofbox.probes.results import ProbeResult, Reason
+from proofbox.sandbox.probing.lanes import LaneResult, Observation
+from proofbox.sandbox.probing.operations import Ruling, decide, skipped
+from proofbox.sandbox.probing.plan import Decision, Probe
+from proofbox.sandbox.probing.results import ProbeResult, Reason
 
 
-def judge(plan: Plan, measured: Measured) -> list[ProbeResult]:
-    """Return the result of every probe in every profile."""
-    probes = {probe.id: probe for probe in plan.probe}
-    baseline = {each.probe: rule_on(probes[each.probe], each) for each in measured.baseline.observations}
+def judge(all_probes: Sequence[Probe], scenario: Iterable[LaneResult], outside: LaneResult) -> list[ProbeResult]:
+    """Return the result of every probe in every profile; `outside` is the baseline."""
+    probes = {probe.id: probe for probe in all_probes}
+    baseline = {each.probe: rule_on(probes[each.probe], each) for each in outside.observations}
     results = []
-    for lane in measured.scenario:
+    for lane in scenario:
         found = [(probes[each.probe], each, rule_on(probes[each.probe], each)) for each in lane.observations]
         wanted = {probe.id: _expected(probe, baseline) for probe, _, _ in found}
         controls_hold = all(

@@ -14,8 +14,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from proofbox.probes.operations import skipped
-from proofbox.probes.plan import Plan, PlanFields, Probe, Profile, Text
+from proofbox.core.digest import sha256_file
+from proofbox.sandbox.probing.operations import skipped
+from proofbox.sandbox.probing.plan import Plan, PlanFields, Probe, Profile, Text
 
 CORPUS: Final = "corpus"
 
@@ -56,8 +57,7 @@ def built_in_plan(name: str) -> Plan:
     found = msgspec.convert(_read(name), _BuiltIn)
     profiles = {profile.id for profile in found.profile}
     probes = []
-    corpus = msgspec.convert(_read(CORPUS), _Corpus).probe
-    for probe in (*(each for each in corpus if any(_names(text, each.id) for text in found.include)), *found.probe):
+    for probe in (*corpus_probes(*found.include), *found.probe):
         other = next((each for each in found.exception if any(_names(text, probe.id) for text in each.probes)), None)
         wanted = tuple(id for id in probe.profiles if id in profiles)
         left_out = other is not None and (other.expect == "skip" or (other.expect == "baseline" and skipped(probe)))
@@ -70,6 +70,27 @@ def built_in_plan(name: str) -> Plan:
     return Plan(plan=found.plan, profile=found.profile, probe=tuple(probes))
 
 
+def built_in_digests(name: str) -> dict[str, str]:
+    """Return the SHA-256 of each file that a built-in plan consists of."""
+    return {file: sha256_file(_directory() / file)[0] for file in (f"{name}.toml", f"{CORPUS}.toml")}
+
+
+def corpus_probes(*names: str) -> list[Probe]:
+    """Return probes of the corpus; a name that ends with `*` stands for all that begin with it.
+
+    Raises `LookupError` for a name that stands for no probe.
+    """
+    for text in names:
+        if not any(_names(text, probe.id) for probe in _corpus()):
+            raise LookupError(f"the corpus has no probe {text}")
+    return [probe for probe in _corpus() if any(_names(text, probe.id) for text in names)]
+
+
+@cache
+def _corpus() -> tuple[Probe, ...]:
+    return msgspec.convert(_read(CORPUS), _Corpus).probe
+
+
 def _names(text: str, probe: str) -> bool:
     return probe.startswith(text[:-1]) if text.endswith("*") else probe == text
 
@@ -79,4 +100,4 @@ def _read(name: str) -> object:
 
 
 def _directory() -> Path:
-    return Path(str(files("proofbox.probes"))) / "plans"
+    return Path(str(files("proofbox.sandbox.probing"))) / "plans"

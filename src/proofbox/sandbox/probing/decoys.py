@@ -12,28 +12,29 @@ import fcntl
 import hashlib
 import os
 import secrets
-import select
 import shutil
 import signal
-import socket
 import subprocess
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from proofbox.core.files.removal import remove_tree
-from proofbox.probes.operations import Oracle
-from proofbox.probes.plan import Probe
+from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.probing.leftovers import PREFIX, decoy_directory
+from proofbox.sandbox.probing.listeners import Listeners
+from proofbox.sandbox.probing.operations import READS, Oracle
+from proofbox.sandbox.probing.plan import Probe
 
 ENVIRONMENT_VARIABLE: Final = "PROOFBOX_PROBE_DECOY"
 DRIVER: Final = ".probe/driver"
-FILES: Final = ("directory", "inside", "mounted", "victim")
+FILES: Final = ("directory", "inside", "mounted", "victim", "victim_link")
 """Placeholders for paths that only this probe uses: a directory and a file in the project, a file in the mounted
-directory, a file outside."""
-NEW: Final = ("new_inside", "new_mounted", "new_outside")
-"""Placeholders for paths that do not exist and that only this probe uses."""
+directory, a file outside, and a link in the project to such a file."""
+NEW: Final = ("new_by_link", "new_dev", "new_inside", "new_mounted", "new_outside", "new_tmp")
+"""Placeholders for paths that do not exist and that only this probe uses. `new_by_link` is outside, through a link in
+the project; `new_dev` and `new_tmp` are in `/dev` and `/tmp`."""
 LISTENERS: Final = ("tcp_port", "udp_port", "abstract", "socket")
 """Placeholders for listeners of the run."""
 SHARED: Final = (
@@ -42,9 +43,6 @@ SHARED: Final = (
 )
 PLACEHOLDERS: Final = frozenset((*FILES, *NEW, *LISTENERS, *SHARED))
 
-MAX_CONNECTIONS: Final = 256
-MAX_RECEIVED: Final = 1 << 22
-"""What the listeners keep: enough for the marks of all probes."""
 _SIGNALS_THAT_KILL: Final = {str(int(number)) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)}
 
 
@@ -58,12 +56,13 @@ class Decoys:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._before: dict[str, list[tuple[str, str]]] = {}
         self._marks: dict[str, str] = {}
+        self._elsewhere: list[Path] = []
         root.mkdir(0o700)
         self._lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # if this process is killed, `gc` finds the directory without a lock
         try:
             self._create(root, driver)
-            self._listeners = Listeners(self.outside / "socket", f"proofbox-{secrets.token_hex(8)}")
+            self.listeners = Listeners(self.outside / "socket", f"proofbox-{secrets.token_hex(8)}")
         except BaseException:
             remove_tree(root)
             os.close(self._lock)
@@ -76,9 +75,11 @@ class Decoys:
         root.chmod(0o711 if os.geteuid() == 0 else 0o700)
         (self.project / DRIVER).parent.mkdir()
         shutil.copyfile(driver, self.project / DRIVER)
+        self.driver_sha256 = _sha256(self.project / DRIVER)
         (self.project / DRIVER).chmod(0o755)
         _write(self.outside / "secret", self.secret)
-        for name, target in (("link", self.outside / "secret"), ("root-link", Path("/")), ("parent-link", Path(".."))):
+        links = {"link": self.outside / "secret", "root-link": Path("/"), "parent-link": Path("..")}
+        for name, target in {**links, "outside-link": self.outside}.items():
             (self.project / name).symlink_to(target)
 
     def __enter__(self) -> Self:
@@ -90,13 +91,19 @@ class Decoys:
         for process in self._processes.values():
             process.kill()
             process.communicate()
-        self._listeners.close()
+        self.listeners.close()
+        for path in self._elsewhere:
+            path.unlink(missing_ok=True)
         remove_tree(self.root)
         os.close(self._lock)
 
     @property
     def driver(self) -> Path:
         return self.project / DRIVER
+
+    def driver_intact(self) -> bool:
+        """Return whether the driver in the project is still the one that was copied there."""
+        return _sha256(self.driver) == self.driver_sha256
 
     def arguments(self, probe: Probe) -> list[str]:
         """Create the probe's decoys, and return its arguments with their names filled in."""
@@ -105,6 +112,10 @@ class Decoys:
         filled = [argument.format_map(names) for argument in probe.args]
         self._before[probe.id] = [(path, _state(path)) for path in names.own]
         return filled
+
+    def remove_later(self, path: Path) -> None:
+        """Remove a file when the block ends, if a probe created it on this host."""
+        self._elsewhere.append(path)
 
     def process(self, probe_id: str) -> int:
         """Start a process for the probe to act on."""
@@ -119,7 +130,7 @@ class Decoys:
 
     def knows(self, probe: Probe) -> str:
         """Return the secret that proves that the probe reached its decoy, or an empty string."""
-        if probe.operation == "file-read" and _names_secret(probe.args):
+        if probe.operation in READS and _names_secret(probe.args):
             return self.secret
         return self.secret if probe.operation == "env-read" and "{variable}" in probe.args else ""
 
@@ -127,7 +138,7 @@ class Decoys:
         """Look from outside whether the probe took effect. None if nothing outside would show it."""
         listened = any(f"{{{name}}}" in each for name in LISTENERS for each in probe.args)
         if listened and any("{mark}" in each for each in probe.args):
-            arrived = self._listeners.received(self._marks[probe.id])
+            arrived = self.listeners.received(self._marks[probe.id])
             return Oracle(arrived, "the listener received it" if arrived else "the listener received nothing")
         if probe.operation == "signal" and probe.id in self._processes and probe.args[1:2] != ("0",):
             if not _SIGNALS_THAT_KILL & {*probe.args[1:2]}:
@@ -142,6 +153,22 @@ class Decoys:
         return Oracle(bool(changed), f"changed on the host: {where}" if changed else "unchanged on the host")
 
 
+def driver_digest() -> str:
+    """Return the SHA-256 of the driver."""
+    return _sha256(program("boxprobe"))
+
+
+@contextlib.contextmanager
+def new_decoys() -> Iterator[Decoys]:
+    """Create decoys in a directory of their own. Their variable is set in this process: a box must not receive it."""
+    with Decoys(decoy_directory() / f"{PREFIX}{secrets.token_hex(8)}", program("boxprobe")) as decoys:
+        os.environ[ENVIRONMENT_VARIABLE] = decoys.secret
+        try:
+            yield decoys
+        finally:
+            os.environ.pop(ENVIRONMENT_VARIABLE, None)
+
+
 class _Names(dict[str, object]):
     """The values of the placeholders for one probe. A decoy is created when its name is first used."""
 
@@ -151,18 +178,9 @@ class _Names(dict[str, object]):
         self.own: list[str] = []
 
     def __missing__(self, name: str) -> object:
-        decoys, listeners = self._decoys, self._decoys._listeners
-        places = {"directory": decoys.project, "inside": decoys.project, "mounted": decoys.mounted}
+        decoys, listeners = self._decoys, self._decoys.listeners
         if name in FILES or name in NEW:
-            # No id contains the separator, so no other probe has a decoy of this name.
-            path = places.get(name.removeprefix("new_"), decoys.outside) / f"{self._probe.id}@{name}"
-            if name == "directory":
-                path.mkdir(exist_ok=True)
-                path.chmod(0o777)
-            elif name in FILES:
-                _write(path, self._mark)
-            self.own.append(str(path))
-            return self.setdefault(name, path)
+            return self.setdefault(name, self._own_path(name))
         found: dict[str, object] = {
             "project": decoys.project,
             "outside": decoys.outside,
@@ -181,94 +199,34 @@ class _Names(dict[str, object]):
             return self.setdefault(name, decoys.process(self._probe.id))
         return found[name]
 
-
-class Listeners:
-    """Listening sockets on this host that note what they receive."""
-
-    def __init__(self, path: Path, abstract: str) -> None:
-        self.path, self.abstract = path, abstract
-        self._streams = [
-            _listening(socket.AF_INET, ("127.0.0.1", 0)),
-            _listening(socket.AF_UNIX, str(path)),
-            _listening(socket.AF_UNIX, f"\0{abstract}"),
-        ]
-        path.chmod(0o777)
-        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._datagrams.bind(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self._wake, self._awake = socket.socketpair()
-        self._received = b""
-        self._reading = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    @property
-    def tcp_port(self) -> int:
-        return int(self._streams[0].getsockname()[1])
-
-    @property
-    def udp_port(self) -> int:
-        return int(self._datagrams.getsockname()[1])
-
-    def received(self, mark: str) -> bool:
-        """Return whether a text has arrived. Everything that was sent before this call is read first."""
-        with self._reading:
-            self._read_all()
-            return mark.encode() in self._received
-
-    def close(self) -> None:
-        self._wake.close()
-        self._thread.join()
-        for each in (*self._streams, *self._open, self._datagrams, self._awake):
-            each.close()
-
-    def _serve(self) -> None:
-        """Read what arrives until `close`. The answer to a DNS query cannot wait for the end of the lane."""
-        while True:
-            poll = select.poll()
-            for each in (*self._streams, *self._open, self._datagrams, self._awake):
-                poll.register(each, select.POLLIN)
-            if self._awake.fileno() in dict(poll.poll()):
-                return
-            with self._reading:
-                self._read_all()
-
-    def _read_all(self) -> None:
-        for listener in self._streams:
-            with contextlib.suppress(OSError):  # nothing more to accept
-                while len(self._open) < MAX_CONNECTIONS:
-                    self._open.append(listener.accept()[0])
-        for each in (*self._open, self._datagrams):
-            each.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                while self._keep(each):
-                    pass
-
-    def _keep(self, each: socket.socket) -> bool:
-        """Keep what a socket received, and return whether there may be more. Raises BlockingIOError if there is not."""
-        try:
-            data, sender = each.recvfrom(4096)
-        except BlockingIOError:
-            raise
-        except OSError:
-            data, sender = b"", None
-        self._received = (self._received + data)[-MAX_RECEIVED:]
-        if each is self._datagrams:
-            with contextlib.suppress(OSError):
-                each.sendto(data, sender)  # any answer will do for a name
-        elif not data:
-            each.close()
-            self._open.remove(each)
-            return False
-        return True
-
-
-def _listening(family: socket.AddressFamily, address: object) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.bind(address)  # type: ignore[arg-type]
-    made.listen(64)
-    made.setblocking(False)
-    return made
+    def _own_path(self, name: str) -> Path:
+        decoys = self._decoys
+        places = {
+            "directory": decoys.project,
+            "inside": decoys.project,
+            "mounted": decoys.mounted,
+            "new_by_link": decoys.project / "outside-link",
+            "new_dev": Path("/dev"),
+            "new_inside": decoys.project,
+            "new_mounted": decoys.mounted,
+            "new_tmp": Path("/tmp"),  # noqa: S108 (the name below it is random)
+            "victim_link": decoys.project,
+        }
+        # No id contains the separator, so no other probe has a decoy of this name.
+        path = places.get(name, decoys.outside) / f"{self._probe.id}@{name}"
+        if name in ("new_dev", "new_tmp"):
+            path = path.with_name(f"{decoys.root.name}-{path.name}")
+            decoys.remove_later(path)
+        elif name == "directory":
+            path.mkdir(exist_ok=True)
+            path.chmod(0o777)
+        elif name == "victim_link":
+            target = self._own_path("victim")
+            path.symlink_to(target)
+        elif name in FILES:
+            _write(path, self._mark)
+        self.own.append(str(path))
+        return path
 
 
 def _write(path: Path, text: str) -> None:
@@ -285,8 +243,12 @@ def _state(path: str) -> str:
         return "absent"
     link = os.readlink(path) if os.path.islink(path) else ""
     regular = not link and os.path.isfile(path)
-    content = hashlib.sha256(Path(path).read_bytes()).hexdigest() if regular else ""
+    content = _sha256(Path(path)) if regular else ""
     return f"{found.st_mode:o} {found.st_uid} {found.st_gid} {found.st_nlink} {link} {content}"
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _names_secret(args: Sequence[str]) -> bool:
