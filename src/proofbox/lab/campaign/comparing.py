@@ -45,7 +45,7 @@ def compare_campaigns(first: _Path, second: _Path) -> CampaignComparison:
 
     For example:
 
-        found = compare_campaigns("earlier", "out")
+        found = proofbox.compare_campaigns("earlier", "out")
         for each in found.comparisons:
             print(each.first, each.verdict, each.difference)
 
