@@ -29,6 +29,7 @@ CAMPAIGN = """
 id = "first"
 replicates = 2
 retries = 0
+concurrency = 1
 [[missions]]
 suite = "suite.toml"
 [[flow]]
@@ -66,7 +67,7 @@ def write_three_flows(model: str, *, missions: int, replicates: int) -> str:
         "process": {"type": "process", "settings": {"command": ["/bin/sh", "-c", OBEYS]}},
         "scripted": {"type": "scripted"},
     }
-    text = f'[campaign]\nid = "three"\nreplicates = {replicates}\n[[missions]]\nsuite = "suite.toml"\n'
+    text = f'[campaign]\nid = "three"\nreplicates = {replicates}\nconcurrency = 2\n[[missions]]\nsuite = "suite.toml"\n'
     text += "".join(f'[[flow]]\nid = "{id}"\nrunner = {toml(runner)}\n' for id, runner in flows.items())
     return write_files(suite, campaign=text)
 

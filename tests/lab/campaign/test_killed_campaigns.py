@@ -24,7 +24,7 @@ def test_campaign_killed_and_resumed_equals_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: Callable[[int, int], int]
 ) -> None:
     """The soak has 3 flows, 10 missions and 5 replicates, and kills twice."""
-    missions, replicates = rounds(3, 10), rounds(1, 5)
+    missions, replicates = rounds(3, 10), rounds(1, 5)  # the third mission is the first that all flows fail
     monkeypatch.chdir(tmp_path)
     generator = random.Random()  # noqa: S311 -- when to kill, not a secret
     with serving("-m", "proofbox.agents.fakemodel") as model:
