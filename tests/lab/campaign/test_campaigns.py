@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +15,13 @@ from suites import mission
 
 import proofbox
 from proofbox.cli import main
+from proofbox.config import consent
 from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, ConsentRequired, RunBusy, UsageError
 from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.promotion.emit import emit_promotion
-from proofbox.lab.campaign.registration import exclusive
+from proofbox.lab.campaign.history import known_campaigns
+from proofbox.lab.campaign.registration import exclusive, read_manifest
+from proofbox.workspace import registry
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("campaign")]
 
@@ -30,7 +34,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original_finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -39,7 +43,7 @@ def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def _begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original_begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("begun")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -48,18 +52,18 @@ def _begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def finished(_finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def finished(original_finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The directory of a committed campaign, copied into the current directory with its files."""
-    shutil.copytree(_finished, tmp_path, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(original_finished, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return "out"
 
 
 @pytest.fixture
-def begun(_begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def begun(original_begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The directory of a campaign that was interrupted, copied like `finished`. It can be read, but not run to its end:
     its runs belong to the original."""
-    shutil.copytree(_begun, tmp_path, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(original_begun, tmp_path, symlinks=True, dirs_exist_ok=True)
     manifest = tmp_path / "out" / "campaign.json"
     content = json.loads(manifest.read_bytes())
     manifest.write_text(json.dumps({**content, "path": str(tmp_path / "campaign.toml")}))
@@ -183,6 +187,42 @@ def test_manifest_that_was_changed_with_its_hash_is_refused(begun: str) -> None:
     Path(begun, "campaign.json").write_text(json.dumps(made))
     with pytest.raises(CampaignChanged, match="is not the manifest that was registered"):
         proofbox.resume_campaign(begun)
+
+
+def test_doctor_lists_campaigns_that_can_be_resumed(begun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    original = next(each for each in known_campaigns() if each.run_id == read_manifest(Path(begun)).run_id)
+    assert main(["doctor", "--quick", "--provider", "off"]) in (0, 1)
+    shown = capsys.readouterr().out
+    assert f"campaign first in {original.out}: interrupted" in shown
+    assert f"proofbox campaign resume {original.out}" in shown
+
+
+def test_gc_keeps_what_can_be_resumed_and_removes_an_old_campaign_as_a_whole(
+    begun: str, tmp_path: Path, original_finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(**rules: Any) -> list[tuple[str, bool, str]]:
+        found = proofbox.collect_garbage(begun, older_than=0, dry_run=True, **rules)
+        return [(each.kind, each.free, each.reason) for each in found.items if each.kind in ("campaign", "run")]
+
+    assert kept() == [("campaign", False, "it can be resumed")]
+    assert kept(include_uncommitted=True) == [("campaign", True, "older than 0 s")]
+    with exclusive(Path(begun)):
+        assert kept(include_uncommitted=True) == [("campaign", False, "in progress")]
+    other = tmp_path / "committed"
+    shutil.copytree(original_finished, other, symlinks=True)
+    begun = str(other / "out")
+    packet = proofbox.check_publishable(begun).packet
+    assert kept() == [("campaign", False, "promoted")]
+    Path(str(packet)).unlink()
+    (other / "out" / "notes.txt").write_text("mine")
+    monkeypatch.setattr(registry, "drop_store", lambda store: [])  # other tests use copies of the campaign
+    monkeypatch.setattr(consent, "forget_run", lambda run_id: None)
+    freed = proofbox.collect_garbage(begun, older_than=0)
+    assert [(each.kind, each.free, each.left) for each in freed.items if each.kind == "campaign"] == [
+        ("campaign", True, "")
+    ]
+    assert freed.freed > 100_000
+    assert [path.name for path in (other / "out").iterdir()] == ["notes.txt"]
 
 
 def test_only_one_process_runs_a_campaign(begun: str) -> None:

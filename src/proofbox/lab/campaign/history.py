@@ -17,12 +17,10 @@ from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CampaignChanged
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.lab.campaign.registration import MANIFEST, CampaignManifest, is_running, registered_digest
-from proofbox.lab.campaign.spec import CampaignDocument
 from proofbox.lab.reports.campaign import REPORT, load_campaign
 from proofbox.lab.reports.campaign_results import CampaignResults, FlowReport
 
@@ -83,8 +81,7 @@ def remember(manifest: CampaignManifest, out: Path) -> None:
 
 def require_known(manifest: CampaignManifest, out: Path) -> None:
     """Raise `CampaignChanged` unless the manifest is the one that was registered here, with all its content."""
-    document = msgspec.convert(read_toml(manifest.source)[0], CampaignDocument)
-    digest = registered_digest(document, manifest.canary, manifest.runs)
+    digest = registered_digest(manifest.document, manifest.canary, manifest.runs)
     known = {each.run_id: each.sha256 for each in known_campaigns()}
     if digest == manifest.sha256 == known.get(manifest.run_id):
         return

@@ -26,6 +26,7 @@ from proofbox.core.files.atomic import create_only
 from proofbox.core.files.locks import is_locked, locked
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, CorruptError, RunBusy
 from proofbox.lab.campaign.reading import Campaign
@@ -38,7 +39,7 @@ from proofbox.lab.suite.widening import widenings
 SCHEMA: Final = "proofbox.campaign_manifest/1"
 MANIFEST: Final = "campaign.json"
 FLOWS: Final = "flows"
-_LOCK: Final = ".campaign.lock"
+LOCK: Final = ".campaign.lock"
 _MAX_BYTES: Final = 64 << 20
 
 
@@ -83,6 +84,11 @@ class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[FlowRun, ...]
     """The run of each flow."""
 
+    @property
+    def document(self) -> CampaignDocument:
+        """The campaign's file."""
+        return msgspec.convert(read_toml(self.source)[0], CampaignDocument)
+
     def run(self, flow: str) -> FlowRun:
         return next(each for each in self.runs if each.flow == flow)
 
@@ -94,7 +100,7 @@ def flow_out(out: Path, flow: str) -> Path:
 
 def is_running(out: Path) -> bool:
     """Return whether a process is running the campaign in a directory."""
-    return is_locked(out / _LOCK)
+    return is_locked(out / LOCK)
 
 
 @contextlib.contextmanager
@@ -102,7 +108,7 @@ def exclusive(out: Path) -> Iterator[None]:
     """Lock a campaign for the process that runs it. Raises `RunBusy`."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(out / _LOCK, wait=False))
+            stack.enter_context(locked(out / LOCK, wait=False))
         except BlockingIOError:
             raise RunBusy(f"another process is running the campaign in {out}", op="campaign") from None
         yield

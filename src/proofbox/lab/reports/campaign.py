@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.results import ErrorBody
-from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
@@ -34,6 +33,7 @@ from proofbox.lab.campaign.registration import (
     registered_digest,
 )
 from proofbox.lab.campaign.spec import CampaignDocument
+from proofbox.lab.reports.campaign_children import FlowResults, read_flows
 from proofbox.lab.reports.campaign_gates import judge
 from proofbox.lab.reports.campaign_results import (
     CampaignReport,
@@ -58,6 +58,7 @@ from proofbox.lab.statistics import (
     pass_hat_k,
     pass_rate,
 )
+from proofbox.lab.suite.reading import Suite
 
 REPORT: Final = "report.json"
 RUNS: Final = "runs.json"
@@ -115,21 +116,15 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
     """
     place = Path(out)
     manifest = read_manifest(place)
-    document = msgspec.convert(read_toml(manifest.source)[0], CampaignDocument)
+    document = manifest.document
     findings: list[EvidenceFinding] = []
     if registered_digest(document, manifest.canary, manifest.runs) != manifest.sha256:
         findings.append(EvidenceFinding(NOT_REGISTERED, MANIFEST, "it does not match its registered digest"))
-    flows, scores = [], {}
-    for run in manifest.runs:
-        found = _read(place, run)
-        if found is not None:
-            where = run_path(run)
-            findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
-            findings += _unregistered(found, run)
-        flow, by_mission = _flow(place, run, found, manifest, document.campaign.replicates)
-        flows.append(flow)
-        scores[run.flow] = by_mission
-    results = _results(manifest, document, flows, scores)
+    planned = len(manifest.runs) * len(manifest.missions) * document.campaign.replicates
+    flows = read_flows(place, manifest, planned, lambda flow: read_flow(place, manifest, flow))
+    findings += [finding for each in flows for finding in each.findings]
+    scores = {each.report.flow: each.scores for each in flows}
+    results = _results(manifest, document, [each.report for each in flows], scores)
     bundle = place / manifest.run_id
     committed = (bundle / INDEX).exists()
     if committed:
@@ -151,6 +146,20 @@ def stored_report(report: CampaignReport) -> dict[str, Any]:
     """Return the results as the campaign's bundle stores them."""
     stored_results: dict[str, Any] = msgspec.to_builtins(report.results)
     return stored_results
+
+
+def read_flow(out: Path, manifest: CampaignManifest, flow: str) -> FlowResults:
+    """Return the results of one flow: from its evidence once its run is committed, and from its ledger until then."""
+    run = manifest.run(flow)
+    found, cleaned = _read(out, run), frozenset[str]()
+    findings: list[EvidenceFinding] = []
+    if found is not None:
+        where, suite = run_path(run), found.plan.suite()
+        findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
+        findings += _unregistered(found, suite, run)
+        cleaned = frozenset(each.id for each in suite.missions if each.cleanup)
+    report, scores = _flow(out, run, found, cleaned, manifest, manifest.document.campaign.replicates)
+    return FlowResults(report=report, scores=scores, findings=tuple(findings))
 
 
 def _read(out: Path, run: FlowRun) -> RunResults | None:
@@ -213,8 +222,14 @@ class _Metrics(msgspec.Struct, frozen=True):
 
 
 def _flow(
-    out: Path, run: FlowRun, found: RunResults | None, manifest: CampaignManifest, replicates: int
+    out: Path,
+    run: FlowRun,
+    found: RunResults | None,
+    cleaned: Collection[str],
+    manifest: CampaignManifest,
+    replicates: int,
 ) -> tuple[FlowReport, dict[str, tuple[int, int]]]:
+    """Return the results of a flow, and its scores by mission. `cleaned` are the missions with cleanup commands."""
     attempts = () if found is None else found.attempts
     final = [each for each in final_attempts(attempts) if each.result is not None]
     scored = [each for each in final if _is_scored(each)]
@@ -222,7 +237,6 @@ def _flow(
     total = Counter(each.mission for each in scored)
     by_mission = {id: (passed[id], total[id]) for id in manifest.missions if total[id]}
     counts = list(by_mission.values())
-    cleaned = set() if found is None else {each.id for each in found.plan.suite().missions if each.cleanup}
     metrics = {
         each.id: _metrics(out / run_path(run) / each.path, cleaned=each.mission in cleaned)
         for each in attempts
@@ -306,9 +320,9 @@ def _metrics(bundle: Path, *, cleaned: bool) -> _Metrics:
 # Checks
 
 
-def _unregistered(found: RunResults, run: FlowRun) -> Iterator[EvidenceFinding]:
+def _unregistered(found: RunResults, suite: Suite, run: FlowRun) -> Iterator[EvidenceFinding]:
     """Yield a finding if a run used other missions or files than were registered."""
-    if found.plan.suite().sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
+    if suite.sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
         yield EvidenceFinding(NOT_REGISTERED, run_path(run), "its missions or files are not the registered ones")
 
 
