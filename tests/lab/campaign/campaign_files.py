@@ -53,7 +53,7 @@ def write_files(missions: str = WORKS + LIES, more: str = "", *, campaign: str =
     return "campaign.toml"
 
 
-def write_three_flows(model: str, *, missions: int, replicates: int) -> str:
+def write_three_flows(model: str, *, missions: int, replicates: int, concurrency: int) -> str:
     """Write a campaign of Codex on a fake model, a command line and the scripted agent. They fail every third mission,
     and the scripted agent also the first."""
     suite = ""
@@ -67,7 +67,8 @@ def write_three_flows(model: str, *, missions: int, replicates: int) -> str:
         "process": {"type": "process", "settings": {"command": ["/bin/sh", "-c", OBEYS]}},
         "scripted": {"type": "scripted"},
     }
-    text = f'[campaign]\nid = "three"\nreplicates = {replicates}\nconcurrency = 2\n[[missions]]\nsuite = "suite.toml"\n'
+    text = f'[campaign]\nid = "three"\nreplicates = {replicates}\nconcurrency = {concurrency}\n'
+    text += '[[missions]]\nsuite = "suite.toml"\n'
     text += "".join(f'[[flow]]\nid = "{id}"\nrunner = {toml(runner)}\n' for id, runner in flows.items())
     return write_files(suite, campaign=text)
 

@@ -9,10 +9,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from campaign_files import ANSWER, CAMPAIGN, LIES, scores, write_files
@@ -33,8 +32,6 @@ ONE_FLOW = CAMPAIGN.partition('[[flow]]\nid = "solver"')[0]
 SLOW = mission("slow", command("sleep 0.3"), write("answer.txt", "42\n"), say("done"), verify=ANSWER)
 EXPECTED = {"lies": {"agent": (0, 2)}, "slow": {"agent": (2, 2)}}
 
-Event = RunStarted | SuiteEvent
-
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,21 +39,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(LIES + SLOW, campaign=ONE_FLOW)
 
 
-def disturbed(out: str, disturb: Callable[[int, SuiteEvent], object]) -> None:
-    """Run the campaign while `disturb` gets every event with its number. It may end with any typed error."""
+def disturbed(out: str, due: Mapping[int, Callable[[str], None]]) -> list[str]:
+    """Run the campaign, with a failure at some of its events. It may end with any typed error. Return what happened."""
     lock, seen = threading.Lock(), 0
+    happened: list[str] = []
 
-    def hear(event: Event) -> None:
+    def hear(event: RunStarted | SuiteEvent) -> None:
         nonlocal seen
-        if isinstance(event, SuiteEvent):
-            with lock:
-                seen += 1
-                disturb(seen, event)
+        with lock:
+            seen += 1
+            if seen in due:
+                due[seen](out)
+                happened.append(due[seen].__name__)
 
     try:
         proofbox.run_campaign("campaign.toml", out=out, on_event=hear)
     except ProofboxError as error:
-        print(f"the campaign ended with {error.code}")
+        happened.append(error.code)
+    print(happened)
+    return happened
 
 
 def require_recovery(out: str) -> CampaignReport:
@@ -70,24 +71,11 @@ def require_recovery(out: str) -> CampaignReport:
     return report
 
 
-def moments(rounds: Callable[[int, int], int]) -> Iterator[tuple[str, int]]:
-    """Yield an output directory and the number of the event to disturb at."""
-    for number in range(rounds(1, 25)):
-        yield f"out-{number}", random.randrange(1, 20)  # noqa: S311 -- when to disturb, not a secret
-
-
-def test_worker_that_is_killed_loses_no_attempt(rounds: Callable[[int, int], int]) -> None:
-    for out, when in moments(rounds):
-
-        def kill(number: int, _: SuiteEvent, when: int = when) -> None:
-            if number == when:
-                for pid in descendants():
-                    if b"proofbox.lab.run.worker" in cmdline(pid):
-                        os.kill(pid, signal.SIGKILL)
-                        return
-
-        disturbed(out, kill)
-        require_recovery(out)
+def kill_a_worker(_out: str) -> None:
+    for pid in descendants():
+        if b"proofbox.lab.run.worker" in cmdline(pid):
+            os.kill(pid, signal.SIGKILL)
+            return
 
 
 def cmdline(pid: int) -> bytes:
@@ -97,72 +85,59 @@ def cmdline(pid: int) -> bytes:
         return b""
 
 
-BUSY = "from proofbox.lab.run import ledger\nledger.BUSY_SECONDS = 0.05"
-
-
-def test_busy_ledger_never_loses_or_repeats_a_result(
-    monkeypatch: pytest.MonkeyPatch, rounds: Callable[[int, int], int]
-) -> None:
-    """Another program holds the ledger for longer than proofbox waits for it."""
-    for out, when in moments(rounds):
-
-        def hold(number: int, _: SuiteEvent, when: int = when, out: str = out) -> None:
-            if number == when:
-                run = read_manifest(Path(out)).runs[0]
-                with held(Path(out, "flows", run.flow, f"{run.run_id}.ledger")):
-                    threading.Event().wait(0.5)  # no condition: the point is that it takes longer than BUSY_SECONDS
-
-        with monkeypatch.context() as patch:
-            patch.setattr(ledger, "BUSY_SECONDS", 0.05)
-            patch_workers(patch, BUSY)
-            disturbed(out, hold)
-        require_recovery(out)
-
-
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    other = sqlite3.connect(path, isolation_level=None, timeout=30)
+def hold_the_ledger(out: str) -> None:
+    """Hold the ledger for longer than the patched workers and conductor wait for it."""
+    run = read_manifest(Path(out)).runs[0]
+    other = sqlite3.connect(Path(out, "flows", run.flow, f"{run.run_id}.ledger"), isolation_level=None, timeout=30)
     other.execute("BEGIN IMMEDIATE")
     try:
-        yield
+        threading.Event().wait(10 * BUSY_SECONDS)
     finally:
         other.execute("ROLLBACK")
         other.close()
 
 
-JUMPING = """
+def move_the_clock(_out: str) -> None:
+    """Move the wall clock by a day, in one direction or the other."""
+    Path("offset.new").write_text(random.choice(["-86400", "86400"]))  # noqa: S311
+    Path("offset.new").replace("offset")
+
+
+class Jumping(SystemClock):
+    """A clock that jumps when the file `offset` changes; the workers have the same."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=float(Path("offset").read_text()))
+
+
+BUSY_SECONDS = 0.05
+WORKER = """
 from datetime import timedelta
+from proofbox.lab.run import ledger
+ledger.BUSY_SECONDS = {busy}
 class Jumping(worker.SystemClock):
     def now(self):
-        return super().now() + timedelta(seconds=float(open({path!r}).read() or 0))
+        return super().now() + timedelta(seconds=float(open({offset!r}).read()))
 worker.SystemClock = Jumping
 """
+FAILURES = (kill_a_worker, hold_the_ledger, move_the_clock)
 
 
-def test_clock_that_jumps_in_both_directions(
+def test_killed_workers_a_busy_ledger_and_clock_jumps_change_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: Callable[[int, int], int]
 ) -> None:
-    offset = tmp_path / "offset"
-
-    class Jumping(SystemClock):
-        def now(self) -> Any:
-            from datetime import timedelta
-
-            return super().now() + timedelta(seconds=float(offset.read_text() or 0))
-
-    for out, when in moments(rounds):
-        offset.write_text("0")
-
-        def jump(number: int, _: SuiteEvent, when: int = when) -> None:
-            if number in (when, when + 3):
-                replacement = tmp_path / "offset.new"
-                replacement.write_text("86400" if number == when else "-86400")
-                replacement.replace(offset)
-
+    """A sample has each failure once; the soak has campaigns with one kind of failure, and with all of them."""
+    for number in range(rounds(1, 60)):
+        (tmp_path / "offset").write_text("0")
+        kinds = FAILURES if number % 4 == 0 else (FAILURES[number % 4 - 1],)
+        moments = random.sample(range(1, 20), len(kinds))
+        out = f"out-{number}"
         with monkeypatch.context() as patch:
+            patch.setattr(ledger, "BUSY_SECONDS", BUSY_SECONDS)
             patch.setattr(conductor, "SystemClock", Jumping)
-            patch_workers(patch, JUMPING.format(path=str(offset)))
-            disturbed(out, jump)
+            patch_workers(patch, WORKER.format(busy=BUSY_SECONDS, offset=str(tmp_path / "offset")))
+            happened = disturbed(out, dict(zip(moments, kinds, strict=True)))
+        assert happened, "the campaign ended before anything failed"
         require_recovery(out)
 
 
@@ -210,7 +185,8 @@ assert rows == {"lies": 0, "slow": 2}, rows
 @pytest.mark.needs("root")
 def test_full_disk_stops_the_campaign_until_there_is_space(rounds: Callable[[int, int], int]) -> None:
     Path("small").mkdir()
-    for _, when in moments(rounds):
+    for _ in range(rounds(1, 20)):
+        when = random.randrange(1, 15)  # noqa: S311 -- when to fill it, not a secret
         script = 'mount -t tmpfs -o size=64m none small && "$@"; status=$?; umount -l small; exit $status'
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", FULL, str(when)],
