@@ -18,23 +18,20 @@ import proofbox
 from proofbox.cli import main
 from proofbox.cli.describe import CommandFacts, commands
 from proofbox.core.results import Document
-from proofbox.lab.campaign.comparing import compare_campaigns
-from proofbox.lab.campaign.planning import plan_campaign
-from proofbox.lab.campaign.publishing import check_publishable
-from proofbox.lab.campaign.running import resume_campaign, run_canary
-from proofbox.lab.reports.campaign import load_campaign
 
 FUNCTIONS: dict[str, Callable[..., Document]] = {
     "suite run": proofbox.run_suite,
     "suite resume": proofbox.resume_suite,
     "suite report": proofbox.load_run,
     "campaign run": proofbox.run_campaign,
-    "campaign canary": run_canary,
-    "campaign resume": resume_campaign,
-    "campaign status": load_campaign,
-    "campaign plan": plan_campaign,
-    "campaign compare": compare_campaigns,
-    "campaign publish-check": check_publishable,
+    "campaign canary": proofbox.run_canary,
+    "campaign resume": proofbox.resume_campaign,
+    "campaign status": proofbox.load_campaign,
+    "campaign lint": proofbox.lint_campaign,
+    "campaign plan": proofbox.plan_campaign,
+    "campaign compare": proofbox.compare_campaigns,
+    "campaign publish-check": proofbox.check_publishable,
+    "campaign regrade": proofbox.regrade_campaign,
     "doctor": proofbox.doctor,
     "validate": proofbox.validate,
     "report": proofbox.report,

@@ -36,10 +36,22 @@ if TYPE_CHECKING:
     from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
     from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
     from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
+    from proofbox.lab.campaign.comparing import compare_campaigns as compare_campaigns
+    from proofbox.lab.campaign.linting import lint_campaign as lint_campaign
+    from proofbox.lab.campaign.planning import plan_campaign as plan_campaign
+    from proofbox.lab.campaign.publishing import check_publishable as check_publishable
+    from proofbox.lab.campaign.regrading import regrade_campaign as regrade_campaign
+    from proofbox.lab.campaign.regrading import regrade_campaign_async as regrade_campaign_async
+    from proofbox.lab.campaign.running import load_campaign_async as load_campaign_async
+    from proofbox.lab.campaign.running import resume_campaign as resume_campaign
+    from proofbox.lab.campaign.running import resume_campaign_async as resume_campaign_async
     from proofbox.lab.campaign.running import run_campaign as run_campaign
     from proofbox.lab.campaign.running import run_campaign_async as run_campaign_async
+    from proofbox.lab.campaign.running import run_canary as run_canary
+    from proofbox.lab.campaign.running import run_canary_async as run_canary_async
     from proofbox.lab.doctor import doctor as doctor
     from proofbox.lab.garbage import collect_garbage as collect_garbage
+    from proofbox.lab.reports.campaign import load_campaign as load_campaign
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
     from proofbox.lab.reports.promoting import emit_promotion as emit_promotion
     from proofbox.lab.reports.scoring import report as report
@@ -109,6 +121,18 @@ _HOME = {
     "run_plan": "proofbox.probes.run",
     "resume_suite": "proofbox.lab.run.running",
     "resume_suite_async": "proofbox.lab.run.running",
+    "run_canary": "proofbox.lab.campaign.running",
+    "run_canary_async": "proofbox.lab.campaign.running",
+    "resume_campaign": "proofbox.lab.campaign.running",
+    "resume_campaign_async": "proofbox.lab.campaign.running",
+    "load_campaign": "proofbox.lab.reports.campaign",
+    "load_campaign_async": "proofbox.lab.campaign.running",
+    "lint_campaign": "proofbox.lab.campaign.linting",
+    "plan_campaign": "proofbox.lab.campaign.planning",
+    "compare_campaigns": "proofbox.lab.campaign.comparing",
+    "check_publishable": "proofbox.lab.campaign.publishing",
+    "regrade_campaign": "proofbox.lab.campaign.regrading",
+    "regrade_campaign_async": "proofbox.lab.campaign.regrading",
     "run_campaign": "proofbox.lab.campaign.running",
     "run_campaign_async": "proofbox.lab.campaign.running",
     "run_suite": "proofbox.lab.run.running",

@@ -18,7 +18,11 @@ from proofbox.evidence.bundle.reader import Bundle, UnverifiedBundle
 from proofbox.evidence.promotion.emit import Promotion
 from proofbox.evidence.verify.verification import Verification
 from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptRun
-from proofbox.lab.campaign.running import resume_campaign
+from proofbox.lab.campaign.comparing import CampaignComparison
+from proofbox.lab.campaign.linting import CampaignLint
+from proofbox.lab.campaign.planning import CampaignPlan
+from proofbox.lab.campaign.publishing import PublishCheck
+from proofbox.lab.campaign.regrading import CampaignRegrade
 from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
 from proofbox.lab.garbage import CollectedGarbage
 from proofbox.lab.reports.campaign_results import CampaignReport
@@ -172,13 +176,24 @@ def campaigns() -> None:
     report = proofbox.run_campaign("campaign.toml", out=Path("out"), trust=True)
     assert_type(report, CampaignReport)
     assert_type(report.comparisons[0].difference, float)
-    assert_type(resume_campaign("out", stop=threading.Event()), CampaignReport)
+    assert_type(proofbox.run_canary("campaign.toml", missions=2), CampaignReport)
+    assert_type(proofbox.resume_campaign("out", stop=threading.Event()), CampaignReport)
+    assert_type(proofbox.load_campaign("out"), CampaignReport)
+    assert_type(proofbox.lint_campaign("campaign.toml"), CampaignLint)
+    assert_type(proofbox.plan_campaign("campaign.toml", mde="5pt"), CampaignPlan)
+    assert_type(proofbox.compare_campaigns("earlier", Path("out")), CampaignComparison)
+    assert_type(proofbox.check_publishable("out", sign="release"), PublishCheck)
+    assert_type(proofbox.regrade_campaign("out", "stricter.toml", out="regraded"), CampaignRegrade)
 
     proofbox.run_campaign("campaign.toml", concurrency=2)  # type: ignore[call-arg]
 
 
 async def campaigns_async() -> None:
     assert_type(await proofbox.run_campaign_async("campaign.toml", on_event=events), CampaignReport)
+    assert_type(await proofbox.run_canary_async("campaign.toml"), CampaignReport)
+    assert_type(await proofbox.resume_campaign_async("out"), CampaignReport)
+    assert_type(await proofbox.load_campaign_async("out"), CampaignReport)
+    assert_type(await proofbox.regrade_campaign_async("out", "stricter.toml"), CampaignRegrade)
 
 
 def plans() -> None:

@@ -118,6 +118,8 @@
     │   ├── RunInterrupted       RUN_INTERRUPTED             exit 130
     │   ├── NotFreed             RUN_NOT_FREED               exit 1
     │   ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
+    │   ├── CleanupFailed        ATTEMPT_CLEANUP_FAILED      exit 1
+    │   ├── CleanupTimedOut      ATTEMPT_CLEANUP_TIMEOUT     exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
     │   ├── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
     │   ├── CampaignInvalid      CAMPAIGN_INVALID            exit 1

@@ -48,7 +48,7 @@ from proofbox.evidence.bundle.paths import (
 )
 from proofbox.evidence.bundle.status import RunStatus, parse_status
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
-from proofbox.evidence.documents.schedule import coverage_gaps, read_schedule
+from proofbox.evidence.documents.schedule import ScheduledAttempt, coverage_gaps, read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.pool import in_threads
 
@@ -101,6 +101,8 @@ class BundleCheck:
     """The digest of the index file, which a packet pins and a signature covers."""
     index_size: int = 0
     nested: dict[str, BundleCheck] = field(default_factory=dict)
+    schedule: Mapping[str, ScheduledAttempt] | None = None
+    """The attempts that a run planned; None if it has no schedule that can be read."""
     findings: list[BundleFinding] = field(default_factory=list)
     checked: CheckCounts = field(default_factory=CheckCounts)
 
@@ -309,9 +311,7 @@ def _check_coverage(
         extra: set[str] = set()
     else:
         extra = {
-            path
-            for path in present.files
-            if path not in listed and path != INDEX and not any(place in nested for place in above(path))
+            path for path in present.files if path not in listed and path != INDEX and _outermost(path, nested) is None
         }
     for path in sorted(extra):
         bundle.found("unlisted", path, "a file that no index covers")
@@ -332,6 +332,7 @@ def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None
         lines = bundle.directory.lines(SCHEDULE, min(listed.file_size, MAX_SCHEDULE_BYTES), digest)
         planned = read_schedule(map(parse_strict, lines), cut_short=failed)
         _check_parsed(bundle, SCHEDULE, digest.hexdigest(), index.artifacts)
+        bundle.schedule = planned
     except OSError as error:
         bundle.found("too_large" if isinstance(error, TooLarge) else "unreadable", SCHEDULE, str(error))
     except (CanonicalError, ShapeError) as error:
@@ -348,16 +349,22 @@ def _partition(present: DirectoryContents, nested: Mapping[str, str]) -> dict[st
     if not nested:
         return inside
     for path in present.files:
-        for place in above(path):
-            if place in nested:
-                inside[place].files.add(path[len(place) + 1 :])
-                break
+        if (place := _outermost(path, nested)) is not None:
+            inside[place].files.add(path[len(place) + 1 :])
     for path in present.directories:
-        for place in above(path):
-            if place in nested:
-                inside[place].directories.add(path[len(place) + 1 :])
-                break
+        if (place := _outermost(path, nested)) is not None:
+            inside[place].directories.add(path[len(place) + 1 :])
     return inside
+
+
+def _outermost(path: str, nested: Mapping[str, str]) -> str | None:
+    """Return the outermost nested bundle that contains a path; None if it is in none of them."""
+    end = path.find("/")
+    while end >= 0:
+        if path[:end] in nested:
+            return path[:end]
+        end = path.find("/", end + 1)
+    return None
 
 
 def _given(found: DirectoryContents) -> Callable[[], DirectoryContents]:

@@ -52,6 +52,8 @@ from proofbox.workspace.workspace import Workspace
 ATTEMPT, PROMPT, RUNNER, METRICS = "attempt.json", "prompt.txt", "runner.ref.json", "runner.metrics.json"
 ENVIRONMENT, FEEDBACK, REPORT = "attempt.runtime.env.json", "feedback.json", "attempt.report.json"
 TORN = "attempt.torn.json"
+CLEANUP = "cleanup.json"
+"""Only of missions with cleanup commands."""
 VERIFICATION, FINAL_DIFF, FINAL_SNAPSHOT = "verification.json", "final.diff", "final_snapshot.json"
 
 EXPECTED = (

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from proofbox.agents.contract import AgentRuntime
-from proofbox.agents.events import Listener
+from proofbox.agents.events import Event, Listener
 from proofbox.agents.registry import Registry
 from proofbox.agents.strategies import Chain
 from proofbox.config.settings import Settings
@@ -94,3 +94,22 @@ class AttemptControl:
 
     async def interrupted(self) -> None:
         await self._interrupt.wait()
+
+
+class Watchdog:
+    """Listens to an agent, and stops an attempt whose agent has been silent for too long."""
+
+    def __init__(self, control: AttemptControl, clock: Clock) -> None:
+        self._control = control
+        self._clock = clock
+        self._heard = 0.0
+
+    async def __call__(self, _event: Event) -> None:
+        self._heard = self._clock.monotonic()
+
+    async def watch(self, seconds: float) -> None:
+        """Wait until there was no event for `seconds`, and stop the attempt as `stalled`."""
+        self._heard = self._clock.monotonic()
+        while (left := self._heard + seconds - self._clock.monotonic()) > 0:  # noqa: ASYNC110 (events only move the end)
+            await anyio.sleep(left)
+        self._control.stop("stalled", f"no event for {seconds:g} s")

@@ -48,8 +48,8 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.claims import Feedback, read_feedback
-from proofbox.lab.attempt.cleaning import cleaned
-from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext
+from proofbox.lab.attempt.cleaning import cleaned, encodable
+from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext, Watchdog
 from proofbox.lab.attempt.documents import ForkedFrom
 from proofbox.lab.attempt.expectations import UnmetCondition, unmet
 from proofbox.lab.attempt.final_tree import finder
@@ -167,10 +167,12 @@ class Supervisor:
         self._session: AgentSession | None = None
         self._given = ""
         self._final: Snapshot | None = None
+        self._workspace: Workspace | None = None
         self.place = context.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
         self._files = self.place / "workspace"
         self._boxes = MissionBoxes(self._mission, context, self._files)
         self._common = context.work / "shared"
+        self._watchdog = Watchdog(control, context.clock)
 
     def enter(self, state: State) -> None:
         self._states.enter(state)
@@ -210,8 +212,8 @@ class Supervisor:
         if self._control.is_interrupted:
             raise _Interrupted("before it started")
         self.enter("preparing")
-        workspace = await self._unless_interrupted(self._prepare, "during setup")
         try:
+            workspace = await self._unless_interrupted(self._prepare, "during setup")
             if self._control.is_interrupted:
                 raise _Interrupted("before the agent started")
             self._given = await run_sync(_latest, workspace)
@@ -230,7 +232,11 @@ class Supervisor:
                 await self._unless_interrupted(verify, "during verification")
         finally:
             with anyio.CancelScope(shield=True):
-                await run_sync(self._release, workspace)
+                if self._workspace is not None:
+                    try:
+                        await run_sync(self._clean_up, bundle)
+                    finally:
+                        await run_sync(self._release, self._workspace)
 
     async def _unless_interrupted(self, work: Callable[[], Done], when: str) -> Done:
         """Run `work` in a thread. On an interrupt, kill its box and raise `_Interrupted` in place of the failure."""
@@ -260,17 +266,18 @@ class Supervisor:
         self.place.mkdir(parents=True)
         (self.place / "scratch").mkdir()
         self._common.mkdir(exist_ok=True)
-        workspace = self.context.make_workspace(mission.id, self._files)
+        workspace = self._workspace = self.context.make_workspace(mission.id, self._files)
         if workspace.lower is not None:
             self._boxes.pin_provider()
-        try:
-            if mission.setup:
-                self._boxes.set_up()
-                workspace.snapshot("after setup")
-        except BaseException:
-            workspace.forget()
-            raise
+        if mission.setup:
+            self._boxes.set_up()
+            workspace.snapshot("after setup")
         return workspace
+
+    def _clean_up(self, bundle: BundleWriter) -> None:
+        """Run the mission's cleanup commands, whatever happened before. They never change the result."""
+        if self._mission.cleanup:
+            bundle.write_json(artifacts.CLEANUP, encodable(msgspec.to_builtins(self._boxes.clean_up())))
 
     def _release(self, workspace: Workspace) -> None:
         workspace.forget()
@@ -303,7 +310,7 @@ class Supervisor:
         self._considered, self._environment = started.considered, started.environment
         self._runner = {"runtime": session.runtime, "version": session.version, "session_id": session.id}
         self._runner["settings"] = cleaned(started.settings, self.context.redactor)
-        recording, thread = Recording(session, trace, *self._control.listeners), ""
+        recording, thread = Recording(session, trace, self._watchdog, *self._control.listeners), ""
         try:
             if shared is None:
                 recording.start()
@@ -395,6 +402,8 @@ class Supervisor:
             tasks.start_soon(interrupt_when_stopped)
             if self._timeout is not None:
                 tasks.start_soon(interrupt_on_timeout, self._timeout)
+            if self._mission.watchdog is not None:
+                tasks.start_soon(self._watchdog.watch, self._mission.watchdog)
             if self._mission.limits.disk_mb is not None:
                 tasks.start_soon(interrupt_when_disk_full, self._mission.limits.disk_mb)
             result = await session.wait_turn(turn)
@@ -412,7 +421,8 @@ class Supervisor:
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
         if stopped is not None and was_stopped:
             self._reason, self._detail = stopped, self._control.detail
-            if stopped == "timed_out" and seen is not None:  # the agent was waiting for a model that had failed
+            waited = stopped in ("timed_out", "stalled")
+            if waited and seen is not None:  # the agent was waiting for a model that had failed
                 self._reason, self._infra = "infra_failed", seen
         elif result.status == "interrupted":
             self._reason = "interrupted"

@@ -9,8 +9,8 @@ from typing import Final
 
 from proofbox.core.results import Document
 from proofbox.errors import UsageError
+from proofbox.lab.campaign.history import past_flows
 from proofbox.lab.campaign.reading import read_campaign
-from proofbox.lab.reports.campaign import load_campaign
 from proofbox.lab.statistics import detectable_difference, missions_needed, replicates_needed
 
 _Path = str | os.PathLike[str]
@@ -49,9 +49,9 @@ class CampaignPlan(Document, frozen=True, kw_only=True):
     replicates_needed: int | None = None
     """Replicates that detect it with these missions; null: only more missions can."""
     seconds: float | None = None
-    """Estimated duration, from the earlier campaign; null: unknown."""
+    """Estimated duration, from the earlier results; null: unknown."""
     tokens: float | None = None
-    """Estimated tokens, from the earlier campaign; null: unknown."""
+    """Estimated tokens, from the earlier results; null: unknown."""
 
 
 def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = None) -> CampaignPlan:
@@ -59,11 +59,12 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
 
     For example:
 
-        plan = plan_campaign("campaign.toml", mde="5pt", past="earlier")
+        plan = proofbox.plan_campaign("campaign.toml", mde="5pt", past="earlier")
         print(plan.attempts, plan.detectable_difference, plan.replicates_needed)
 
     `mde` is a difference of pass rates to detect, in points: `5pt`. `past` is the directory of an earlier campaign,
-    which gives medians for the estimates and the pass rate. The difference is that of a paired comparison between two
+    which gives medians for the estimates and the pass rate. Without it, the last campaign or canary of the same file
+    that was committed here is used. The difference is that of a paired comparison between two
     flows, with 80 % power, at alpha divided by the number of comparisons. It assumes that flows differ alike on all
     missions; otherwise more missions are needed.
     """
@@ -73,8 +74,8 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
     alpha = fields.alpha / pairs
     attempts = flows * missions * fields.replicates
     rate, seconds, tokens = 0.5, None, None
-    if past is not None:
-        earlier = load_campaign(past).flows
+    earlier = past_flows(campaign.path, None if past is None else Path(past))
+    if earlier:
         scored = sum(flow.rate.scored for flow in earlier)
         rate = sum(flow.rate.passed for flow in earlier) / scored if scored else rate
         rate = min(max(rate, 1 / (scored + 2)), 1 - 1 / (scored + 2))  # a rate of 0 or 1 would have no variance

@@ -31,6 +31,7 @@ from proofbox.lab.reports.results import attempts_by_evidence
 from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import box_settings, redactor_for
+from proofbox.lab.run.running import in_thread
 from proofbox.lab.statistics import Comparison, PassRate, compare_all, pass_rate
 from proofbox.lab.suite.reading import Suite
 from proofbox.sandbox.contract import Mount
@@ -96,7 +97,7 @@ def regrade_campaign(campaign: _Path, spec: _Path, *, out: _Path = "regraded", t
 
     For example:
 
-        done = regrade_campaign("out", "stricter.toml", out="regraded")
+        done = proofbox.regrade_campaign("out", "stricter.toml", out="regraded")
         print(done.changed, done.regrade.rates)
 
     `campaign` is the campaign's directory. The file must have its flows and missions; only `verify` of the missions is
@@ -220,3 +221,17 @@ def _scores(attempts: list[RegradedAttempt], flow: str) -> Mapping[str, tuple[in
             passed, scored = found.get(each.mission_id, (0, 0))
             found[each.mission_id] = (passed + (each.after == "passed"), scored + 1)
     return found
+
+
+regrade_campaign_async = in_thread(
+    regrade_campaign,
+    stoppable=False,
+    doc="""Verify the final files of a campaign like `regrade_campaign`, without blocking the event loop.
+
+    For example:
+
+        done = await proofbox.regrade_campaign_async("out", "stricter.toml", out="regraded")
+
+    If the task is cancelled, the bundle is committed in the background nevertheless.
+    """,
+)

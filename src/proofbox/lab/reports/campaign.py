@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,18 +14,26 @@ import msgspec
 from proofbox.agents.events import TokenUsage
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
-from proofbox.core.files.locks import locked
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.results import ErrorBody
-from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.check import check_bundle
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.campaign.registration import FLOWS, CampaignManifest, FlowRun, flow_out, read_manifest
+from proofbox.lab.campaign.registration import (
+    FLOWS,
+    MANIFEST,
+    CampaignManifest,
+    FlowRun,
+    flow_out,
+    is_running,
+    read_manifest,
+    registered_digest,
+)
 from proofbox.lab.campaign.spec import CampaignDocument
+from proofbox.lab.reports.campaign_children import FlowResults, read_flows
 from proofbox.lab.reports.campaign_gates import judge
 from proofbox.lab.reports.campaign_results import (
     CampaignReport,
@@ -49,9 +58,11 @@ from proofbox.lab.statistics import (
     pass_hat_k,
     pass_rate,
 )
+from proofbox.lab.suite.reading import Suite
 
 REPORT: Final = "report.json"
 RUNS: Final = "runs.json"
+NOT_REGISTERED: Final = "campaign_not_registered"
 _REPEATED: Final = 3
 """Identical calls in succession that count as repeated: the second may be a retry, the third is a habit."""
 _LARGEST: Final = 4 << 20
@@ -96,7 +107,7 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
 
     For example:
 
-        report = load_campaign("out")
+        report = proofbox.load_campaign("out")
         for flow in report.flows:
             print(flow.flow, flow.rate.rate, flow.rate.low, flow.rate.high)
 
@@ -105,19 +116,15 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
     """
     place = Path(out)
     manifest = read_manifest(place)
-    document = msgspec.convert(read_toml(manifest.source)[0], CampaignDocument)
+    document = manifest.document
     findings: list[EvidenceFinding] = []
-    flows, scores = [], {}
-    for run in manifest.runs:
-        found = _read(place, run)
-        if found is not None:
-            where = run_path(run)
-            findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
-            findings += _unregistered(found, run)
-        flow, by_mission = _flow(place, run, found, manifest, document.campaign.replicates)
-        flows.append(flow)
-        scores[run.flow] = by_mission
-    results = _results(manifest, document, flows, scores)
+    if registered_digest(document, manifest.canary, manifest.runs) != manifest.sha256:
+        findings.append(EvidenceFinding(NOT_REGISTERED, MANIFEST, "it does not match its registered digest"))
+    planned = len(manifest.runs) * len(manifest.missions) * document.campaign.replicates
+    flows = read_flows(place, manifest, planned, lambda flow: read_flow(place, manifest, flow))
+    findings += [finding for each in flows for finding in each.findings]
+    scores = {each.report.flow: each.scores for each in flows}
+    results = _results(manifest, document, [each.report for each in flows], scores)
     bundle = place / manifest.run_id
     committed = (bundle / INDEX).exists()
     if committed:
@@ -127,7 +134,7 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
         ok=error is None,
         out=str(place),
         committed=committed,
-        running=not committed and _is_running(place),
+        running=not committed and is_running(place),
         bundle=str(bundle),
         results=results,
         findings=tuple(findings),
@@ -139,6 +146,20 @@ def stored_report(report: CampaignReport) -> dict[str, Any]:
     """Return the results as the campaign's bundle stores them."""
     stored_results: dict[str, Any] = msgspec.to_builtins(report.results)
     return stored_results
+
+
+def read_flow(out: Path, manifest: CampaignManifest, flow: str) -> FlowResults:
+    """Return the results of one flow: from its evidence once its run is committed, and from its ledger until then."""
+    run = manifest.run(flow)
+    found, cleaned = _read(out, run), frozenset[str]()
+    findings: list[EvidenceFinding] = []
+    if found is not None:
+        where, suite = run_path(run), found.plan.suite()
+        findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
+        findings += _unregistered(found, suite, run)
+        cleaned = frozenset(each.id for each in suite.missions if each.cleanup)
+    report, scores = _flow(out, run, found, cleaned, manifest, manifest.document.campaign.replicates)
+    return FlowResults(report=report, scores=scores, findings=tuple(findings))
 
 
 def _read(out: Path, run: FlowRun) -> RunResults | None:
@@ -190,6 +211,8 @@ class _Metrics(msgspec.Struct, frozen=True):
     no_progress: dict[str, int] = {}
     integrity: tuple[dict[str, Any], ...] = ()
     turn_ms: float | None = None
+    cleanup: str | None = None
+    """The code of a failed cleanup."""
 
     @property
     def spent(self) -> int | None:
@@ -199,8 +222,14 @@ class _Metrics(msgspec.Struct, frozen=True):
 
 
 def _flow(
-    out: Path, run: FlowRun, found: RunResults | None, manifest: CampaignManifest, replicates: int
+    out: Path,
+    run: FlowRun,
+    found: RunResults | None,
+    cleaned: Collection[str],
+    manifest: CampaignManifest,
+    replicates: int,
 ) -> tuple[FlowReport, dict[str, tuple[int, int]]]:
+    """Return the results of a flow, and its scores by mission. `cleaned` are the missions with cleanup commands."""
     attempts = () if found is None else found.attempts
     final = [each for each in final_attempts(attempts) if each.result is not None]
     scored = [each for each in final if _is_scored(each)]
@@ -208,7 +237,11 @@ def _flow(
     total = Counter(each.mission for each in scored)
     by_mission = {id: (passed[id], total[id]) for id in manifest.missions if total[id]}
     counts = list(by_mission.values())
-    metrics = {each.id: _metrics(out / run_path(run) / each.path) for each in attempts if each.result is not None}
+    metrics = {
+        each.id: _metrics(out / run_path(run) / each.path, cleaned=each.mission in cleaned)
+        for each in attempts
+        if each.result is not None
+    }
     of_scored = [metrics[each.id] for each in scored]
     rate = pass_rate(counts)
     ks = [k for k in range(1, replicates + 1) if pass_at_k(counts, k) is not None]
@@ -222,7 +255,7 @@ def _flow(
         ended=len(final),
         rate=rate,
         bounds=loss_bounds(rate.passed, rate.scored, len(final) - len(scored)),
-        infra=dict(sorted(Counter(each.result.infra for each in final if each.result and each.result.infra).items())),
+        infra=_counted(each.result.infra for each in final if each.result),
         unverified=sum(each.result is not None and not each.result.infra for each in final) - len(scored),
         pass_at_k={str(k): pass_at_k(counts, k) or 0.0 for k in ks},
         pass_hat_k={str(k): pass_hat_k(counts, k) or 0.0 for k in ks},
@@ -232,7 +265,9 @@ def _flow(
         tool_calls=describe([float(each.tool_calls) for each in of_scored if each.tool_calls is not None]),
         tokens_spent=sum(each.spent or 0 for each in metrics.values()),
         friction=_friction(list(metrics.values()), retries=sum(each.parent is not None for each in attempts)),
-        reasons=dict(sorted(Counter(each.result.reason for each in final if each.result).items())),
+        reasons=_counted(each.result.reason for each in final if each.result),
+        contradicted_claims=sum(_contradicts(each) for each in scored),
+        cleanup_failures=_counted(metrics[each.id].cleanup for each in attempts if each.id in metrics),
     )
     return report, by_mission
 
@@ -240,6 +275,16 @@ def _flow(
 def _is_scored(attempt: Attempt) -> bool:
     result = attempt.result
     return result is not None and result.infra is None and result.verified in ("passed", "failed")
+
+
+def _contradicts(attempt: Attempt) -> bool:
+    """Return whether an attempt claims something else than the verifier found."""
+    result = attempt.result
+    return result is not None and (result.claimed, result.verified) in (("success", "failed"), ("failure", "passed"))
+
+
+def _counted(codes: Iterable[str | None]) -> dict[str, int]:
+    return dict(sorted(Counter(code for code in codes if code).items()))
 
 
 def _friction(metrics: Sequence[_Metrics], *, retries: int) -> Friction:
@@ -254,14 +299,18 @@ def _friction(metrics: Sequence[_Metrics], *, retries: int) -> Friction:
     )
 
 
-def _metrics(bundle: Path) -> _Metrics:
-    """Return what an attempt used. Damaged evidence is a finding already, and counts as unknown here."""
+def _metrics(bundle: Path, *, cleaned: bool) -> _Metrics:
+    """Return what an attempt used. Damaged evidence is a finding already, and counts as unknown here.
+
+    `cleaned`: its mission has cleanup commands.
+    """
     members: dict[str, Any] = {}
     for name in (artifacts.METRICS, artifacts.REPORT):
-        try:
+        with contextlib.suppress(Unreadable, msgspec.DecodeError):
             members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
-        except (Unreadable, msgspec.DecodeError):
-            continue
+    if cleaned:
+        with contextlib.suppress(Unreadable, msgspec.DecodeError):
+            members["cleanup"] = parse_json(read_text(bundle / artifacts.CLEANUP, _LARGEST), dict[str, Any])["code"]
     try:
         return msgspec.convert(members, _Metrics)
     except msgspec.ValidationError:
@@ -271,12 +320,10 @@ def _metrics(bundle: Path) -> _Metrics:
 # Checks
 
 
-def _unregistered(found: RunResults, run: FlowRun) -> Iterator[EvidenceFinding]:
+def _unregistered(found: RunResults, suite: Suite, run: FlowRun) -> Iterator[EvidenceFinding]:
     """Yield a finding if a run used other missions or files than were registered."""
-    if found.plan.suite().sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
-        yield EvidenceFinding(
-            "campaign_not_registered", run_path(run), "its missions or files are not the registered ones"
-        )
+    if suite.sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
+        yield EvidenceFinding(NOT_REGISTERED, run_path(run), "its missions or files are not the registered ones")
 
 
 def _contradictions(out: Path, manifest: CampaignManifest, results: CampaignResults) -> Iterator[EvidenceFinding]:
@@ -287,7 +334,7 @@ def _contradictions(out: Path, manifest: CampaignManifest, results: CampaignResu
     expected = {
         RUNS: CommittedRuns.of(manifest, out) if all(flow.committed for flow in results.flows) else None,
         REPORT: results,
-        "campaign.json": manifest,
+        MANIFEST: manifest,
     }
     for name, value in expected.items():
         try:
@@ -313,16 +360,3 @@ def _error(results: CampaignResults, findings: Sequence[EvidenceFinding]) -> Pro
         what = f"{len(failed)} of {counted(len(results.gates), 'gate')} failed; first: {gate.type} of {gate.flow}"
         return CampaignGatesFailed(f"{what} ({gate.detail})", op="campaign")
     return None
-
-
-def _is_running(out: Path) -> bool:
-    lock = out / ".campaign.lock"
-    try:
-        if lock.exists():
-            with locked(lock, shared=True, wait=False):
-                return False
-    except BlockingIOError:
-        return True
-    except OSError:  # a campaign on read-only storage
-        return False
-    return False

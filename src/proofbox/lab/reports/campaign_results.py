@@ -73,6 +73,10 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     """Signs of trouble in its attempts."""
     reasons: dict[str, int]
     """Why the attempts ended, by reason."""
+    contradicted_claims: int
+    """Attempts that claimed something else than the verifier found."""
+    cleanup_failures: dict[str, int]
+    """Attempts whose cleanup failed, by code."""
 
 
 class MissionCell(msgspec.Struct, frozen=True):

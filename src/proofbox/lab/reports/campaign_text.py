@@ -88,6 +88,9 @@ def _flow_notes(flow: FlowReport, replicates: int) -> list[str]:
         found.append(f"{flow.flow}: lost to infrastructure, excluded from the rate: {codes}")
     if flow.unverified:
         found.append(f"{flow.flow}: {counted(flow.unverified, 'attempt')} could not be verified")
+    if flow.cleanup_failures:
+        codes = ", ".join(f"{code} {count}" for code, count in flow.cleanup_failures.items())
+        found.append(f"{flow.flow}: cleanup failed: {codes}")
     k = str(replicates)
     if replicates > 1 and k in flow.pass_at_k:
         any_of, all_of = _percent(flow.pass_at_k[k]), _percent(flow.pass_hat_k[k])

@@ -20,7 +20,6 @@ from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle, as_bundle
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import ScheduledAttempt, read_schedule
-from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.finding import EvidenceFinding
@@ -56,7 +55,7 @@ def _committed(run_dir: Path, recorded: Sequence[Attempt], plan: Plan) -> RunRes
     checked = check_bundle(str(run_dir))
     findings = [EvidenceFinding(each.code, each.path, each.detail) for each in checked.findings]
     rows = {each.id: each for each in recorded}
-    planned = _planned(checked)
+    planned = checked.schedule
     if planned is None:  # reported as a finding already
         planned = {each.id: ScheduledAttempt(each.id, each.path, each.parent) for each in recorded}
     attempts = []
@@ -93,13 +92,6 @@ def attempt_by_evidence(bundle: Bundle) -> Attempt:
     named = _named(bundle)
     planned = ScheduledAttempt(str(named["attempt_id"]), "", named.get("parent"), index_sha256=bundle.index_sha256)
     return _attempt(1, planned, bundle, None, str(named["run_id"]))[0]
-
-
-def _planned(checked: BundleCheck) -> Mapping[str, ScheduledAttempt] | None:
-    try:
-        return read_schedule(as_bundle(checked).read_log(SCHEDULE))
-    except (BundleError, ShapeError):
-        return None
 
 
 def _attempt(

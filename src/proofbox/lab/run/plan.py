@@ -16,7 +16,7 @@ from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.config.settings import Settings, load_users
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
-from proofbox.core.files.locks import locked
+from proofbox.core.files.locks import is_locked
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.redaction.redactor import Redactor
@@ -112,16 +112,7 @@ def conductor_lock(out: Path, run_id: str) -> Path:
 
 def is_conducted(out: Path, run_id: str) -> bool:
     """Return whether a process is conducting the run."""
-    lock = conductor_lock(out, run_id)
-    try:
-        if lock.exists():
-            with locked(lock, shared=True, wait=False):
-                return False
-    except BlockingIOError:
-        return True
-    except OSError:  # a run on read-only storage has no conductor
-        return False
-    return False
+    return is_locked(conductor_lock(out, run_id))
 
 
 def read_plan(ledger: Ledger) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -42,9 +42,13 @@ from proofbox.workspace import registry
 from proofbox.workspace.model import exact
 
 PIN_SUFFIX = ".pin"
+CAMPAIGN = "campaign.json"
+"""The manifest of a campaign, in a directory that belongs to one (`proofbox.lab.campaign.retention`)."""
 STARTING = 3600.0
 """Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
-Kind = Literal["run", "work", "attempt", "home", "session", "decoys", "schema_cache", "image"]
+Kind = Literal[
+    "run", "campaign", "work", "attempt", "home", "session", "decoys", "schema_cache", "image"
+]
 _RESUMABLE = "its run can be resumed"
 
 
@@ -52,10 +56,11 @@ class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
     """A removable item on disk, and why it is removed or kept."""
 
     kind: Kind
-    """`run`: evidence. `work`: working files of a run. `attempt`: evidence of an attempt of `runtime try`, in the state
-    directory. `home`: the files that its agent kept for itself. `session`: what is left of a sandbox session.
-    `decoys`: the targets of probes that a killed plan run left. `schema_cache`: cached schemas of an agent's
-    protocol. `image`: the archive or the unpacked files of an image."""
+    """`run`: evidence. `campaign`: all runs of a campaign, and its own evidence. `work`: working files of a run.
+    `attempt`: evidence of an attempt of `runtime try`, in the state directory. `home`: the files that its agent kept
+    for itself. `session`: what is left of a sandbox session. `decoys`: the targets of probes that a killed plan run
+    left. `schema_cache`: cached schemas of an agent's protocol. `image`: the archive or the unpacked files of an
+    image."""
     path: str
     path_b64: str | None = None
     """The exact bytes, if the path is not UTF-8."""
@@ -90,18 +95,21 @@ class _Run(NamedTuple):
 def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionItem]:
     """List the items, oldest first, and what would be freed."""
     found: list[RetentionItem] = []
-    if out.is_dir():
+    if out.is_dir() and not (out / CAMPAIGN).exists():  # the runs of a campaign are kept or removed together
         found = list(_runs(out, rules, now))
-        found += _work(out, {item.place.name for item in found if item.free})
+        found += leftover_work(out, {item.place.name for item in found if item.free})
     return [*found, *_made_by_hand(rules, now), *_sessions(now), *_decoys(), *_caches(), *_images(now)]
 
 
-def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, ...]]:
-    """Remove the items marked `free`. Return the bytes freed, and the updated items."""
+def collect(
+    items: Sequence[RetentionItem], *, campaign: Callable[[RetentionItem], RetentionItem] | None = None
+) -> tuple[int, tuple[RetentionItem, ...]]:
+    """Remove the items marked `free`. Return the bytes freed, and the updated items. `campaign` removes a campaign."""
     freed = 0
     done = []
     for item in items:
-        found = _collect(item) if item.free else item
+        remove = campaign if item.kind == "campaign" and campaign is not None else _collect
+        found = remove(item) if item.free else item
         done.append(found)
         if found.free:
             freed += item.bytes - (_still_there(item) if found.left else 0)
@@ -129,7 +137,7 @@ def _collect(item: RetentionItem) -> RetentionItem:
         with locked(lock, wait=False):
             if item.kind == "work" and _is_resumable(out, path.name):
                 return msgspec.structs.replace(item, free=False, reason=_RESUMABLE)
-            left = _remove_run(path) if item.kind == "run" else _remove_work(path)
+            left = remove_run(path) if item.kind == "run" else _remove_work(path)
             if not left and not ledger_path(out, path.name).exists():
                 lock.unlink()
     except BlockingIOError:
@@ -182,7 +190,8 @@ def _drop(stores: set[str]) -> str:
     return f"its store: {left[0].reason}" if left else ""
 
 
-def _remove_run(path: Path) -> str:
+def remove_run(path: Path) -> str:
+    """Remove a run with its stores and its ledger. Return what could not be removed, and why."""
     stores = _forget_workspaces(path.parent, path.name) | _stores_of(path)
     in_store = _drop(stores)
     # The evidence first: a ledger without its run reports that, but a run without its ledger would look complete.
@@ -266,7 +275,7 @@ def _age(run: ListedRun, now: datetime) -> float:
     return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
 
 
-def _work(out: Path, going: set[str]) -> Iterator[RetentionItem]:
+def leftover_work(out: Path, going: Collection[str] = ()) -> Iterator[RetentionItem]:
     """Yield work directories of runs that are committed or removed: their conductor was killed. The directory itself
     may be gone, with its workspaces still registered in the state directory."""
     work = out / WORK

@@ -99,12 +99,21 @@ def _plan(name: str, plan: PlanResult) -> list[str]:
 
 
 def _rest(document: DoctorReport) -> str:
-    return _runtimes(document.runtimes) + _closed(document.closed) + _gc(document)
+    return _runtimes(document.runtimes) + _closed(document.closed) + _campaigns(document) + _gc(document)
 
 
 def _closed(gates: tuple[ClosedGate, ...]) -> str:
     hint = "fix: wait, or if the limit no longer applies: rm"
     return "".join(printable(f"\n\n{gate}\n  {hint} {shlex.quote(gate.file)}") for gate in gates)
+
+
+def _campaigns(document: DoctorReport) -> str:
+    lines = []
+    for each in document.campaigns:
+        lines.append(f"\n\ncampaign {each.campaign} in {each.out}: {each.state}")
+        if each.state == "interrupted":
+            lines.append(f"\n  resume with: proofbox campaign resume {shlex.quote(each.out)}")
+    return printable("".join(lines))
 
 
 def _gc(document: DoctorReport) -> str:
