@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from proofbox.agents.events import TokenUsage
+from proofbox.agents.health.counters import read_health
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
 from proofbox.core.files.locks import locked
@@ -22,7 +22,7 @@ from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.check import check_bundle
-from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
 from proofbox.lab.campaign.registration import FLOWS, CampaignManifest, FlowRun, flow_out, read_manifest
 from proofbox.lab.campaign.spec import CampaignDocument
 from proofbox.lab.reports.campaign_gates import judge
@@ -135,6 +135,19 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
     )
 
 
+def campaign_status(out: _Path = "campaign") -> CampaignReport:
+    """Return what `load_campaign` does, and the health of the flows' strategies on this machine.
+
+    For example:
+
+        for each in campaign_status("out").health:
+            print(each.strategy, each.attempts, each.reliability)
+    """
+    report = load_campaign(out)
+    strategies = dict.fromkeys(flow.strategy for flow in report.flows)
+    return msgspec.structs.replace(report, health=tuple(map(read_health, strategies)))
+
+
 def stored_report(report: CampaignReport) -> dict[str, Any]:
     """Return the results as the campaign's bundle stores them."""
     stored_results: dict[str, Any] = msgspec.to_builtins(report.results)
@@ -180,24 +193,6 @@ def _results(
     )
 
 
-class _Metrics(msgspec.Struct, frozen=True):
-    """The part of an attempt's report that is summed up here."""
-
-    tokens: dict[str, TokenUsage] = {}
-    tool_calls: int | None = None
-    tool_failures: dict[str, int] = {}
-    retries: dict[str, int] = {}
-    no_progress: dict[str, int] = {}
-    integrity: tuple[dict[str, Any], ...] = ()
-    turn_ms: float | None = None
-
-    @property
-    def spent(self) -> int | None:
-        """The tokens as counted by the gateway, else as reported by the agent; None if unknown."""
-        usage = self.tokens.get("gateway") or self.tokens.get("runtime_reported")
-        return None if usage is None else usage.input_tokens + usage.output_tokens
-
-
 def _flow(
     out: Path, run: FlowRun, found: RunResults | None, manifest: CampaignManifest, replicates: int
 ) -> tuple[FlowReport, dict[str, tuple[int, int]]]:
@@ -208,7 +203,7 @@ def _flow(
     total = Counter(each.mission for each in scored)
     by_mission = {id: (passed[id], total[id]) for id in manifest.missions if total[id]}
     counts = list(by_mission.values())
-    metrics = {each.id: _metrics(out / run_path(run) / each.path) for each in attempts if each.result is not None}
+    metrics = {each.id: read_metrics(out / run_path(run) / each.path) for each in attempts if each.result is not None}
     of_scored = [metrics[each.id] for each in scored]
     rate = pass_rate(counts)
     ks = [k for k in range(1, replicates + 1) if pass_at_k(counts, k) is not None]
@@ -242,7 +237,7 @@ def _is_scored(attempt: Attempt) -> bool:
     return result is not None and result.infra is None and result.verified in ("passed", "failed")
 
 
-def _friction(metrics: Sequence[_Metrics], *, retries: int) -> Friction:
+def _friction(metrics: Sequence[AttemptMetrics], *, retries: int) -> Friction:
     longest = "longest_run_of_identical_calls"
     return Friction(
         repeated_calls=sum(each.no_progress.get(longest, 0) >= _REPEATED for each in metrics),
@@ -252,20 +247,6 @@ def _friction(metrics: Sequence[_Metrics], *, retries: int) -> Friction:
         attempt_retries=retries,
         contradictions=sum(len(each.integrity) for each in metrics),
     )
-
-
-def _metrics(bundle: Path) -> _Metrics:
-    """Return what an attempt used. Damaged evidence is a finding already, and counts as unknown here."""
-    members: dict[str, Any] = {}
-    for name in (artifacts.METRICS, artifacts.REPORT):
-        try:
-            members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
-        except (Unreadable, msgspec.DecodeError):
-            continue
-    try:
-        return msgspec.convert(members, _Metrics)
-    except msgspec.ValidationError:
-        return _Metrics()
 
 
 # Checks

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from proofbox.agents.health.counters import StrategyHealth
 from proofbox.core.documents import stored
 from proofbox.core.results import Document, ErrorBody
 from proofbox.lab.reports.finding import EvidenceFinding
@@ -145,6 +146,8 @@ class CampaignReport(Document, frozen=True, kw_only=True):
     results: CampaignResults
     """The results, or those known so far."""
     findings: tuple[EvidenceFinding, ...] = ()
+    health: tuple[StrategyHealth, ...] = ()
+    """Of `campaign status`: the health of the flows' strategies on this machine, across runs."""
     error: ErrorBody | None = None
 
     @property

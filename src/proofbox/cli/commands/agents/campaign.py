@@ -202,9 +202,9 @@ def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
     For example:
       proofbox campaign status campaign
     """
-    from proofbox.lab.reports.campaign import load_campaign
+    from proofbox.lab.reports.campaign import campaign_status
 
-    found = load_campaign(out)
+    found = campaign_status(out)
     show(found, lambda: _status_text(found), as_json=json)
     return 0 if found.ok else 1
 
@@ -283,13 +283,17 @@ def _text(found: CampaignReport) -> str:
 
 
 def _status_text(found: CampaignReport) -> str:
-    rows = [["FLOW", "STRATEGY", "DONE", "PASSED", "LOST", "RUN"]]
+    from proofbox.cli.health import health_table
+
+    rows = [["FLOW", "STRATEGY", "DONE", "PASSED", "LOST"]]
     for flow in found.flows:
         done = f"{flow.ended}/{flow.planned}"
-        rows.append([flow.flow, flow.strategy, done, str(flow.rate.passed), str(flow.bounds.lost), flow.run])
+        rows.append([flow.flow, flow.strategy, done, str(flow.rate.passed), str(flow.bounds.lost)])
     lines = [columns(rows)]
     if found.error is not None:
         lines.append(printable(f"{found.error.message} ({found.error.code})"))
+    if health := health_table(found.health):
+        lines += ["", health, ""]
     return "\n".join([*lines, *_footer(found)])
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
 from proofbox.agents.contract import RuntimeCapabilities
+from proofbox.agents.health.recommendation import default_chain
 from proofbox.agents.runtimes.listing import RuntimeFacts, list_runtimes
+from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import decide_chain
 from proofbox.cli import flags
+from proofbox.cli.health import health_table, recommendation_line
 from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
@@ -43,12 +47,16 @@ class RuntimeCheckDocument(Document, frozen=True, kw_only=True):
 def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
     """List the agent runtimes, their capabilities, and whether each works here.
 
+    Native runtimes are recommended by what was measured on this machine: reliability, overhead and cross-talk.
+
     For example:
       proofbox runtime list
       proofbox runtime list --json
     """
     found = list_runtimes(project)
-    chain = decide_chain(config=load(project.resolve()).strategies)
+    settings = load(project.resolve())
+    default = partial(default_chain, RuntimeSettings(settings.runtimes))
+    chain = decide_chain(config=settings.strategies, default=default)
     document = RuntimesDocument(runtimes=found, chain=str(chain), chain_origin=chain.origin)
     show(document, lambda: _matrix(document), as_json=json)
     return 0
@@ -112,8 +120,14 @@ def _matrix(document: RuntimesDocument) -> str:
         if not (each.available and each.compatible)
         for line in (f"{each.strategy}: {each.reason}", *(f"  fix: {hint}" for hint in each.fix_hints))
     ]
+    notes += [
+        recommendation_line(each.strategy, each.recommendation)
+        for each in document.runtimes
+        if each.recommendation is not None
+    ]
     notes.append(f"without --strategies: {document.chain} (source: {document.chain_origin})")
-    return columns(rows) + "\n\n" + printable("\n".join(notes))
+    health = health_table([each.health for each in document.runtimes])
+    return "\n\n".join(filter(None, [columns(rows), health, printable("\n".join(notes))]))
 
 
 def _report(report: RuntimeReport) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from proofbox.agents.runtimes.listing import RuntimeFacts
 from proofbox.cli import flags
+from proofbox.cli.health import health_table
 from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
@@ -95,7 +96,12 @@ def _plan(name: str, plan: PlanResult) -> list[str]:
 
 
 def _rest(document: DoctorReport) -> str:
-    return _runtimes(document.runtimes) + _closed(document.closed) + _gc(document)
+    return _runtimes(document.runtimes) + _health(document.runtimes) + _closed(document.closed) + _gc(document)
+
+
+def _health(runtimes: tuple[RuntimeFacts, ...]) -> str:
+    table = health_table([each.health for each in runtimes])
+    return f"\n\n{table}" if table else ""
 
 
 def _closed(gates: tuple[ClosedGate, ...]) -> str:
