@@ -27,6 +27,7 @@ class _State(msgspec.Struct, frozen=True):
 
 class _Facts(msgspec.Struct, frozen=True):
     recoveries: tuple[Any, ...] = ()
+    restarts: int = 0
 
 
 class AttemptMetrics(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry
         infra=result.infra,
         is_retry=is_retry,
         model_retries=sum(found.retries.values()),
-        restarts=len(found.facts.recoveries),
+        restarts=len(found.facts.recoveries) + found.facts.restarts,
         start_ms=found.start_ms,
         turn_ms=found.turn_ms,
     )

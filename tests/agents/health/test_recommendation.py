@@ -112,7 +112,7 @@ class Swift:
     title = "a native runtime"
     capabilities = RuntimeCapabilities(supports_thread_start=True)
 
-    class settings(msgspec.Struct):  # noqa: N801 (the contract's name)
+    class settings(msgspec.Struct):
         key: bool = False
 
     async def probe(self, settings: dict[str, Any]) -> RuntimeProbe:
