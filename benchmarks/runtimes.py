@@ -158,7 +158,9 @@ async def compare_turns(strategy: str, place: Path, url: str, settings: dict[str
                 await play(TOOL_TURN)
                 if number > 1:
                     times[who].append(time.perf_counter() - began)
-    print(f"{strategy}: bare {1000 * quiet(times['bare']):.0f} ms, in a box {1000 * quiet(times['ours']):.0f} ms a turn")
+    print(
+        f"{strategy}: bare {1000 * quiet(times['bare']):.0f} ms, in a box {1000 * quiet(times['ours']):.0f} ms a turn"
+    )
     return quiet(times["ours"]) / quiet(times["bare"]) - 1
 
 

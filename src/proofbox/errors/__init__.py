@@ -119,6 +119,7 @@
     │   ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
     │   ├── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
+    │   ├── RunsDiffer           RUN_PARITY                  exit 1
     │   ├── CampaignInvalid      CAMPAIGN_INVALID            exit 1
     │   ├── CampaignUnknown      CAMPAIGN_UNKNOWN            exit 2
     │   ├── CampaignExists       CAMPAIGN_EXISTS             exit 2
@@ -305,6 +306,7 @@ from proofbox.errors.lab import (
     RunBusy as RunBusy,
     RunInterrupted as RunInterrupted,
     RunUnknown as RunUnknown,
+    RunsDiffer as RunsDiffer,
     SetupFailed as SetupFailed,
     StepDiffOmitted as StepDiffOmitted,
     StepFilesGone as StepFilesGone,

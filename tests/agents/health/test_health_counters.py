@@ -128,9 +128,8 @@ def test_damaged_counters_are_reported_and_counting_starts_again(content: bytes,
 def test_files_that_are_not_regular_are_replaced_without_blocking_or_following(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("untouched")
-    for number, make in enumerate(
-        (lambda path: os.mkfifo(path), lambda path: os.symlink(target, path), lambda path: path.mkdir())
-    ):
+    kinds: list[Callable[[Path], None]] = [os.mkfifo, lambda path: path.symlink_to(target), Path.mkdir]
+    for number, make in enumerate(kinds):
         place = tmp_path / str(number)
         place.mkdir()
         make(place / "scripted.json")

@@ -56,9 +56,9 @@ def test_reliability_must_be_at_least_99_percent(tmp_path: Path, lost: int, reco
     ("change", "reason"),
     [
         ({"overhead": 0.16}, "overhead 16.0 %; required: at most 15.0 %"),
-        ({"completed": 19}, "19 of 20 parallel attempts completed, no cross-talk; required: 20 without cross-talk"),
-        ({"parallel": 19, "completed": 19}, "19 of 19 parallel attempts completed, no cross-talk; required: 20"),
-        ({"crosstalk": 1}, "20 of 20 parallel attempts completed, cross-talk in 1; required: 20 without cross-talk"),
+        ({"completed": 19}, "19 attempts completed, 20 at the same time, without cross-talk; required: 20 at"),
+        ({"parallel": 19}, "20 attempts completed, 19 at the same time, without cross-talk; required: 20 at"),
+        ({"crosstalk": 1}, "20 attempts completed, 20 at the same time, with cross-talk in 1; required: 20 at"),
         ({"version": "1.1"}, "measured with version 1.1, 1.2 is installed: run scripts/bench runtimes"),
     ],
 )

@@ -53,9 +53,9 @@ class RuntimeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     overhead: Annotated[float, msgspec.Meta(ge=-1, le=1e6)]
     """The additional time of a turn, as a share of the bare agent's: 0.1 is 10 %."""
     parallel: _Count
-    """Parallel attempts that were made."""
+    """Attempts that ran at the same time."""
     completed: _Count
-    """Those that passed their verification."""
+    """Attempts that passed their verification."""
     crosstalk: _Count
     """Those whose record or files contain anything of another attempt."""
     measured_at: _Text
@@ -127,10 +127,10 @@ def judge(health: StrategyHealth, measured: RuntimeMeasurement | None, version: 
     if measured is not None:
         found, required = f"overhead {_percent(measured.overhead)}", f"at most {_percent(MAX_OVERHEAD)}"
         require(measured.overhead <= MAX_OVERHEAD, found, required)
-        clean = measured.completed >= measured.parallel >= PARALLEL and not measured.crosstalk
-        crossed = f"cross-talk in {measured.crosstalk}" if measured.crosstalk else "no cross-talk"
-        found = f"{measured.completed} of {measured.parallel} parallel attempts completed, {crossed}"
-        require(clean, found, f"{PARALLEL} without cross-talk")
+        clean = min(measured.completed, measured.parallel) >= PARALLEL and not measured.crosstalk
+        crossed = f"with cross-talk in {measured.crosstalk}" if measured.crosstalk else "without cross-talk"
+        found = f"{measured.completed} attempts completed, {measured.parallel} at the same time, {crossed}"
+        require(clean, found, f"{PARALLEL} at the same time without cross-talk")
     return Recommendation(
         recommended=not unmet,
         reasons=tuple(unmet or met),
