@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ FIXTURES = HEAD + "".join(
         ),
         prompt("failure", "[[say done]]"),
         prompt("gives-up", "[[run cat nothing-here]] [[say failed: it is not there]]"),
-        prompt("timeout", "[[run echo 42 > answer.txt]] [[run sleep 600]]", "timeout = 6.0\n"),
+        prompt("timeout", "[[wait 600]] [[say done]]", "timeout = 2.0\n"),  # however late the agent starts
         prompt("authentication", "[[http 401 type=invalid_api_key message=wrong]]"),
     ]
 )
@@ -92,7 +93,7 @@ def test_protocol_and_command_line_score_the_same(
         "two-steps.1": ("passed", None, "completed"),
         "failure.1": ("failed", None, "completed"),
         "gives-up.1": ("failed", None, "completed"),
-        "timeout.1": ("passed", None, "timed_out"),
+        "timeout.1": ("failed", None, "timed_out"),
         "authentication.1": ("none", "RUNTIME_AUTH", "infra_failed"),
     }
     assert main(["report", "parity", *map(str, outs)]) == 0
@@ -140,6 +141,23 @@ def test_every_difference_is_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "proofbox.parity/1"
     assert document["error"]["code"] == "RUN_PARITY"
+
+
+def test_call_that_was_cut_off_is_the_same_however_it_is_reported(tmp_path: Path) -> None:
+    began = {"id": "1", "type": "command_execution", "command": "sleep 600", "status": "in_progress"}
+    start = {"type": "item.started", "item": began}
+    killed = {"type": "item.completed", "item": {**began, "status": "failed", "exit_code": -1, "aggregated_output": ""}}
+    failed = {"type": "turn.failed", "error": {"message": "stopped"}}
+    ways = {"abandoned": [start, failed], "killed": [start, killed, failed], "completed": [start, killed]}
+    for name, lines in ways.items():
+        shown = "".join(f"echo {shlex.quote(json.dumps(line))};" for line in lines)
+        process = {"command": ["sh", "-c", shown], "output": "codex_exec"}
+        source = HEAD + mission("cut", verify=VERIFY)
+        out = tmp_path / name
+        conduct(plan(source, out, tmp_path, chain="process!", runtimes={"process": process}), out)
+    assert proofbox.compare_parity(tmp_path / "abandoned", tmp_path / "killed").ok
+    found = proofbox.compare_parity(tmp_path / "killed", tmp_path / "completed").differences
+    assert [each.what for each in found] == ["reason", "calls"]
 
 
 def test_runs_of_other_missions_do_not_agree(tmp_path: Path) -> None:

@@ -41,7 +41,13 @@ class _Call(msgspec.Struct, frozen=True):
     status: str
     exit_code: int | None
 
-    def __str__(self) -> str:
+    def described(self, *, finished: bool) -> str:
+        """Return the call for comparison. `finished`: the agent finished its turn.
+
+        Otherwise calls may have been cut off, which runtimes report as abandoned or as killed.
+        """
+        if not finished and (self.status == "abandoned" or (self.exit_code or 0) < 0):
+            return f"{_bare(self.command)!r} cut off"
         return f"{_bare(self.command)!r} {self.status}, exit code {self.exit_code}"
 
 
@@ -144,7 +150,7 @@ def _differences(ones: dict[str, _Attempt], others: dict[str, _Attempt]) -> Iter
             a, b = getattr(first.result, name), getattr(second.result, name)
             if a != b:
                 yield ParityDifference(id, name, _shown(a), _shown(b))
-        calls = zip_longest(_calls(first.bundle), _calls(second.bundle), fillvalue="none")
+        calls = zip_longest(_calls(first), _calls(second), fillvalue="none")
         for number, (a, b) in enumerate(calls, 1):
             if a != b:
                 yield ParityDifference(id, "calls", f"call {number}: {_shown(a)}", f"call {number}: {_shown(b)}")
@@ -170,10 +176,11 @@ def _scored(attempt: Bundle) -> _Attempt:
     return _Attempt(_convert(attempt.read_json(artifacts.ATTEMPT), _Named, attempt), result, attempt)
 
 
-def _calls(attempt: Bundle) -> Iterator[str]:
+def _calls(attempt: _Attempt) -> Iterator[str]:
     """Yield command, status and exit code of each tool call."""
-    for call in attempt.read_log(CALLS) if CALLS in attempt.artifacts else ():
-        yield str(_convert(call, _Call, attempt))
+    bundle, finished = attempt.bundle, attempt.result.reason == "completed"
+    for call in bundle.read_log(CALLS) if CALLS in bundle.artifacts else ():
+        yield _convert(call, _Call, bundle).described(finished=finished)
 
 
 def _convert(value: Any, kind: type[_T], attempt: Bundle) -> _T:
