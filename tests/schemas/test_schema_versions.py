@@ -199,7 +199,8 @@ NOT_READ = {
     "proofbox.campaign/1": "written by people, without a version",
     "proofbox.campaign_regrade/1": "only written",
     **dict.fromkeys(
-        ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"), "derived from the runs and compared as a whole"
+        ("proofbox.campaign_results/1", "proofbox.campaign_results/2", "proofbox.campaign_runs/1"),
+        "derived from the runs and compared as a whole",
     ),
     "proofbox.plan/1": "the copy of a plan in its evidence, which no command reads",
     **dict.fromkeys(

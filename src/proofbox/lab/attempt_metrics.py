@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -16,22 +16,14 @@ from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import ProofboxError
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.result import AttemptResult
+from proofbox.lab.attempt.trace import CALLS
 
 _LARGEST: Final = 4 << 20
-
-
-class _State(msgspec.Struct, frozen=True):
-    state: str
-    at_ms: float
-
-
-class _Facts(msgspec.Struct, frozen=True):
-    recoveries: tuple[Any, ...] = ()
-    restarts: int = 0
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class AttemptMetrics(msgspec.Struct, frozen=True):
-    """The figures of an attempt. Members are absent or null if unknown."""
+    """The figures of an attempt for reports. What is unknown is empty or null."""
 
     tokens: dict[str, TokenUsage] = {}
     tool_calls: int | None = None
@@ -40,8 +32,10 @@ class AttemptMetrics(msgspec.Struct, frozen=True):
     no_progress: dict[str, int] = {}
     integrity: tuple[dict[str, Any], ...] = ()
     turn_ms: float | None = None
-    states: tuple[_State, ...] = ()
-    facts: _Facts = _Facts()
+    call_ms: float | None = None
+    """Milliseconds of all tool calls."""
+    last_call_failed: bool | None = None
+    """Whether the last tool call failed; null if there was none."""
 
     @property
     def usage(self) -> TokenUsage | None:
@@ -54,6 +48,38 @@ class AttemptMetrics(msgspec.Struct, frozen=True):
         return None if self.usage is None else self.usage.input_tokens + self.usage.output_tokens
 
     @property
+    def idle(self) -> float | None:
+        """The share of the turn in which no tool call was running; None if unknown."""
+        if not self.turn_ms or self.call_ms is None:
+            return None
+        return max(0.0, 1 - self.call_ms / self.turn_ms)
+
+
+class _Call(msgspec.Struct, frozen=True):
+    status: str
+    exit_code: int | None
+    duration_ms: float | None
+
+
+class _State(msgspec.Struct, frozen=True):
+    state: str
+    at_ms: float
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    recoveries: tuple[Any, ...] = ()
+    restarts: int = 0
+
+
+class _Course(msgspec.Struct, frozen=True):
+    """What the health counters need of an attempt."""
+
+    retries: dict[str, int] = {}
+    turn_ms: float | None = None
+    states: tuple[_State, ...] = ()
+    facts: _Facts = _Facts()
+
+    @property
     def start_ms(self) -> float | None:
         """Milliseconds between the preparation and the agent's turn: the box, the program and its handshake."""
         times = {each.state: each.at_ms for each in self.states}
@@ -64,14 +90,16 @@ class AttemptMetrics(msgspec.Struct, frozen=True):
 
 def read_metrics(bundle: Path) -> AttemptMetrics:
     """Return the figures of an attempt. Damaged documents count as unknown: validation reports them."""
-    members: dict[str, Any] = {}
-    for name in (artifacts.ATTEMPT, artifacts.RUNNER, artifacts.METRICS, artifacts.REPORT):
-        with contextlib.suppress(Unreadable, msgspec.DecodeError):
-            members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
+    found = _read(bundle, (artifacts.METRICS, artifacts.REPORT), AttemptMetrics)
     try:
-        return msgspec.convert(members, AttemptMetrics)
-    except msgspec.ValidationError:
-        return AttemptMetrics()
+        lines = read_text(bundle / CALLS, _LARGEST).split("\n")
+        calls = [parse_json(line, _Call) for line in lines if line]
+    except (Unreadable, msgspec.DecodeError):
+        return found
+    failed = bool(calls) and (calls[-1].status != "completed" or calls[-1].exit_code not in (None, 0))
+    return msgspec.structs.replace(
+        found, call_ms=sum(each.duration_ms or 0.0 for each in calls), last_call_failed=failed if calls else None
+    )
 
 
 def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry: bool, clock: Clock) -> None:
@@ -80,7 +108,7 @@ def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry
     `strategy` is used if the result names none, because no agent started. Counters are a convenience: if they cannot be
     written, the attempt stands as it is.
     """
-    found = read_metrics(bundle)
+    found = _read(bundle, (artifacts.ATTEMPT, artifacts.RUNNER, artifacts.METRICS, artifacts.REPORT), _Course)
     health = AttemptHealth(
         infra=result.infra,
         is_retry=is_retry,
@@ -91,3 +119,15 @@ def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry
     )
     with contextlib.suppress(OSError, ProofboxError):
         count_attempt(result.strategy or strategy, health, clock=clock)
+
+
+def _read(bundle: Path, names: tuple[str, ...], kind: type[_T]) -> _T:
+    """Return the members of some documents as one struct."""
+    members: dict[str, Any] = {}
+    for name in names:
+        with contextlib.suppress(Unreadable, msgspec.DecodeError):
+            members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
+    try:
+        return msgspec.convert(members, kind)
+    except msgspec.ValidationError:
+        return kind()

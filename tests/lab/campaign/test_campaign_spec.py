@@ -191,8 +191,18 @@ def flow_report(**changes: Any) -> FlowReport:
         "tokens": None,
         "tool_calls": None,
         "tokens_spent": 1000,
+        "tokens_unknown": 0,
+        "cost": None,
+        "cost_spent": None,
+        "idle": None,
         "friction": Friction(
-            repeated_calls=0, tool_failures=3, declined=2, model_retries=0, attempt_retries=0, contradictions=1
+            repeated_calls=0,
+            dead_ends=0,
+            tool_failures=3,
+            declined=2,
+            model_retries=0,
+            attempt_retries=0,
+            contradictions=1,
         ),
         "reasons": {},
     }

@@ -89,6 +89,7 @@ def comparable(results: CampaignResults) -> Any:
             each,
             run="",
             seconds=None,
+            idle=None,
             friction=msgspec.structs.replace(each.friction, attempt_retries=0),
         )
         for each in results.flows

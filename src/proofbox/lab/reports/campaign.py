@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceInc
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.check import check_bundle
 from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
+from proofbox.lab.campaign.prices import Price, price_of
 from proofbox.lab.campaign.registration import FLOWS, CampaignManifest, FlowRun, flow_out, read_manifest
 from proofbox.lab.campaign.spec import CampaignDocument
 from proofbox.lab.reports.campaign_gates import judge
@@ -114,7 +115,7 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
             where = run_path(run)
             findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
             findings += _unregistered(found, run)
-        flow, by_mission = _flow(place, run, found, manifest, document.campaign.replicates)
+        flow, by_mission = _flow(place, run, found, manifest, document)
         flows.append(flow)
         scores[run.flow] = by_mission
     results = _results(manifest, document, flows, scores)
@@ -186,6 +187,7 @@ def _results(
         complete=all(flow.rate.scored == flow.planned for flow in flows),
         gates_passed=all(gate.passed for gate in gates) and all(flow.ended == flow.planned for flow in flows),
         replicates=fields.replicates,
+        currency=fields.currency if document.price else None,
         flows=tuple(flows),
         comparisons=tuple(comparisons),
         missions=tuple(rows),
@@ -194,8 +196,9 @@ def _results(
 
 
 def _flow(
-    out: Path, run: FlowRun, found: RunResults | None, manifest: CampaignManifest, replicates: int
+    out: Path, run: FlowRun, found: RunResults | None, manifest: CampaignManifest, document: CampaignDocument
 ) -> tuple[FlowReport, dict[str, tuple[int, int]]]:
+    replicates, price = document.campaign.replicates, price_of(run.model, run.flow, document.price)
     attempts = () if found is None else found.attempts
     final = [each for each in final_attempts(attempts) if each.result is not None]
     scored = [each for each in final if _is_scored(each)]
@@ -225,8 +228,16 @@ def _flow(
         seconds=describe([each.turn_ms / 1000 for each in of_scored if each.turn_ms is not None]),
         tokens=describe([float(each.spent) for each in of_scored if each.spent is not None]),
         tool_calls=describe([float(each.tool_calls) for each in of_scored if each.tool_calls is not None]),
+        cost=describe(_costs(price, of_scored)),
+        idle=describe([each.idle for each in of_scored if each.idle is not None]),
         tokens_spent=sum(each.spent or 0 for each in metrics.values()),
-        friction=_friction(list(metrics.values()), retries=sum(each.parent is not None for each in attempts)),
+        tokens_unknown=sum(metrics[each.id].spent is None for each in final),
+        cost_spent=sum(costs) if (costs := _costs(price, metrics.values())) else None,
+        friction=_friction(
+            list(metrics.values()),
+            retries=sum(each.parent is not None for each in attempts),
+            dead_ends=sum(bool(metrics[each.id].last_call_failed) for each in scored if _is_failed(each)),
+        ),
         reasons=dict(sorted(Counter(each.result.reason for each in final if each.result).items())),
     )
     return report, by_mission
@@ -237,10 +248,20 @@ def _is_scored(attempt: Attempt) -> bool:
     return result is not None and result.infra is None and result.verified in ("passed", "failed")
 
 
-def _friction(metrics: Sequence[AttemptMetrics], *, retries: int) -> Friction:
+def _is_failed(attempt: Attempt) -> bool:
+    return attempt.result is not None and attempt.result.verified == "failed"
+
+
+def _costs(price: Price | None, metrics: Iterable[AttemptMetrics]) -> list[float]:
+    """Return the cost of each attempt whose tokens are known; none without a price."""
+    return [] if price is None else [price.cost(each.usage) for each in metrics if each.usage is not None]
+
+
+def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int) -> Friction:
     longest = "longest_run_of_identical_calls"
     return Friction(
         repeated_calls=sum(each.no_progress.get(longest, 0) >= _REPEATED for each in metrics),
+        dead_ends=dead_ends,
         tool_failures=sum(sum(each.tool_failures.values()) for each in metrics),
         declined=sum(each.tool_failures.get("declined", 0) for each in metrics),
         model_retries=sum(sum(each.retries.values()) for each in metrics),

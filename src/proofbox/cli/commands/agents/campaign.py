@@ -273,12 +273,11 @@ def _show(found: CampaignReport, *, json: bool, markdown: bool = False) -> int:
 
 
 def _text(found: CampaignReport) -> str:
-    from proofbox.lab.reports.campaign_text import comparison_rows, flow_rows, notes
+    from proofbox.cli.health import wrapped
+    from proofbox.lab.reports.campaign_text import notes, tables
 
-    lines = [columns(flow_rows(found)), ""]
-    if found.comparisons:
-        lines += [columns(comparison_rows(found.comparisons)), ""]
-    lines += notes(found)
+    lines = [line for rows in tables(found) for line in (columns(rows), "")]
+    lines += map(wrapped, notes(found))
     return "\n".join([*lines, *_footer(found)])
 
 
