@@ -23,7 +23,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class AttemptMetrics(msgspec.Struct, frozen=True):
-    """The figures of an attempt for reports. What is unknown is empty or null."""
+    """The figures of an attempt for reports. Unknown members are empty or null."""
 
     tokens: dict[str, TokenUsage] = {}
     tool_calls: int | None = None
@@ -35,7 +35,7 @@ class AttemptMetrics(msgspec.Struct, frozen=True):
     call_ms: float | None = None
     """Milliseconds of all tool calls."""
     last_call_failed: bool | None = None
-    """Whether the last tool call failed; null if there was none."""
+    """Whether the last tool call failed; null without any call."""
 
     @property
     def usage(self) -> TokenUsage | None:

@@ -29,7 +29,7 @@ do = "[[run awk -F, '$1 == \\"north\\" { s += $2 } END { print s }' sales.csv > 
 when = "copy the file to again.txt"
 do = "[[run echo hello > hello.txt && cp hello.txt again.txt]] [[say done]]"
 [[rule]]
-when = "Write the word hello into hello.txt."
+when = "Write hello into hello.txt."
 do = "[[run echo hello > hello.txt]] [[say done]]"
 """
 CONFIG = """

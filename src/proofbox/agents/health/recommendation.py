@@ -88,7 +88,7 @@ def record_measurement(measured: RuntimeMeasurement, *, directory: Path | None =
 
 
 def read_measurement(strategy: str, *, directory: Path | None = None) -> RuntimeMeasurement | None:
-    """Return the last measurement of a strategy; None if there is none, or if it is damaged."""
+    """Return the last measurement of a strategy; None if it is missing or damaged."""
     if not STRATEGY.fullmatch(strategy):
         return None
     path = (directory or health_dir()) / "measured" / f"{strategy}.json"

@@ -45,7 +45,7 @@ def effort_rows(report: CampaignReport) -> Rows:
 
 
 def friction_rows(report: CampaignReport) -> Rows:
-    """Return the table of signs of trouble, with its head; empty if there are none."""
+    """Return the table of signs of trouble, with its head; empty without any."""
     rows = [["FRICTION", "REPEATED", "DEAD ENDS", "FAILED CALLS", "DECLINED", "RETRIES", "IDLE"]]
     for flow in report.flows:
         found = flow.friction
