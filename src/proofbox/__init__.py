@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from proofbox.lab.garbage import collect_garbage as collect_garbage
     from proofbox.lab.reports.campaign import load_campaign as load_campaign
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
+    from proofbox.lab.reports.parity import compare_parity as compare_parity
     from proofbox.lab.reports.promoting import emit_promotion as emit_promotion
     from proofbox.lab.reports.scoring import report as report
     from proofbox.lab.reports.scoring import validate as validate
@@ -95,6 +96,7 @@ _HOME = {
     "Workspace": "proofbox.workspace.workspace",
     "build_image": "proofbox.sandbox.images.build",
     "collect_garbage": "proofbox.lab.garbage",
+    "compare_parity": "proofbox.lab.reports.parity",
     "create_tool_registry": "proofbox.workspace.tools.registry",
     "deliver_pull_request": "proofbox.delivery.sending",
     "deliver_repository": "proofbox.delivery.sending",

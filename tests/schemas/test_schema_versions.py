@@ -14,6 +14,7 @@ import pytest
 from shapes import current_shapes, recorded_shapes
 
 from proofbox import BundleWriter, load_bundle
+from proofbox.agents.health import counters
 from proofbox.agents.runtimes.claude.threads import ClaudeThreadStore
 from proofbox.agents.runtimes.scripted.threads import ThreadStore
 from proofbox.cli.commands.setup.contract import make_contract
@@ -154,6 +155,9 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.consents/1": in_file(lambda _: state_dir() / "consents.json", lambda _: consent._read()),
     "proofbox.trusted/1": in_file(lambda _: state_dir() / "trusted.json", lambda _: settings._agreed()),
     "proofbox.limiter/1": in_file(lambda place: place / "l.json", lambda place: limiter._read(place / "l.json")),
+    "proofbox.strategy_health/1": in_file(
+        lambda place: place / "h.json", lambda place: counters._read(place / "h.json", "codex_app_server")
+    ),
     "proofbox.images/1": in_file(
         lambda place: place / "images.toml", lambda place: catalogue.read_catalogue(place / "images.toml")
     ),
@@ -180,6 +184,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
 }
 NOT_READ = {
     "proofbox.trials/1": "a cache, which is ignored and written again",
+    "proofbox.runtime_measurement/1": "a benchmark's result, which is ignored and measured again",
     "proofbox.chain/1": "the name of the chain, which every line's digest covers",
     **dict.fromkeys(
         ("proofbox.attempt_env/1", "proofbox.runner_metrics/1", "proofbox.runner_ref/1", "proofbox.torn_attempt/1"),
@@ -197,7 +202,8 @@ NOT_READ = {
     "proofbox.campaign/1": "written by people, without a version",
     "proofbox.campaign_regrade/1": "only written",
     **dict.fromkeys(
-        ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"), "derived from the runs and compared as a whole"
+        ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"),
+        "derived from the runs and compared as a whole",
     ),
     "proofbox.plan/1": "the copy of a plan in its evidence, which no command reads",
     **dict.fromkeys(

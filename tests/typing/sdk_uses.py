@@ -27,6 +27,7 @@ from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
 from proofbox.lab.garbage import CollectedGarbage
 from proofbox.lab.reports.campaign_results import CampaignReport
 from proofbox.lab.reports.finding import EvidenceFinding
+from proofbox.lab.reports.parity import ParityReport
 from proofbox.lab.reports.scoring import MetricsReport, Validation
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation, SuiteRun
 from proofbox.lab.run.events import EventKind, RunStarted, SuiteEvent
@@ -88,6 +89,9 @@ def evidence() -> None:
     found = proofbox.validate("out", strict=True)
     assert_type(found, Validation)
     assert_type(found.findings, tuple[EvidenceFinding, ...])
+    parity = proofbox.compare_parity("process-out", Path("native-out"))
+    assert_type(parity, ParityReport)
+    assert_type(parity.differences[0].what, str)
     metrics = proofbox.report(Path("out"))
     assert_type(metrics, MetricsReport)
     assert_type(metrics.reports, tuple[dict[str, Any], ...])

@@ -238,6 +238,7 @@ class HostedSession(ABC):
         if found.result is not None or turn in self._endings:
             return
         self._endings[turn] = ending
+        found.is_stopping = True
         await self._kill(found)
         scope = self._scopes.get(turn)
         if scope is not None:

@@ -122,6 +122,7 @@ COMMANDS = (
     Command("runtime try", "agents.trial:try_", "Give one prompt to an agent in a box and record every step."),
     Command("validate", "evidence.scoring:validate", "Check that the evidence of attempts is complete and consistent."),
     Command("report", "evidence.scoring:report", "Show the metrics of attempts, from verified evidence."),
+    Command("report parity", "evidence.parity:parity", "Compare what is scored in two runs of the same missions."),
     Command("gc", "evidence.scoring:gc", "Delete old runs to free disk space."),
     Command("workspace effects", "workspaces.tools:effects", "List the effects in a workspace, including denied ones."),
     Command(

@@ -122,6 +122,7 @@
     │   ├── CleanupTimedOut      ATTEMPT_CLEANUP_TIMEOUT     exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
     │   ├── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
+    │   ├── RunsDiffer           RUN_PARITY                  exit 1
     │   ├── CampaignInvalid      CAMPAIGN_INVALID            exit 1
     │   ├── CampaignUnknown      CAMPAIGN_UNKNOWN            exit 2
     │   ├── CampaignExists       CAMPAIGN_EXISTS             exit 2

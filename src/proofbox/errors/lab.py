@@ -146,6 +146,14 @@ class LeaseLost(LabError):
     hints = ("resume the run: proofbox suite resume",)
 
 
+class RunsDiffer(LabError):
+    """What is scored in two runs of the same missions differs."""
+
+    code = "RUN_PARITY"
+    exit_code = 1
+    hints = ("see what happened in an attempt: proofbox attempt explain ID --run RUN",)
+
+
 class CampaignInvalid(LabError):
     """The campaign file is invalid. `details["problems"]` lists each problem with its location."""
 

@@ -89,7 +89,10 @@ def comparable(results: CampaignResults) -> Any:
             each,
             run="",
             seconds=None,
+            idle=None,
+            cost_spent=None,
             tokens_spent=0,
+            tokens_unknown=0,
             friction=msgspec.structs.replace(each.friction, attempt_retries=0),
         )
         for each in results.flows

@@ -52,6 +52,10 @@ class CampaignPlan(Document, frozen=True, kw_only=True):
     """Estimated duration, from the earlier results; null: unknown."""
     tokens: float | None = None
     """Estimated tokens, from the earlier results; null: unknown."""
+    cost: float | None = None
+    """Estimated cost in the campaign's currency, from the earlier costs; null: unknown."""
+    currency: str | None = None
+    """The currency of the cost; null: the campaign states no prices."""
 
 
 def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = None) -> CampaignPlan:
@@ -73,7 +77,7 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
     pairs = max(1, flows - 1 if fields.against else flows * (flows - 1) // 2)
     alpha = fields.alpha / pairs
     attempts = flows * missions * fields.replicates
-    rate, seconds, tokens = 0.5, None, None
+    rate, seconds, tokens, cost = 0.5, None, None, None
     earlier = past_flows(campaign.path, None if past is None else Path(past))
     if earlier:
         scored = sum(flow.rate.scored for flow in earlier)
@@ -83,6 +87,8 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
         used = [flow.tokens.median for flow in earlier if flow.tokens is not None]
         seconds = sum(medians) / len(medians) * attempts / fields.concurrency if medians else None
         tokens = sum(used) / len(used) * attempts if used else None
+        costs = [flow.cost.median for flow in earlier if flow.cost is not None]
+        cost = sum(costs) / len(costs) * attempts if len(costs) == len(earlier) else None
     wanted = None if mde is None else difference(mde)
     deviation = (2 * rate * (1 - rate) / fields.replicates) ** 0.5
     reachable = 2.0 ** (1 - missions) < alpha
@@ -110,6 +116,8 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
         ),
         seconds=seconds,
         tokens=tokens,
+        cost=cost,
+        currency=fields.currency if campaign.document.price else None,
     )
 
 

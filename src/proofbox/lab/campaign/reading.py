@@ -121,6 +121,13 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
         problems.say(at, f"no flow is called {campaign.against!r}", nearest(campaign.against, ids))
     for number, gate in enumerate(document.gate):
         _check_gate(gate, ("gate", number), ids, problems)
+    priced = [flow.runner.model or flow.id for flow in document.flow]
+    for number, each in enumerate(document.price):
+        at = ("price", number, "model")
+        if each.model not in priced:
+            problems.say(at, f"no flow uses the model {each.model[:200]!r}", nearest(each.model, priced))
+        elif each.model in [earlier.model for earlier in document.price[:number]]:
+            problems.say(at, f"duplicate price of {each.model!r}", "a model has one price")
 
 
 def _check_gate(gate: Gate, at: tuple[str | int, ...], flows: list[str], problems: Problems) -> None:

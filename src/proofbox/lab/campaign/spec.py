@@ -24,6 +24,7 @@ import msgspec
 
 from proofbox.core.documents import stored
 from proofbox.core.spec_files.shape import fields_of
+from proofbox.lab.campaign.prices import Price
 from proofbox.lab.statistics.comparison import Verdict
 from proofbox.lab.suite.spec import Count, Expect, Isolation, Name, Seconds, Text, ToolPolicy, Verify
 
@@ -63,6 +64,8 @@ class CampaignFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Retries after infrastructure failures; failed missions are not retried."""
     timeout: Seconds | None = None
     """Seconds after which a call of `campaign run` or `campaign resume` stops. The campaign can then be resumed."""
+    currency: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]{1,8}$")] = "USD"
+    """The currency of prices."""
     attempt_timeout: Seconds | None = None
     """Timeout of an agent's turn. None: that of the mission."""
     hook_timeout: Seconds | None = None
@@ -169,6 +172,8 @@ class CampaignDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The evaluation of all missions, in place of their own."""
     gate: tuple[Gate, ...] = ()
     """Conditions that the results must meet."""
+    price: tuple[Price, ...] = ()
+    """The prices of models. Costs without a price are unknown."""
 
 
 def other_table(struct: type[msgspec.Struct], name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from proofbox.agents.events import TokenUsage
+from proofbox.agents.health.counters import read_health
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
 from proofbox.core.parsing.untrusted_json import parse_json
@@ -21,7 +20,8 @@ from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.check import check_bundle
-from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
+from proofbox.lab.campaign.prices import Price, price_of
 from proofbox.lab.campaign.registration import (
     FLOWS,
     MANIFEST,
@@ -142,6 +142,19 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
     )
 
 
+def campaign_status(out: _Path = "campaign") -> CampaignReport:
+    """Return what `load_campaign` does, and the health of the flows' strategies on this machine.
+
+    For example:
+
+        for each in campaign_status("out").health:
+            print(each.strategy, each.attempts, each.reliability)
+    """
+    report = load_campaign(out)
+    strategies = dict.fromkeys(flow.strategy for flow in report.flows)
+    return msgspec.structs.replace(report, health=tuple(map(read_health, strategies)))
+
+
 def stored_report(report: CampaignReport) -> dict[str, Any]:
     """Return the results as the campaign's bundle stores them."""
     stored_results: dict[str, Any] = msgspec.to_builtins(report.results)
@@ -158,7 +171,7 @@ def read_flow(out: Path, manifest: CampaignManifest, flow: str) -> FlowResults:
         findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
         findings += _unregistered(found, suite, run)
         cleaned = frozenset(each.id for each in suite.missions if each.cleanup)
-    report, scores = _flow(out, run, found, cleaned, manifest, manifest.document.campaign.replicates)
+    report, scores = _flow(out, run, found, cleaned, manifest)
     return FlowResults(report=report, scores=scores, findings=tuple(findings))
 
 
@@ -194,6 +207,7 @@ def _results(
         complete=all(flow.rate.scored == flow.planned for flow in flows),
         gates_passed=all(gate.passed for gate in gates) and all(flow.ended == flow.planned for flow in flows),
         replicates=fields.replicates,
+        currency=fields.currency if document.price else None,
         flows=tuple(flows),
         comparisons=tuple(comparisons),
         missions=tuple(rows),
@@ -201,35 +215,12 @@ def _results(
     )
 
 
-class _Metrics(msgspec.Struct, frozen=True):
-    """The part of an attempt's report that is summed up here."""
-
-    tokens: dict[str, TokenUsage] = {}
-    tool_calls: int | None = None
-    tool_failures: dict[str, int] = {}
-    retries: dict[str, int] = {}
-    no_progress: dict[str, int] = {}
-    integrity: tuple[dict[str, Any], ...] = ()
-    turn_ms: float | None = None
-    cleanup: str | None = None
-    """The code of a failed cleanup."""
-
-    @property
-    def spent(self) -> int | None:
-        """The tokens as counted by the gateway, else as reported by the agent; None if unknown."""
-        usage = self.tokens.get("gateway") or self.tokens.get("runtime_reported")
-        return None if usage is None else usage.input_tokens + usage.output_tokens
-
-
 def _flow(
-    out: Path,
-    run: FlowRun,
-    found: RunResults | None,
-    cleaned: Collection[str],
-    manifest: CampaignManifest,
-    replicates: int,
+    out: Path, run: FlowRun, found: RunResults | None, cleaned: Collection[str], manifest: CampaignManifest
 ) -> tuple[FlowReport, dict[str, tuple[int, int]]]:
     """Return the results of a flow, and its scores by mission. `cleaned` are the missions with cleanup commands."""
+    document = manifest.document
+    replicates, price = document.campaign.replicates, price_of(run.model, run.flow, document.price)
     attempts = () if found is None else found.attempts
     final = [each for each in final_attempts(attempts) if each.result is not None]
     scored = [each for each in final if _is_scored(each)]
@@ -238,7 +229,7 @@ def _flow(
     by_mission = {id: (passed[id], total[id]) for id in manifest.missions if total[id]}
     counts = list(by_mission.values())
     metrics = {
-        each.id: _metrics(out / run_path(run) / each.path, cleaned=each.mission in cleaned)
+        each.id: read_metrics(out / run_path(run) / each.path, cleaned=each.mission in cleaned)
         for each in attempts
         if each.result is not None
     }
@@ -263,8 +254,16 @@ def _flow(
         seconds=describe([each.turn_ms / 1000 for each in of_scored if each.turn_ms is not None]),
         tokens=describe([float(each.spent) for each in of_scored if each.spent is not None]),
         tool_calls=describe([float(each.tool_calls) for each in of_scored if each.tool_calls is not None]),
+        cost=describe(_costs(price, of_scored)),
+        idle=describe([each.idle for each in of_scored if each.idle is not None]),
         tokens_spent=sum(each.spent or 0 for each in metrics.values()),
-        friction=_friction(list(metrics.values()), retries=sum(each.parent is not None for each in attempts)),
+        tokens_unknown=sum(metrics[each.id].spent is None for each in final),
+        cost_spent=sum(costs) if (costs := _costs(price, metrics.values())) else None,
+        friction=_friction(
+            list(metrics.values()),
+            retries=sum(each.parent is not None for each in attempts),
+            dead_ends=sum(bool(metrics[each.id].last_call_failed) for each in scored if _is_failed(each)),
+        ),
         reasons=_counted(each.result.reason for each in final if each.result),
         contradicted_claims=sum(_contradicts(each) for each in scored),
         cleanup_failures=_counted(metrics[each.id].cleanup for each in attempts if each.id in metrics),
@@ -277,6 +276,10 @@ def _is_scored(attempt: Attempt) -> bool:
     return result is not None and result.infra is None and result.verified in ("passed", "failed")
 
 
+def _is_failed(attempt: Attempt) -> bool:
+    return attempt.result is not None and attempt.result.verified == "failed"
+
+
 def _contradicts(attempt: Attempt) -> bool:
     """Return whether an attempt claims something else than the verifier found."""
     result = attempt.result
@@ -287,34 +290,22 @@ def _counted(codes: Iterable[str | None]) -> dict[str, int]:
     return dict(sorted(Counter(code for code in codes if code).items()))
 
 
-def _friction(metrics: Sequence[_Metrics], *, retries: int) -> Friction:
+def _costs(price: Price | None, metrics: Iterable[AttemptMetrics]) -> list[float]:
+    """Return the cost of each attempt whose tokens are known; none without a price."""
+    return [] if price is None else [price.cost(each.usage) for each in metrics if each.usage is not None]
+
+
+def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int) -> Friction:
     longest = "longest_run_of_identical_calls"
     return Friction(
         repeated_calls=sum(each.no_progress.get(longest, 0) >= _REPEATED for each in metrics),
+        dead_ends=dead_ends,
         tool_failures=sum(sum(each.tool_failures.values()) for each in metrics),
         declined=sum(each.tool_failures.get("declined", 0) for each in metrics),
         model_retries=sum(sum(each.retries.values()) for each in metrics),
         attempt_retries=retries,
         contradictions=sum(len(each.integrity) for each in metrics),
     )
-
-
-def _metrics(bundle: Path, *, cleaned: bool) -> _Metrics:
-    """Return what an attempt used. Damaged evidence is a finding already, and counts as unknown here.
-
-    `cleaned`: its mission has cleanup commands.
-    """
-    members: dict[str, Any] = {}
-    for name in (artifacts.METRICS, artifacts.REPORT):
-        with contextlib.suppress(Unreadable, msgspec.DecodeError):
-            members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
-    if cleaned:
-        with contextlib.suppress(Unreadable, msgspec.DecodeError):
-            members["cleanup"] = parse_json(read_text(bundle / artifacts.CLEANUP, _LARGEST), dict[str, Any])["code"]
-    try:
-        return msgspec.convert(members, _Metrics)
-    except msgspec.ValidationError:
-        return _Metrics()
 
 
 # Checks

@@ -32,12 +32,13 @@ from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.attempt.sharing import refuse_unshareable
+from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.reports.summary import SUMMARY, summarize
 from proofbox.lab.run.closing import as_committed, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
 from proofbox.lab.run.crew import Crew, EventForwarder, OnEvent
 from proofbox.lab.run.failures import counted_tries, pause
-from proofbox.lab.run.ledger import Attempt, Ledger, PlannedAttempt
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger, PlannedAttempt
 from proofbox.lab.run.limiter import Limiter
 from proofbox.lab.run.plan import (
     PLAN,
@@ -285,11 +286,23 @@ class Conductor:
             path = self._out / self._run_id / attempt.path
             redactor = redactor_of(self._plan, os.environ)
             ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
-            self._ledger.end(mine, msgspec.structs.replace(ended, stopped=stopped and ended.infra == WorkerLost.code))
+            with_run = stopped and ended.infra == WorkerLost.code
+            self._ledger.end(mine, msgspec.structs.replace(ended, stopped=with_run))
+            if not with_run:  # a run that was stopped says nothing about its strategy
+                self._count(attempt, ended)
             remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
             fields = ("claimed", "verified", "infra", "reason")
             result = {name: getattr(ended, name) for name in fields}
             self._emit({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **result})
+
+    def _count(self, attempt: Attempt, ended: Ended) -> None:
+        count_health(
+            self._out / self._run_id / attempt.path,
+            ended,
+            strategy=self._plan.strategy or self._plan.parsed_chain().candidates[0].strategy,
+            is_retry=attempt.parent is not None,
+            clock=self._clock,
+        )
 
     def _plan_retries(self) -> None:
         """Plan a retry for each infrastructure failure that is worth one, with the failed attempt as its parent."""

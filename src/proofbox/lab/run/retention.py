@@ -46,9 +46,7 @@ CAMPAIGN = "campaign.json"
 """The manifest of a campaign, in a directory that belongs to one (`proofbox.lab.campaign.retention`)."""
 STARTING = 3600.0
 """Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
-Kind = Literal[
-    "run", "campaign", "work", "attempt", "home", "session", "decoys", "schema_cache", "image"
-]
+Kind = Literal["run", "campaign", "work", "attempt", "home", "session", "decoys", "schema_cache", "image"]
 _RESUMABLE = "its run can be resumed"
 
 

@@ -147,9 +147,9 @@ def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
     For example:
       proofbox campaign status campaign
     """
-    from proofbox.lab.reports.campaign import load_campaign
+    from proofbox.lab.reports.campaign import campaign_status
 
-    found = load_campaign(out)
+    found = campaign_status(out)
     show(found, lambda: _status_text(found), as_json=json)
     return 0 if found.ok else 1
 
@@ -216,23 +216,26 @@ def _show(found: CampaignReport, *, json: bool, markdown: bool = False) -> int:
 
 
 def _text(found: CampaignReport) -> str:
-    from proofbox.lab.reports.campaign_text import comparison_rows, flow_rows, notes
+    from proofbox.cli.health import wrapped
+    from proofbox.lab.reports.campaign_text import notes, tables
 
-    lines = [columns(flow_rows(found)), ""]
-    if found.comparisons:
-        lines += [columns(comparison_rows(found.comparisons)), ""]
-    lines += notes(found)
+    lines = [line for rows in tables(found) for line in (columns(rows), "")]
+    lines += map(wrapped, notes(found))
     return "\n".join([*lines, *_footer(found)])
 
 
 def _status_text(found: CampaignReport) -> str:
-    rows = [["FLOW", "STRATEGY", "DONE", "PASSED", "LOST", "RUN"]]
+    from proofbox.cli.health import health_table
+
+    rows = [["FLOW", "STRATEGY", "DONE", "PASSED", "LOST"]]
     for flow in found.flows:
         done = f"{flow.ended}/{flow.planned}"
-        rows.append([flow.flow, flow.strategy, done, str(flow.rate.passed), str(flow.bounds.lost), flow.run])
+        rows.append([flow.flow, flow.strategy, done, str(flow.rate.passed), str(flow.bounds.lost)])
     lines = [columns(rows)]
     if found.error is not None:
         lines.append(printable(f"{found.error.message} ({found.error.code})"))
+    if health := health_table(found.health):
+        lines += ["", health, ""]
     return "\n".join([*lines, *_footer(found)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,17 +23,23 @@ if TYPE_CHECKING:
 def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
     """List the agent runtimes, their capabilities, and whether each works here.
 
+    Native runtimes are recommended by what was measured on this machine: reliability, overhead and cross-talk.
+
     For example:
       proofbox runtime list
       proofbox runtime list --json
     """
+    from proofbox.agents.health.recommendation import default_chain
     from proofbox.agents.runtimes.listing import list_runtimes
+    from proofbox.agents.settings import RuntimeSettings
     from proofbox.agents.strategies import decide_chain
     from proofbox.cli.commands.agents.documents import RuntimesDocument
     from proofbox.config.settings import load
 
     found = list_runtimes(project)
-    chain = decide_chain(config=load(project.resolve()).strategies)
+    settings = load(project.resolve())
+    default = partial(default_chain, RuntimeSettings(settings.runtimes))
+    chain = decide_chain(config=settings.strategies, default=default)
     document = RuntimesDocument(runtimes=found, chain=str(chain), chain_origin=chain.origin)
     show(document, lambda: _matrix(document), as_json=json)
     return 0
@@ -82,6 +89,7 @@ def check(
 
 def _matrix(document: RuntimesDocument) -> str:
     from proofbox.agents.contract import RuntimeCapabilities
+    from proofbox.cli.health import health_table, recommendation_line
 
     names = RuntimeCapabilities.__struct_fields__
     rows = [("", *(each.strategy for each in document.runtimes))]
@@ -101,8 +109,14 @@ def _matrix(document: RuntimesDocument) -> str:
         if not (each.available and each.compatible)
         for line in (f"{each.strategy}: {each.reason}", *(f"  fix: {hint}" for hint in each.fix_hints))
     ]
+    notes += [
+        recommendation_line(each.strategy, each.recommendation)
+        for each in document.runtimes
+        if each.recommendation is not None
+    ]
     notes.append(f"without --strategies: {document.chain} (source: {document.chain_origin})")
-    return columns(rows) + "\n\n" + printable("\n".join(notes))
+    health = health_table([each.health for each in document.runtimes])
+    return "\n\n".join(filter(None, [columns(rows), health, printable("\n".join(notes))]))
 
 
 def _report(report: RuntimeReport) -> str:

@@ -99,7 +99,16 @@ def _plan(name: str, plan: PlanResult) -> list[str]:
 
 
 def _rest(document: DoctorReport) -> str:
-    return _runtimes(document.runtimes) + _closed(document.closed) + _campaigns(document) + _gc(document)
+    from proofbox.cli.health import health_table
+
+    health = health_table([each.health for each in document.runtimes])
+    return (
+        _runtimes(document.runtimes)
+        + (f"\n\n{health}" if health else "")
+        + _closed(document.closed)
+        + _campaigns(document)
+        + _gc(document)
+    )
 
 
 def _closed(gates: tuple[ClosedGate, ...]) -> str:
