@@ -205,7 +205,7 @@ class ClaudeSession(HostedSession):
 
     # Turns
 
-    async def _play(self, turn: Turn, prompt: str) -> None:
+    async def _run_turn(self, turn: Turn, prompt: str) -> None:
         thread = self._used[turn.thread]
         if thread.program is None or thread.program.ended.is_set():
             self._restarts += 1
