@@ -78,7 +78,7 @@ class FakeModel:
             conversation = api.conversation(body)
             try:
                 answers = self._choose(conversation)
-                events = api.events(answers, next(self._numbers))
+                events = api.events(answers, next(self._numbers), api.shell_of(body))
             except UsageError as error:
                 await responder.send(400, api.error("invalid_request_error", error.message, {}))
                 return

@@ -54,6 +54,8 @@ _FORWARDED_HEADERS = frozenset(
     | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id", "x-app"}
     | {"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-claude-code-session-id"}
 )
+_THREAD_HEADERS = ("thread-id", "x-claude-code-session-id", "x-session-id")
+"""The headers in which Codex, Claude Code and OpenCode name the thread of a request."""
 _RETURNED_HEADERS = frozenset(
     {"content-type", "retry-after", "x-should-retry", "x-request-id", "request-id"}
     | {"openai-model", "openai-processing-ms"}
@@ -179,7 +181,7 @@ class ModelGateway:
             method=request.method[:16],
             path=(path or "")[:500],
             at_ms=self._elapsed(0),
-            thread=(request.header("thread-id") or request.header("x-claude-code-session-id"))[:100],
+            thread=next(filter(None, map(request.header, _THREAD_HEADERS)), "")[:100],
             turn=_turn_of(request)[:100],
         )
         if len(self.exchanges) < REMEMBERED:
