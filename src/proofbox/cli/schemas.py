@@ -25,6 +25,7 @@ from proofbox.core.documents import STORED
 
 LOADED_LATE = (
     *(
+        "proofbox.agents.runtimes.acp.threads",
         "proofbox.agents.runtimes.claude.threads",
         "proofbox.agents.runtimes.scripted.threads",
         "proofbox.delivery.record",

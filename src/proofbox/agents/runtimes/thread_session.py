@@ -79,6 +79,7 @@ class ThreadedSession(HostedSession, Generic[T]):
         self._used: dict[str, T] = {}
         self._env: dict[str, str] = {}
         self._restarts = 0
+        self._starting = anyio.Lock()
 
     async def open(self) -> None:
         await super().open()
@@ -134,7 +135,14 @@ class ThreadedSession(HostedSession, Generic[T]):
     # Programs
 
     async def _start_program(self, thread: T) -> None:
-        """Start the program. A program that hangs at its start is started again."""
+        """Start the program. A program that hangs at its start is started again.
+
+        Programs start one after another, because they share a home, and some of them set it up at their start.
+        """
+        async with self._starting:
+            await self._start_in_turn(thread)
+
+    async def _start_in_turn(self, thread: T) -> None:
         for left in reversed(range(STARTS)):
             program = self._make_program(thread)
             self._background.spawn(program.run)

@@ -276,7 +276,7 @@ def _output(update: Mapping[str, Any]) -> str:
     raw, meta = _table(update.get("rawOutput")), _table(update.get("_meta"))
     delta = _table(meta.get("terminal_output_delta")).get("data")
     stated = (raw.get("output"), raw.get("aggregated_output"), raw.get("formatted_output"), delta)
-    text = next((each for each in stated if isinstance(each, str)), None)
+    text = next((each for each in (update.get("rawOutput"), *stated) if isinstance(each, str)), None)
     if text is None:
         pieces = [_table(_table(each).get("content")).get("text") for each in _list(update.get("content"))]
         text = "".join(piece for piece in pieces if isinstance(piece, str))

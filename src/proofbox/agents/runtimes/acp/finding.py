@@ -16,6 +16,7 @@ import msgspec
 
 from proofbox.agents.runtimes.acp.profiles import Profile
 from proofbox.agents.runtimes.installed import ask_program, named_program, program_on_path
+from proofbox.core.text import preview
 from proofbox.errors import StrategyUnavailable
 from proofbox.sandbox.contract import Mount
 
@@ -31,6 +32,8 @@ class AgentProgram(msgspec.Struct, frozen=True):
     boxed: tuple[str, ...]
     direct: tuple[str, ...]
     mounts: tuple[Mount, ...]
+    version: str
+    """The version of its npm package; empty if it is not in a package. The agent states its version when it starts."""
 
 
 def find_agent(profile: Profile, setting: str | None = None, path: str | None = None) -> AgentProgram:
@@ -53,12 +56,13 @@ def _program(profile: Profile, launcher: Path, found_by: str) -> AgentProgram:
     native = _native(profile, launcher)
     if native is not None:
         inside = f"{INSIDE}/{profile.program}"
-        return AgentProgram(native, found_by, (inside,), (str(native),), (Mount(native, inside),))
+        return AgentProgram(native, found_by, (inside,), (str(native),), (Mount(native, inside),), _version(native))
     tree = next((each for each in reversed(launcher.parents) if each.name == "node_modules"), launcher.parent)
     node = _node(profile, tree)
     script = f"{INSIDE}/{tree.name}/{launcher.relative_to(tree)}"
     mounts = (Mount(tree, f"{INSIDE}/{tree.name}"), Mount(node, f"{INSIDE}/node"))
-    return AgentProgram(launcher, found_by, (f"{INSIDE}/node", script), (str(node), str(launcher)), mounts)
+    direct = (str(node), str(launcher))
+    return AgentProgram(launcher, found_by, (f"{INSIDE}/node", script), direct, mounts, _version(launcher))
 
 
 def _native(profile: Profile, launcher: Path) -> Path | None:
@@ -92,3 +96,12 @@ def _node(profile: Profile, tree: Path) -> Path:
         fix_hints=install,
         details={"node": found, "minimum": profile.node},
     )
+
+
+def _version(program: Path) -> str:
+    package = next((each / "package.json" for each in program.parents if (each / "package.json").is_file()), None)
+    try:
+        version = msgspec.json.decode(package.read_bytes())["version"] if package is not None else ""
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return ""
+    return preview(str(version), 40)[0]

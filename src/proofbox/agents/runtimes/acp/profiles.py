@@ -15,6 +15,7 @@ from proofbox.errors import AuthFailed, StrategyUnavailable, UsageError
 PLACEHOLDER = "held-by-the-gateway"
 """Sent instead of a key. The gateway replaces it; without any key, most agents refuse to start."""
 BASE_URL = "{base_url}"
+HOME = "{home}"
 MODEL_FACTS = {"limit": {"context": 200_000, "output": 32_000}}
 
 APIS: Mapping[str, tuple[str, str]] = {
@@ -58,6 +59,8 @@ def _opencode(settings: AcpSettings, home: str, address: str, ask: bool) -> dict
         "small_model": model,
         "permission": {"*": "ask" if ask else "allow"},
         "agent": {"title": {"disable": True}},  # otherwise every thread costs a further request
+        "experimental": {"continue_loop_on_deny": True},  # otherwise a declined call ends the turn
+        "snapshot": False,  # proofbox takes the snapshots
         "share": "disabled",
         "autoupdate": False,
     }

@@ -1,7 +1,7 @@
 """Answer the requests of an ACP agent immediately: permissions by the declared rules, everything else with an error.
 
 An agent in a box has its own tools for files and commands, which the box restricts and the snapshots observe. So the
-methods `fs/*` and `terminal/*`, by which an agent asks its client to act, are not offered and are refused by name.
+methods `fs/*` and `terminal/*`, which ask the client to act for the agent, are not offered and are refused by name.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ class AcpRuntime:
             )
         if endpoint is not None:
             details |= {"endpoint": endpoint.base_url, "key": endpoint.has_key}
-        return RuntimeProbe(strategy=self.id, available=True, details=details)
+        version = found.version if found is not None else ""
+        return RuntimeProbe(strategy=self.id, available=True, version=version, details=details)
 
     async def start_session(
         self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None

@@ -14,7 +14,7 @@ from proofbox.agents.events import Event, ThreadStarted
 from proofbox.agents.feed import Turn
 from proofbox.agents.runtimes.acp.finding import INSIDE, AgentProgram
 from proofbox.agents.runtimes.acp.listener import AcpListener, AcpLiveThread
-from proofbox.agents.runtimes.acp.profiles import BASE_URL, endpoint_of, profile_of
+from proofbox.agents.runtimes.acp.profiles import BASE_URL, HOME, endpoint_of, profile_of
 from proofbox.agents.runtimes.acp.program import AcpProgram, Handlers
 from proofbox.agents.runtimes.acp.settings import AcpSettings
 from proofbox.agents.runtimes.acp.threads import AcpThread, AcpThreadStore
@@ -31,7 +31,7 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.contract import Mount
 
-CANCEL_SECONDS = 5.0
+CANCEL_SECONDS = 3.0
 _REASONS = {
     "max_tokens": "the model's answer was longer than allowed",
     "max_turn_requests": "the agent reached its maximum number of model requests in a turn",
@@ -54,6 +54,7 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
         self._settings = settings
         self._profile = profile_of(settings)
         self._found = found
+        self.version = found.version if found is not None else ""
         self._program_name = self._profile.program if self._profile is not None else settings.command[0]
         self._state = self._home / "agent"
         self._store = AcpThreadStore(self._home)
@@ -67,12 +68,13 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
         mounts: list[str | Mount] = [*settings.mounts]
         if options.sandboxed:
             mounts += [Mount(self._state, home, writable=True), *(self._found.mounts if self._found else ())]
-        self._argv = [word.replace(BASE_URL, address) for word in settings.command]
+        places = {BASE_URL: address, HOME: home}
+        self._argv = [_filled(word, places) for word in settings.command]
         self._env = {**options.env}
         if self._profile is not None and self._found is not None:
             self._argv = [*(self._found.boxed if options.sandboxed else self._found.direct), *self._profile.arguments]
             self._env |= self._profile.environment(settings, home, address, bool(options.approvals))
-        self._env |= {name: value.replace(BASE_URL, address) for name, value in settings.env.items()}
+        self._env |= {name: _filled(value, places) for name, value in settings.env.items()}
         await self._start_box(mounts)
 
     def facts(self) -> Mapping[str, Any]:
@@ -152,7 +154,7 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
         thread.replaying = True
         method = self._settings.authenticate
         await program.initialize(self._profile.authenticate if method is None and self._profile else method or "")
-        self.version = program.version
+        self.version = program.version or self.version
         session, cwd = thread.stored.acp_session, self._directory(thread)
         if session:
             await program.restore_session(session, cwd)
@@ -217,6 +219,8 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
                 failure = error
             thread.finished = not program.ended.is_set()
             thread.over.set()
+        if isinstance(failure, RuntimeProtocolError) and "rpc_message" in failure.details:
+            return AgentError(str(failure.details["rpc_message"]), op="turn", details=failure.details)
         if failure is not None:
             return failure
         if reason in ("", "end_turn"):
@@ -273,3 +277,9 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
 async def _when(event: anyio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
+
+
+def _filled(text: str, places: Mapping[str, str]) -> str:
+    for placeholder, value in places.items():
+        text = text.replace(placeholder, value)
+    return text

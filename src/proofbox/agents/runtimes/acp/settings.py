@@ -14,9 +14,10 @@ class AcpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     agent: AgentName = "opencode"
     """A known agent. Ignored if `command` is set."""
     command: tuple[str, ...] = ()
-    """Any other agent: its program and arguments, as seen in the box. `{base_url}` stands for the gateway's address."""
+    """Any other agent: its program and arguments, as seen in the box. `{base_url}` stands for the gateway's address,
+    `{home}` for a directory that outlives the box, for the agent's threads."""
     env: dict[str, str] = {}
-    """Additional variables for the agent, with the same placeholder."""
+    """Additional variables for the agent, with the same placeholders."""
     mounts: tuple[str, ...] = ()
     """Additional mounts that the program needs: HOST:GUEST[:ro|rw]."""
     on_host: bool = True
