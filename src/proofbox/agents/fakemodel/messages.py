@@ -92,8 +92,8 @@ def failure_event(start: Mapping[str, Any], code: str, message: str) -> dict[str
     return {"type": "error", "error": {"type": code, "message": message}}
 
 
-def error(kind: str, message: str, more: Mapping[str, Any]) -> bytes:
-    del more
+def error(kind: str, message: str, more: Mapping[str, Any], status: int = 400) -> bytes:
+    del more, status
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 

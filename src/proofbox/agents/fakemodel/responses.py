@@ -83,7 +83,8 @@ def failure_event(start: Mapping[str, Any], code: str, message: str) -> dict[str
     }
 
 
-def error(kind: str, message: str, more: Mapping[str, Any]) -> bytes:
+def error(kind: str, message: str, more: Mapping[str, Any], status: int = 400) -> bytes:
+    del status
     return msgspec.json.encode({"error": {"type": kind, "code": kind, "message": message, "param": None, **more}})
 
 
