@@ -42,6 +42,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     node: int = 20
     """The oldest supported Node.js, for agents that are not native programs."""
     authenticate: str = ""
+    mode: str = ""
+    """The agent's mode without approval rules: one that does not sandbox commands again, because the box does."""
     needs_model: bool = False
 
 
@@ -133,6 +135,7 @@ PROFILES: Mapping[str, Profile] = {
         api="openai",
         install=("npm install -g @agentclientprotocol/codex-acp",),
         environment=_codex,
+        mode="agent-full-access",
     ),
     "claude": Profile(
         program="claude-agent-acp",

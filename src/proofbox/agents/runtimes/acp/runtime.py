@@ -43,14 +43,17 @@ class AcpRuntime:
 
         checked = read_settings(AcpSettings, settings, self.id)
         details: dict[str, Any] = {}
+        version = ""
         try:
             found = await run_sync(_find, checked)
+            version = found.version if found is not None else ""
             details["binary"] = str(found.path) if found is not None else checked.command[0]
             endpoint = endpoint_of(checked)
         except AgentError as error:
             return RuntimeProbe(
                 strategy=self.id,
                 available=False,
+                version=version,
                 code=error.code,
                 reason=error.message,
                 fix_hints=error.fix_hints,
@@ -58,7 +61,6 @@ class AcpRuntime:
             )
         if endpoint is not None:
             details |= {"endpoint": endpoint.base_url, "key": endpoint.has_key}
-        version = found.version if found is not None else ""
         return RuntimeProbe(strategy=self.id, available=True, version=version, details=details)
 
     async def start_session(

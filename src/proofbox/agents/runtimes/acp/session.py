@@ -162,6 +162,8 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
             session = await program.fork_session(thread.fork_of, cwd)
         else:
             session = await program.new_session(cwd)
+        if self._profile is not None and self._profile.mode and not self.options.approvals:
+            await program.request("session/set_mode", {"sessionId": session, "modeId": self._profile.mode})
         thread.replaying = False
         self._save(thread, acp_session=session)
 
