@@ -190,6 +190,7 @@ NOT_READ = {
     **dict.fromkeys(
         ("proofbox.conformance/1", "proofbox.runtime_conformance/1", "proofbox.run_environment/1"), "shown as it is"
     ),
+    "proofbox.exploration/1": "only written",
     **dict.fromkeys(
         ("proofbox.delivery_answer/1", "proofbox.delivery_record/1", "proofbox.delivery_request/1"), "only written"
     ),

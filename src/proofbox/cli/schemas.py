@@ -31,6 +31,7 @@ LOADED_LATE = (
         "proofbox.delivery.record",
         "proofbox.evidence.documents.witnesses",
         "proofbox.lab.campaign.registration",
+        "proofbox.lab.attempt.adhoc.explore",
         "proofbox.lab.campaign.regrading",
         "proofbox.lab.reports.campaign",
         "proofbox.lab.run.limiter",
