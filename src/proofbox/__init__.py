@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from proofbox.evidence.bundle.reader import open_bundle_unverified as open_bundle_unverified
     from proofbox.evidence.bundle.writer import BundleWriter as BundleWriter
     from proofbox.evidence.verify.verifier import verify as verify
+    from proofbox.lab.attempt.adhoc.explore import explore_attempt as explore_attempt
+    from proofbox.lab.attempt.adhoc.explore import explore_attempt_async as explore_attempt_async
     from proofbox.lab.attempt.adhoc.fork import fork_attempt as fork_attempt
     from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
     from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
@@ -105,6 +107,8 @@ _HOME = {
     "errors": "proofbox.errors",
     "explain_attempt": "proofbox.lab.reports.explain",
     "diff_attempt": "proofbox.lab.reports.steps",
+    "explore_attempt": "proofbox.lab.attempt.adhoc.explore",
+    "explore_attempt_async": "proofbox.lab.attempt.adhoc.explore",
     "fork_attempt": "proofbox.lab.attempt.adhoc.fork",
     "fork_attempt_async": "proofbox.lab.attempt.adhoc.fork",
     "import_image": "proofbox.sandbox.images.imports",

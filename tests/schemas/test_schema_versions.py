@@ -15,6 +15,7 @@ from shapes import current_shapes, recorded_shapes
 
 from proofbox import BundleWriter, load_bundle
 from proofbox.agents.health import counters
+from proofbox.agents.runtimes.acp.threads import AcpThreadStore
 from proofbox.agents.runtimes.claude.threads import ClaudeThreadStore
 from proofbox.agents.runtimes.scripted.threads import ThreadStore
 from proofbox.cli.commands.setup.contract import make_contract
@@ -139,6 +140,7 @@ def index(data: bytes, _: Path) -> object:
 SESSION = document("proofbox.session_record/1")["id"]
 THREAD = document("proofbox.thread/1")["id"]
 CLAUDE_THREAD = document("proofbox.claude_thread/1")["id"]
+ACP_THREAD = document("proofbox.acp_thread/1")["id"]
 READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.artifact_index/1": index,
     "proofbox.run_status/1": lambda data, _: parse_status(canonical_bytes(json.loads(data))),
@@ -165,6 +167,9 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.images_lock/1": in_file(lambda place: place / pull.LOCK_FILE, pull._locked),
     "proofbox.thread/1": in_file(
         lambda place: place / "threads" / f"{THREAD}.json", lambda place: ThreadStore(place).load(THREAD)
+    ),
+    "proofbox.acp_thread/1": in_file(
+        lambda place: place / "threads" / f"{ACP_THREAD}.json", lambda place: AcpThreadStore(place).load(ACP_THREAD)
     ),
     "proofbox.claude_thread/1": in_file(
         lambda place: place / "threads" / f"{CLAUDE_THREAD}.json",
@@ -193,6 +198,7 @@ NOT_READ = {
     **dict.fromkeys(
         ("proofbox.conformance/1", "proofbox.runtime_conformance/1", "proofbox.run_environment/1"), "shown as it is"
     ),
+    "proofbox.exploration/1": "only written",
     **dict.fromkeys(
         ("proofbox.delivery_answer/1", "proofbox.delivery_record/1", "proofbox.delivery_request/1"), "only written"
     ),

@@ -17,6 +17,7 @@ from proofbox.delivery.proof import Standing
 from proofbox.evidence.bundle.reader import Bundle, UnverifiedBundle
 from proofbox.evidence.promotion.emit import Promotion
 from proofbox.evidence.verify.verification import Verification
+from proofbox.lab.attempt.adhoc.explore import ExploreDocument
 from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptRun
 from proofbox.lab.campaign.comparing import CampaignComparison
 from proofbox.lab.campaign.linting import CampaignLint
@@ -169,11 +170,13 @@ def attempts_by_hand() -> None:
     assert_type(proofbox.run_attempt("say hello", "project", strategies="scripted"), AttemptRun)
     assert_type(proofbox.fork_attempt("t1", 2, "retry", prompt="go on", trust=True), AttemptFork)
     assert_type(proofbox.diff_attempt("t1", 2), str)
+    assert_type(proofbox.explore_attempt("t1", 2, "o", prompt="go", branches=2, verify=["make"]), ExploreDocument)
 
 
 async def attempts_by_hand_async() -> None:
     assert_type(await proofbox.run_attempt_async("say hello", "project"), AttemptRun)
     assert_type(await proofbox.fork_attempt_async("t1", 2, "retry"), AttemptFork)
+    assert_type(await proofbox.explore_attempt_async("t1", 2, "o", prompt="go", suite="s.toml"), ExploreDocument)
 
 
 def campaigns() -> None:

@@ -112,6 +112,7 @@ COMMANDS = (
     Command("attempt explain", "agents.attempt:explain_", "Explain in plain words what happened in one attempt."),
     Command("attempt diff", "agents.attempt:diff", "Show what an attempt, or one step of it, changed."),
     Command("attempt fork", "agents.fork:fork", "Continue from a step of an attempt, with its files and thread."),
+    Command("explore", "agents.explore:explore", "Continue an attempt in several branches and keep the best verified."),
     Command("attempt interrupt", "agents.attempt:interrupt", "Stop one attempt; the others continue."),
     Command(
         "runtime list",

@@ -113,7 +113,7 @@ def test_crash_fails_the_turn_and_the_thread_goes_on(tmp_path: Path) -> None:
 
 
 def test_process_that_waits_for_a_child_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofbox.agents.runtimes.claude.program.EXIT_SECONDS", 0.3)
+    monkeypatch.setattr("proofbox.agents.runtimes.thread_program.EXIT_SECONDS", 0.3)
 
     async def work(lab: ClaudeLab) -> None:
         async with lab.session(fake="no-exit") as seat:

@@ -32,6 +32,10 @@ _BY_CODE: dict[str, type[AgentError]] = {
     "overloaded_error": Overloaded,
     "invalid_api_key": AuthFailed,
     "authentication_error": AuthFailed,
+    "RESOURCE_EXHAUSTED": RateLimited,
+    "UNAVAILABLE": Overloaded,
+    "UNAUTHENTICATED": AuthFailed,
+    "PERMISSION_DENIED": AuthFailed,
 }
 _BY_STATUS: dict[int, type[AgentError]] = {
     401: AuthFailed,

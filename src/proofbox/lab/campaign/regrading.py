@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,15 +12,15 @@ import msgspec
 
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
-from proofbox.core.ids import is_id
 from proofbox.core.results import Document
-from proofbox.errors import CampaignIncomplete, SnapshotUnknown, StepFilesGone, UsageError
+from proofbox.errors import CampaignIncomplete, UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import FinalSnapshot
 from proofbox.lab.attempt.mission_box import requested_options
+from proofbox.lab.attempt.stored_trees import stored_trees
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
 from proofbox.lab.campaign.reading import Campaign, read_campaign
 from proofbox.lab.campaign.registration import CampaignManifest, describe, read_manifest, require_consent
@@ -36,10 +35,6 @@ from proofbox.lab.statistics import Comparison, PassRate, compare_all, pass_rate
 from proofbox.lab.suite.reading import Suite
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.service import Sandboxes
-from proofbox.workspace import registry
-from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline.history import History
-from proofbox.workspace.timeline.restore import write_new
 
 REGRADE: Final = "regrade.json"
 _SPEC: Final = "campaign.toml"
@@ -169,7 +164,7 @@ def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path) -> st
     files = None if mission.verify.files is None else suite.at(mission.verify.files)
     place.mkdir(parents=True)
     with (
-        _stored_trees(found, attempt.id) as trees,
+        stored_trees(found, attempt.id, "campaign regrade") as trees,
         lay_out(trees, found.given, found.snapshot, mission.verify, files, place / "verified"),
     ):
         pass  # a copy, which stays
@@ -181,37 +176,6 @@ def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path) -> st
         redactor = redactor_for((), os.environ)
         result = check(boxes, mission.verify, redactor, provider=mission.provider, policy=policy, beside=beside)
     return {True: "passed", False: "failed", None: "none"}[result.passed]
-
-
-class _StoredTrees:
-    """The snapshots in a store, without a workspace."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-
-    def export(self, name: str, dest: _Path) -> None:
-        os.makedirs(dest)
-        write_new(self._store, os.path.realpath(dest), bytes.fromhex(name))
-
-    def compare(self, a: str, b: str, how: Callable[[ObjectStore, bytes, bytes], None]) -> None:
-        how(self._store, bytes.fromhex(a), bytes.fromhex(b))
-
-
-@contextlib.contextmanager
-def _stored_trees(found: FinalSnapshot, attempt: str) -> Iterator[_StoredTrees]:
-    """Open the store with an attempt's final files. Raises `StepFilesGone` if it is not on this machine."""
-    hints = ["regrade on the machine where it ran"]
-    place = registry.store_path(found.store)
-    if not is_id(found.store, "store") or not place.is_dir():
-        why = f"the files of {attempt} cannot be restored: their store is not on this machine"
-        raise StepFilesGone(why, op="campaign regrade", fix_hints=hints)
-    with contextlib.closing(ObjectStore(place)) as store, store.use():
-        try:
-            History(store, None).find(found.snapshot)
-        except SnapshotUnknown as error:
-            why = f"the files of {attempt} cannot be restored: {error.message}"
-            raise StepFilesGone(why, op="campaign regrade", fix_hints=hints) from None
-        yield _StoredTrees(store)
 
 
 def _scores(attempts: list[RegradedAttempt], flow: str) -> Mapping[str, tuple[int, int]]:
