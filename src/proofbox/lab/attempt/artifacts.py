@@ -12,7 +12,6 @@ from proofbox.agents.contract import TurnResult
 from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.strategies import CandidateResult
 from proofbox.core.digest import sha256_file
-from proofbox.core.files.modes import git_mode
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import ProofboxError
 from proofbox.evidence.bundle.paths import INDEX
@@ -36,6 +35,7 @@ from proofbox.lab.attempt.documents import (
     TornAttempt,
 )
 from proofbox.lab.attempt.expectations import UnmetCondition
+from proofbox.lab.attempt.final_manifest import SharedBase, manifest_of
 from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
@@ -44,9 +44,7 @@ from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.suite.spec import Isolation, Mission, comparability
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.unified_diff import unified
-from proofbox.workspace.tree import EMPTY_TREE
 from proofbox.workspace.workspace import Workspace
 
 ATTEMPT, PROMPT, RUNNER, METRICS = "attempt.json", "prompt.txt", "runner.ref.json", "runner.metrics.json"
@@ -229,25 +227,18 @@ def _report(facts: FinishedAttempt) -> AttemptReport:
     )
 
 
-def write_final(bundle: BundleWriter, workspace: Workspace, given: str, final: Snapshot, redactor: Redactor) -> None:
+def write_final(
+    bundle: BundleWriter,
+    workspace: Workspace,
+    given: str,
+    final: Snapshot,
+    redactor: Redactor,
+    base: SharedBase | None = None,
+) -> None:
     """Write the agent's final tree, and how it differs from the tree that it was given."""
 
     def write(store: ObjectStore, old: bytes, new: bytes) -> None:
-        entries = {
-            each.path: each.new
-            for each in differences(store, EMPTY_TREE, new)
-            if each.new is not None and each.new.kind != "directory"
-        }
-        manifest = tree.tree_manifest(
-            tree.TreeEntry(
-                path.encode("utf-8", "surrogateescape"),
-                git_mode(entry.mode),
-                store.size(entry.digest),
-                entry.digest.hex(),
-            )
-            for path, entry in entries.items()
-        )
-        bundle.write_json(tree.PATH, manifest)
+        bundle.write_json(tree.PATH, manifest_of(store, new, base))
         text = "".join(f"{line.text}\n" for line in unified(store, old, new))
         bundle.write_bytes(FINAL_DIFF, redactor.redact(text).encode("utf-8", "replace"))
 
