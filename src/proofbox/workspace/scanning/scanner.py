@@ -26,7 +26,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from proofbox.core.files.nofollow import DIRECTORY, opened_directory
@@ -116,7 +116,7 @@ class Scanner:
         self._skipped.clear()
         with opened_directory(self._root, None) as root:
             if self._watcher:
-                self._watch_known(root, directory)
+                self._watch(root, [path for path, _ in directory.walk()] if within is None else within)
             if within is None and thorough:
                 within = dict.fromkeys([path for path, _ in directory.walk()])
             self._scan_dirty(root, directory, suspects(root, directory) if within is None else within)
@@ -125,19 +125,23 @@ class Scanner:
             if each.weight <= PAGED:
                 each.pack()
 
-    def scan_names(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+    def scan_names(self, directory: Directory, dirty: Mapping[str, set[str]], within: Iterable[str] = ()) -> None:
         """Scan these names in these directories, and everything below the names that are directories.
 
-        Also scans files that a process has mapped, because writes through a mapping are not reported.
+        Also scans files that a process has mapped, because writes through a mapping are not reported, and the
+        directories of `within` that have not been watched so far.
         """
         self._begin(relies=True)
-        dirty = {path: names if names is None else set(names) for path, names in dirty.items()}
+        unwatched = [path for path in within if not self._watched(path)]
+        changed: dict[str, set[str] | None] = {path: set(names) for path, names in dirty.items()}
+        changed.update(dict.fromkeys(unwatched))
         for folder, name in self._mapped.changed(directory):
-            names = dirty.setdefault(folder, set())
+            names = changed.setdefault(folder, set())
             if names is not None:
                 names.add(name)
         with opened_directory(self._root, None) as root:
-            self._scan_dirty(root, directory, dirty)
+            self._watch(root, unwatched)
+            self._scan_dirty(root, directory, changed)
         self._name_trees(directory)
 
     def _begin(self, *, relies: bool, reads_all: bool = False) -> None:
@@ -148,10 +152,10 @@ class Scanner:
         self.unstable.clear()
         self.changed = self._read = 0
 
-    def _watch_known(self, root: int, directory: Directory) -> None:
-        """Watch all known directories before scanning, so that later changes are reported."""
+    def _watch(self, root: int, paths: Iterable[str]) -> None:
+        """Watch known directories before scanning, so that later changes are reported."""
         assert self._watcher is not None  # noqa: S101
-        for path, _ in directory.walk():
+        for path in paths:
             try:
                 with opened_directory(path or ".", root) as fd:
                     self._watcher.watch(path, fd)
