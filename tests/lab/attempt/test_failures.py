@@ -351,7 +351,7 @@ def test_lost_box_is_retried_and_does_not_count_against_the_agent(out: Path, tmp
 
     def kill_box() -> None:
         work = out / ".work" / made.run_id
-        while not list(work.rglob("workspace/up")):
+        while not list(work.rglob("up")):  # in the workspace, or in the layer of a mounted one
             time.sleep(0.02)
         for pid in processes_with(str(work)):
             if "boxagent" in command_line(pid).split(" ")[0]:

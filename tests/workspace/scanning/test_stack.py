@@ -76,19 +76,19 @@ def apply(root: Path, edit: Edit) -> None:
             path.mkdir(parents=True)
 
 
-REPLACED = {
-    "directory by a file": lambda root: (shutil.rmtree(root / "a"), (root / "a").write_text("file")),
-    "directory by a link": lambda root: (shutil.rmtree(root / "a"), (root / "a").symlink_to("b")),
-    "directory by a new one": lambda root: (shutil.rmtree(root / "a/below"), (root / "a/below").mkdir()),
-    "directory by another one": lambda root: (shutil.rmtree(root / "a"), (root / "b").rename(root / "a")),
-    "file by a directory": lambda root: ((root / "five").unlink(), (root / "five").mkdir()),
+REPLACED: dict[str, list[Edit]] = {
+    "directory by a file": [("delete", "a", ""), ("write", "a", "text")],
+    "directory by a link": [("delete", "a", ""), ("symlink", "a", "b")],
+    "directory by a new one": [("delete", "a/below", ""), ("mkdir", "a/below", "")],
+    "directory by another one": [("delete", "a", ""), ("rename", "b", "a")],
+    "file by a directory": [("delete", "five", ""), ("mkdir", "five", "")],
 }
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "tracked"])
-@pytest.mark.parametrize("edit", REPLACED.values(), ids=REPLACED)
+@pytest.mark.parametrize("edits", REPLACED.values(), ids=REPLACED)
 def test_snapshot_of_a_mounted_fork_sees_that_an_entry_was_replaced(
-    tmp_path: Path, edit: Callable[[Path], object], sealed: bool
+    tmp_path: Path, edits: list[Edit], sealed: bool
 ) -> None:
     """The replaced directories have a directory with the same name and other files."""
 
@@ -99,7 +99,8 @@ def test_snapshot_of_a_mounted_fork_sees_that_an_entry_was_replaced(
         given = origin.snapshot("with two directories of one name")
         origin.settle()
         with origin.fork_over(given.id, tmp_path / "mounted", tmp_path / "layers") as mounted:
-            edit(mounted.path)
+            for edit in edits:
+                apply(mounted.path, edit)
             found = mounted.snapshot("replaced", sealed=sealed).id
             shutil.copytree(mounted.path, tmp_path / "copied", symlinks=True)
         with Workspace.init(tmp_path / "copied", track=False) as copied:

@@ -13,7 +13,7 @@ from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.strategies import CandidateResult
 from proofbox.core.digest import sha256_file
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.errors import ProofboxError
+from proofbox.errors import ProofboxError, WorkerLost
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import outcome, tree
@@ -130,7 +130,7 @@ def _environment(record: EnvironmentRecord, received: Iterable[str]) -> AttemptE
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
-    """Write the documents for a worker that died, next to those that it had written."""
+    """Write the documents for a worker that died or whose verdict does not count, next to those that it had written."""
     torn = TornAttempt(
         attempt_id=attempt.id,
         run_id=run_id,
@@ -144,7 +144,8 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
     if not (bundle.path / TORN).exists():  # an earlier process may have written it and died
         bundle.write_json(TORN, msgspec.to_builtins(torn))
     unknown = outcome.Verdict("unknown")
-    infra = outcome.Verdict("failed", "proofbox", "its worker died", lost.message)
+    how = "its worker died" if isinstance(lost, WorkerLost) else "its files were checked before the run's commit"
+    infra = outcome.Verdict("failed", "proofbox", how, lost.message)
     if not (bundle.path / outcome.PATH).exists():
         bundle.write_json(outcome.PATH, outcome.Outcome(unknown, unknown, infra).as_json())
     bundle.mark_partial(f"infra: {lost.code}")
