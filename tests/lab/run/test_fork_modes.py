@@ -11,6 +11,7 @@ import pytest
 from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, results, say, write
 
 from proofbox.config.settings import Settings
+from proofbox.core.digest import sha256_file
 from proofbox.errors import SetupFailed, WorkspaceChanging
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.documents.base_tree import read_tree
@@ -68,6 +69,7 @@ def evidence(out: Path, source: str) -> tuple[str, dict[str, Any]]:
     found = read_tree(document(out, made, attempt, "tree_manifest.json"), str(place))
     tree = found.tree_sha256, found.files, list(found.entries)
     documents = {
+        "findings": validate(load_bundle(out / made.run_id), strict=True),
         "results": results(made, out),
         "tree": tree,
         "diff": (place / "final.diff").read_text(),
@@ -88,6 +90,9 @@ def test_mounted_attempt_has_the_same_evidence_as_a_copied_one(
     how, mounted = evidence(out, suite())
     assert how == OVERLAY
     assert mounted == copied
+    assert mounted["findings"] == []
+    [base] = out.glob("*/trees/*.json")
+    assert base.stem == sha256_file(base)[0]
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 

@@ -47,7 +47,7 @@ Changes = Mapping[bytes, TreeEntry | None]
 
 
 class BaseTree:
-    """A complete manifest, from which the digests of similar trees are computed without encoding every entry again."""
+    """A complete manifest that is used to compute the digests of similar trees without encoding every entry again."""
 
     def __init__(self, document: bytes) -> None:
         """Parse a manifest in canonical form. Raises ShapeError."""
@@ -70,7 +70,7 @@ class BaseTree:
         return len(self._paths)
 
     def entry(self, path: bytes) -> TreeEntry | None:
-        """Return the entry at a path; None if there is none."""
+        """Return the entry at a path, or None."""
         at = bisect_left(self._paths, path)
         if at == len(self._paths) or self._paths[at] != path:
             return None

@@ -45,7 +45,7 @@ def share_base(workspace: Workspace, snapshot: str, run_dir: Path, redactor: Red
 
 
 def manifest_of(store: ObjectStore, tree: bytes, base: SharedBase | None = None) -> dict[str, Any]:
-    """Return the manifest of a stored tree, in proportion to its differences from a base, if there is one."""
+    """Return the manifest of a stored tree: every file or, with a base, the differences from it."""
     changes: dict[bytes, TreeEntry | None] = {}
     for each in differences(store, EMPTY_TREE if base is None else bytes.fromhex(base.snapshot), tree):
         path = each.path.encode("utf-8", "surrogateescape")
