@@ -27,8 +27,9 @@ from proofbox.errors import BundleSchemaUnknown, VersionUnknown
 from proofbox.evidence.bundle import repair
 from proofbox.evidence.bundle.index import SchemaUnknown, parse_index
 from proofbox.evidence.bundle.status import parse_status
+from proofbox.evidence.documents.base_tree import BaseTree, base_path, read_tree
 from proofbox.evidence.documents.outcome import parse_outcome
-from proofbox.evidence.documents.tree import parse_tree_manifest
+from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
 from proofbox.evidence.documents.witnesses import check_witnesses
 from proofbox.evidence.promotion.packet import parse_packet
 from proofbox.evidence.promotion.policy import check_policy
@@ -133,6 +134,14 @@ def repair_log(data: bytes, place: Path) -> object:
     return repair.reindex_repair(bundle.path)
 
 
+def tree_differences(data: bytes, place: Path) -> object:
+    base = BaseTree(canonical_bytes(tree_manifest([TreeEntry(b"notes.txt", "100644", 3, "0" * 64)])))
+    path = place / base_path(base.sha256)
+    path.parent.mkdir()
+    path.write_bytes(base.document)
+    return read_tree(json.loads(data), str(place / "attempt"))
+
+
 def index(data: bytes, _: Path) -> object:
     return parse_index(canonical_bytes(json.loads(data)))
 
@@ -146,6 +155,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.run_status/1": lambda data, _: parse_status(canonical_bytes(json.loads(data))),
     "proofbox.outcome/1": lambda data, _: parse_outcome(json.loads(data)),
     "proofbox.tree_manifest/1": lambda data, _: parse_tree_manifest(json.loads(data)),
+    "proofbox.tree_manifest/2": tree_differences,
     "proofbox.path_witnesses/1": lambda data, _: check_witnesses(json.loads(data)),
     "proofbox.promotion_packet/1": lambda data, _: parse_packet(json.loads(data)),
     "proofbox.promotion_packet/2": lambda data, _: parse_packet(json.loads(data)),

@@ -17,6 +17,7 @@ from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
+from proofbox.lab.attempt.final_manifest import SharedBase
 from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.attempt.states import Reason, State
 from proofbox.lab.suite.reading import Suite
@@ -37,6 +38,8 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     """Makes the workspace of an attempt at a mission, at a path below `work`."""
     fork_mode: Callable[[str], str] | None = None
     """Returns how the attempts at a mission get its files; None for an attempt on a workspace of the user."""
+    shared_base: Callable[[Path], SharedBase | None] = lambda _: None
+    """Returns the manifest of a template over which attempts are mounted, if the run's bundle has it."""
     chain: Chain
     registry: Registry
     settings: Callable[[AgentRuntime], dict[str, Any]]

@@ -115,7 +115,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @stored("proofbox.torn_attempt/1", at="BUNDLE/attempt.torn.json of an attempt")
 class TornAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Written for a worker that died, next to the documents that the worker had written."""
+    """Written for a worker that died or whose verdict does not count, next to the documents that it had written."""
 
     schema_version: str = "proofbox.torn_attempt/1"
     attempt_id: str

@@ -449,7 +449,8 @@ class Supervisor:
 
     def _seal(self, bundle: BundleWriter, workspace: Workspace) -> Snapshot:
         self._final = workspace.snapshot(f"after {self.attempt.id}", sealed=True)
-        artifacts.write_final(bundle, workspace, self._given, self._final, self.context.redactor)
+        base = None if workspace.lower is None else self.context.shared_base(workspace.lower.path)
+        artifacts.write_final(bundle, workspace, self._given, self._final, self.context.redactor, base)
         return self._final
 
     def _verify(self, bundle: BundleWriter, workspace: Workspace) -> None:

@@ -23,7 +23,7 @@ from proofbox.evidence.documents.schedule import ScheduledAttempt, read_schedule
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.finding import EvidenceFinding
-from proofbox.lab.run.closing import UNREADABLE, as_committed, committed_result, lost
+from proofbox.lab.run.closing import UNREADABLE, as_committed, committed_result, lost, torn_result
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import Plan, read_plan
 
@@ -108,10 +108,12 @@ def _attempt(
             result = None
     complete = result is not None
     if result is None:
-        torn = bundle is not None and artifacts.TORN in bundle.artifacts
-        result = lost(planned.index_sha256 or "")
-        if planned.index_sha256 is not None and not torn:
-            result = msgspec.structs.replace(result, infra=EvidenceIncomplete.code, reason="evidence_incomplete")
+        if bundle is not None and artifacts.TORN in bundle.artifacts:
+            result = torn_result(bundle)
+        else:
+            result = lost(planned.index_sha256 or "")
+            if planned.index_sha256 is not None:
+                result = msgspec.structs.replace(result, infra=EvidenceIncomplete.code, reason="evidence_incomplete")
     epoch = _EPOCH.search(planned.path)
     found = Attempt(
         number=number,

@@ -34,7 +34,7 @@ from proofbox.lab.attempt.documents import ChainDecided, RunEnvironment, SuiteNa
 from proofbox.lab.attempt.sharing import refuse_unshareable
 from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.reports.summary import SUMMARY, summarize
-from proofbox.lab.run.closing import as_committed, close_torn
+from proofbox.lab.run.closing import as_committed, close_altered, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
 from proofbox.lab.run.crew import Crew, EventForwarder, OnEvent
 from proofbox.lab.run.failures import counted_tries, pause
@@ -304,6 +304,18 @@ class Conductor:
             clock=self._clock,
         )
 
+    def _close_altered(self) -> None:
+        """Fail the attempts that were mounted over a template which is no longer as given."""
+        altered = altered_missions(self._out / WORK / self._run_id / TEMPLATES)
+        for attempt in self._ledger.attempts():
+            if attempt.mission not in altered or attempt.result is None or attempt.result.infra is not None:
+                continue
+            mine = self._ledger.reopen(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEOVER_LEASE)
+            redactor = redactor_of(self._plan, os.environ)
+            ended = close_altered(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
+            self._ledger.end(mine, ended)
+            self._emit({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **ended.members})
+
     def _plan_retries(self) -> None:
         """Plan a retry for each infrastructure failure that is worth one, with the failed attempt as its parent."""
         for attempt in self._ledger.to_retry():
@@ -333,8 +345,8 @@ class Conductor:
     # Commit
 
     def _write(self, bundle: BundleWriter) -> None:
-        altered = altered_missions(self._out / WORK / self._run_id / TEMPLATES)
-        attempts = as_committed(self._out / self._run_id, self._ledger.attempts(), altered)
+        self._close_altered()
+        attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
         suite = self._plan.suite()
         bundle.write_bytes(self._plan.source_name, self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(
