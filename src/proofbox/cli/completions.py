@@ -128,7 +128,8 @@ def _first_words() -> dict[str, str]:
     found: dict[str, str] = {}
     for command in COMMANDS:
         name, _, rest = command.path.partition(" ")
-        found.setdefault(name, GROUPS[name] if rest else command.summary)
+        if name not in found:
+            found[name] = GROUPS[name] if rest else command.summary
     return found
 
 
@@ -176,7 +177,8 @@ def _zsh(signatures: dict[str, CommandSignature]) -> str:
         for group in GROUPS
     ]
     options = []
-    for path, signature in signatures.items():
+    # The first pattern that matches counts: `report parity` before `report` with any argument.
+    for path, signature in sorted(signatures.items(), key=lambda each: -len(each[0].split())):
         depth = len(path.split())
         pattern = quote(path) if depth == 2 else f"{quote(path + ' ')}*"
         lines = [
