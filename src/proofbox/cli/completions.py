@@ -36,6 +36,9 @@ _proofbox() {{
   case $typed in
 {groups}
   esac
+  case "$typed ${{COMP_WORDS[2]}}" in
+{nested}
+  esac
   if [[ -n $offered ]]; then
     if ((COMP_CWORD == 2)); then
       COMPREPLY=($(compgen -W "$offered" -- "$cur"))
@@ -138,6 +141,12 @@ def _members(group: str) -> dict[str, str]:
     return {rest: summary for (name, _, rest), summary in named.items() if name == group}
 
 
+def _nested() -> list[str]:
+    """Return the commands whose first word is a command, too: `report parity`."""
+    paths = [command.path for command in COMMANDS]
+    return [path for path in paths if " " in path and path.partition(" ")[0] in paths]
+
+
 def _bash(signatures: dict[str, CommandSignature]) -> str:
     groups = [f"    {group}) offered={quote(' '.join(_members(group)))} ;;" for group in GROUPS]
     options: list[str] = []
@@ -155,6 +164,7 @@ def _bash(signatures: dict[str, CommandSignature]) -> str:
     return BASH.format(
         names=quote(" ".join(_first_words())),
         groups="\n".join(groups),
+        nested=f'    {" | ".join(map(quote, _nested()))}) typed+=" ${{COMP_WORDS[2]}}" ;;',
         values="\n".join(f"    {' | '.join(typed)}) {action} return ;;" for action, typed in values.items()),
         options="\n".join(options),
         arguments="\n".join(f"    {' | '.join(paths)}) {action} ;;" for action, paths in arguments.items() if action),
