@@ -3,10 +3,10 @@
     scripts/bench agents [--agent codex|claude|opencode] [--rounds N] [--check]
 
 The same turns of the same program against the same fake model (in a process of its own): once by a bare client that
-writes lines to the program and reads them, without a box, a gateway or a record; once by a session in a sealed box, with
-the gateway between and a listener that keeps every event; once more so outside any box, where a command's login shell
-reads the host's profile as it does for the bare client. Each figure is a ratio of lower quartiles over interleaved
-turns. With --check the run fails when one for a tool turn is past its threshold.
+writes lines to the program and reads them, without a box, a gateway or a record; once by a session in a sealed box,
+with the gateway between and a listener that keeps every event; once more so outside any box, where a command's login
+shell reads the host's profile as it does for the bare client. Each figure is a ratio of lower quartiles over
+interleaved turns. With --check the run fails when one for a tool turn is past its threshold.
 """
 
 from __future__ import annotations
