@@ -1,4 +1,4 @@
-"""A runtime to start from: an agent that says what it is told.
+"""A runtime to start from: an agent that repeats the prompt.
 
 `proofbox new runtime DIR` copies this file. See docs/guides/add-a-runtime.md.
 """
@@ -25,7 +25,7 @@ from proofbox.sandbox.conformance.check import NotApplicable
 
 class EchoSettings(msgspec.Struct, frozen=True):
     answers: tuple[str, ...] = ()
-    """What to say in each turn of the session; without them, what it is told."""
+    """The answer of each turn of the session. Default: the prompt."""
 
 
 class EchoSession(HostedSession):
@@ -46,7 +46,7 @@ class EchoRuntime:
     """The runtime, as listed in the registry under its id."""
 
     id = "echo_agent"
-    title = "Says what it is told"
+    title = "Repeats the prompt"
     capabilities = RuntimeCapabilities(
         supports_interrupt=True, supports_event_stream=True, supports_parallel_sessions=True
     )
@@ -68,7 +68,7 @@ class EchoRuntime:
 
 
 class EchoRig:
-    """Makes the runtime play the scenes of a check; what it has no way to play does not apply to it."""
+    """Makes the runtime play the scenes of a check. Scenes that it can't play do not apply to it."""
 
     @contextlib.asynccontextmanager
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
