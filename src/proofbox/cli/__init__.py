@@ -70,6 +70,7 @@ COMMANDS = (
     Command("plan run", "evidence.plan:run", "Measure what a sandbox enforces, by a plan of probes."),
     Command("plan compare", "evidence.plan:compare", "Show what changed between two plan runs."),
     Command("new plan", "setup.new:plan", "Write a commented plan of probes to start from."),
+    Command("new runtime", "setup.new:runtime", "Write a package with the smallest agent runtime to start from."),
     Command("key new", "evidence.key:new", "Create a key pair for signing packets."),
     Command("key show", "evidence.key:show_", "Show a key's id and public key."),
     Command("workspace init", "workspaces.workspace:init", "Start recording a directory's history."),
