@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from proofbox.core.canonical import canonical_bytes
 from proofbox.core.files.atomic import create_only, sync_directory
 from proofbox.core.files.modes import git_mode
 from proofbox.core.redaction.redactor import Redactor
@@ -32,28 +31,34 @@ def share_base(workspace: Workspace, snapshot: str, run_dir: Path, redactor: Red
 
     Returns None if the manifest contains a secret: each attempt then has its own, which is removed from its evidence.
     """
-    document = canonical_bytes(workspace.compare(snapshot, snapshot, lambda store, _, tree: manifest_of(store, tree)))
-    if redactor.contains_secret(document):
+    base = workspace.compare(snapshot, snapshot, lambda store, _, tree: BaseTree(_entries(store, EMPTY_TREE, tree)[1]))
+    if redactor.contains_secret(base.document):
         return None
-    base = BaseTree(document)
     place = run_dir / base_path(base.sha256)
     place.parent.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError):  # another worker has the same template
-        create_only(place, document)
+        create_only(place, base.document)
     sync_directory(run_dir)
     return SharedBase(base, snapshot)
 
 
 def manifest_of(store: ObjectStore, tree: bytes, base: SharedBase | None = None) -> dict[str, Any]:
     """Return the manifest of a stored tree: every file or, with a base, the differences from it."""
-    changes: dict[bytes, TreeEntry | None] = {}
-    for each in differences(store, EMPTY_TREE if base is None else bytes.fromhex(base.snapshot), tree):
+    if base is None:
+        return tree_manifest(_entries(store, EMPTY_TREE, tree)[1])
+    old, new = _entries(store, bytes.fromhex(base.snapshot), tree)
+    return base.tree.manifest({**dict.fromkeys(old), **{entry.path: entry for entry in new}})
+
+
+def _entries(store: ObjectStore, old: bytes, new: bytes) -> tuple[list[bytes], list[TreeEntry]]:
+    """Return the paths of the files in which a tree differs from another one, and the entries of its own files."""
+    before: list[bytes] = []
+    after: list[TreeEntry] = []
+    for each in differences(store, old, new):
         path = each.path.encode("utf-8", "surrogateescape")
         if each.old is not None and each.old.kind != "directory":
-            changes[path] = None
+            before.append(path)
         if each.new is not None and each.new.kind != "directory":
             digest = each.new.digest
-            changes[path] = TreeEntry(path, git_mode(each.new.mode), store.size(digest), digest.hex())
-    if base is not None:
-        return base.tree.manifest(changes)
-    return tree_manifest(entry for entry in changes.values() if entry is not None)
+            after.append(TreeEntry(path, git_mode(each.new.mode), store.size(digest), digest.hex()))
+    return before, after
