@@ -51,7 +51,7 @@ def manifest_of(store: ObjectStore, tree: bytes, base: SharedBase | None = None)
 
 
 def _entries(store: ObjectStore, old: bytes, new: bytes) -> tuple[list[bytes], list[TreeEntry]]:
-    """Return the paths of the files in which a tree differs from another one, and the entries of its own files."""
+    """Return the differing files of two trees: the paths in the old one, and the entries of the new one."""
     before: list[bytes] = []
     after: list[TreeEntry] = []
     for each in differences(store, old, new):
