@@ -19,7 +19,7 @@ from proofbox.core.files.nofollow import opened
 from proofbox.core.files.overlaying import Identity, OverlayWriter
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
-from proofbox.lab.attempt.final_manifest import SharedBase
+from proofbox.lab.attempt.final_tree import SharedBase
 from proofbox.lab.run.fork_modes import OVERLAY, recorded_mode
 from proofbox.sandbox.containers.image_files import copy_from_image
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
