@@ -2,8 +2,9 @@
 
 A path exists if there is anything at it: a file, a directory, a symbolic link to anything, or something that a
 snapshot does not store, such as a pipe. Links are not followed, so what is below one is unknown, as is what is below
-an unreadable directory. Only regular files have content. The manifest lists every file or, if attempts share a template,
-the differences from it.
+an unreadable directory. Only regular files have content.
+
+The manifest lists every file or, if attempts share a template, the differences from it.
 """
 
 from __future__ import annotations
