@@ -126,7 +126,7 @@ def test_run_and_attempt_verify_with_the_base_and_not_without(run: Path) -> None
         ("tree_base_absent", "attempts/one/tree_manifest.json"),
     }
     assert codes(attempt) == {("tree_base_absent", "tree_manifest.json")}
-    with pytest.raises(BundleCorrupt, match="copy that file from the run"):
+    with pytest.raises(BundleCorrupt, match="copy the run's directory `trees` beside the attempt"):
         load_bundle(attempt)
 
 

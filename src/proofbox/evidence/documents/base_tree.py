@@ -215,7 +215,7 @@ def _place_of(bundle: str, sha256: str) -> str:
         place = os.path.join(above, base_path(sha256))
         if os.path.lexists(place):
             return place
-    raise ShapeError(f"its base {base_path(sha256)} is missing: keep it in its run, or copy that file from the run")
+    raise ShapeError(f"its base {base_path(sha256)} is missing: copy the run's directory `{FOLDER}` beside the attempt")
 
 
 def _read(place: str, sha256: str) -> bytes:
