@@ -29,7 +29,7 @@ from proofbox.evidence.bundle.index import SchemaUnknown, parse_index
 from proofbox.evidence.bundle.status import parse_status
 from proofbox.evidence.documents.base_tree import BaseTree, base_path, read_tree
 from proofbox.evidence.documents.outcome import parse_outcome
-from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
+from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest
 from proofbox.evidence.documents.witnesses import check_witnesses
 from proofbox.evidence.promotion.packet import parse_packet
 from proofbox.evidence.promotion.policy import check_policy
@@ -136,7 +136,7 @@ def repair_log(data: bytes, place: Path) -> object:
 
 
 def tree_differences(data: bytes, place: Path) -> object:
-    base = BaseTree(canonical_bytes(tree_manifest([TreeEntry(b"notes.txt", "100644", 3, "0" * 64)])))
+    base = BaseTree([TreeEntry(b"notes.txt", "100644", 3, "0" * 64)])
     path = place / base_path(base.sha256)
     path.parent.mkdir()
     path.write_bytes(base.document)
