@@ -48,6 +48,7 @@ COMMANDS = (
     Command("images default", "setup.images:default", "Show the default image."),
     Command("images pull", "setup.images:pull", "Download an image, verify it, and lock the project to it."),
     Command("verify", "evidence.verify:verify", "Check a bundle, its logs, packet and signature, as an auditor would."),
+    Command("view", "evidence.view:view", "Show runs, attempts and their evidence in a browser, or as one HTML file."),
     Command("bundle list", "evidence.bundle:list_", "List the runs in an output directory."),
     Command("bundle show", "evidence.bundle:show_", "Show one bundle, whatever its state."),
     Command("bundle verify", "evidence.bundle:verify", "Check one bundle completely."),
