@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from proofbox.core.text import printable
 
-MAX_SEQUENCE = 64
-_SGR = re.compile(r"\x1b\[([0-9;]{0,%d})m" % MAX_SEQUENCE)
+_SGR = re.compile(r"\x1b\[([0-9;]{0,64})m")
 _NEWLINE = re.compile(r"\r\n")
 _STYLES = {1: "bold", 2: "faint", 3: "italic", 4: "underline", 7: "inverse"}
 _ENDS = {22: ("bold", "faint"), 23: ("italic",), 24: ("underline",), 27: ("inverse",)}

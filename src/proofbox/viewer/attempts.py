@@ -109,7 +109,11 @@ def _outcomes(evidence: Evidence) -> Iterator[OutcomeFact]:
     for name in outcomes.RESULTS:
         found = document.get(name) or {}
         yield OutcomeFact(
-            name, *(str(found.get(member, "unknown" if member == "result" else "")) for member in ("result", "by", "how", "detail"))
+            name,
+            *(
+                str(found.get(member, "unknown" if member == "result" else ""))
+                for member in ("result", "by", "how", "detail")
+            ),
         )
 
 
@@ -130,11 +134,15 @@ def _facts(
         ("Network", box.get("network")),
         ("Suite", (record.get("suite") or {}).get("id")),
         ("Replicate", record.get("replicate")),
-        ("Started", next((each.get("at") for each in record.get("states") or []), None)),
+        ("Started", next((_moment(each.get("at")) for each in record.get("states") or []), None)),
     ]
     for name, value in pairs:
         if value is not None and value != "":
             yield name, str(value)
+
+
+def _moment(text: object) -> str:
+    return f"{str(text)[:19].replace('T', ' ')} UTC"
 
 
 def _usage(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -147,8 +155,13 @@ def _commands(verification: Mapping[str, Any]) -> Iterator[VerifierCommand]:
         words: Sequence[str] = each.get("command") or []
         line = words[2] if len(words) == 3 and list(words[:2]) == ["/bin/sh", "-c"] else shlex.join(words)
         yield VerifierCommand(
-            number, line, bool(each.get("passed")), str(each.get("why", "")), each.get("exit_code"),
-            str(each.get("stdout", "")), str(each.get("stderr", "")),
+            number,
+            line,
+            bool(each.get("passed")),
+            str(each.get("why", "")),
+            each.get("exit_code"),
+            str(each.get("stdout", "")),
+            str(each.get("stderr", "")),
         )
 
 
@@ -222,10 +235,12 @@ def files_after(evidence: Evidence, step: StepRef | None) -> FileTree:
     store_id = str(final.get("store", ""))
     place = registry.store_path(store_id) if is_id(store_id, "store") else None
     if place is None or not place.is_dir():
-        raise NotFoundError("the workspace store of this attempt is not on this machine; the diff is in the evidence", op="view")
+        raise NotFoundError(
+            "the workspace store of this attempt is not on this machine; the diff is in the evidence", op="view"
+        )
     try:
         with closing(ObjectStore(place)) as store, store.use():
-            found = []
+            found: list[ListedFile] = []
             for each in _listed(store, bytes.fromhex(step.snapshot_after)):
                 if len(found) == MAX_FILES:
                     return FileTree(tuple(found), True, "the workspace store on this machine")

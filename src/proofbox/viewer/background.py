@@ -56,7 +56,7 @@ class BackgroundReader(Generic[T]):
             job.result = self._read(path)
         except ProofboxError as error:
             job.error = error
-        except Exception as error:  # noqa: BLE001 (shown on the page; the thread has no other reader)
+        except Exception as error:
             job.error = InternalError(f"{path} cannot be read: {error}", op="view")
         finally:
             job.done.set()

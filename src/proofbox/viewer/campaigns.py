@@ -17,7 +17,6 @@ from markupsafe import Markup
 from proofbox.core.text import printable
 from proofbox.lab.campaign.registration import FLOWS, MANIFEST
 from proofbox.lab.reports.campaign_results import CampaignReport
-from proofbox.lab.run.plan import ledger_path
 
 WIDTH: Final = 640
 _LABEL: Final = 170
@@ -55,12 +54,12 @@ def plots_of(report: CampaignReport) -> Plots:
         IntervalRow(f"{each.first} − {each.second}", each.difference, each.low, each.high, each.verdict)
         for each in report.comparisons
     ]
-    spent = [
-        (flow.flow, flow.tokens.median if flow.tokens is not None else flow.seconds.median, flow.rate.rate)
-        for flow in report.flows
-        if flow.rate.rate is not None and (flow.tokens is not None or flow.seconds is not None)
-    ]
     in_tokens = all(flow.tokens is not None for flow in report.flows)
+    spent = [
+        (flow.flow, used.median, flow.rate.rate)
+        for flow in report.flows
+        if flow.rate.rate is not None and (used := flow.tokens if in_tokens else flow.seconds) is not None
+    ]
     return Plots(
         rates=interval_plot(rates, 0.0, 1.0, "Pass rate of each flow with its 95 % interval"),
         differences=interval_plot(differences, -1.0, 1.0, "Difference of pass rates with its 95 % interval")
@@ -93,7 +92,9 @@ def _intervals(rows: Sequence[IntervalRow], low: float, high: float, height: int
     for part in range(5):
         value = low + (high - low) * part / 4
         kind = "axis zero" if value == 0 and low < 0 else "axis"
-        yield Markup('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="4" y2="{}"/>').format(kind, x(value), x(value), height - 22)
+        yield Markup('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="4" y2="{}"/>').format(
+            kind, x(value), x(value), height - 22
+        )
         yield Markup('<text class="tick" text-anchor="middle" x="{:.1f}" y="{}">{:.0f} %</text>').format(
             x(value), height - 6, value * 100
         )
@@ -103,7 +104,9 @@ def _intervals(rows: Sequence[IntervalRow], low: float, high: float, height: int
         if row.value is None:
             yield Markup('<text class="tick" x="{}" y="{}">no score</text>').format(_LABEL, y + 4)
             continue
-        yield Markup('<line class="interval" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>').format(x(row.low), x(row.high), y, y)
+        yield Markup('<line class="interval" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>').format(
+            x(row.low), x(row.high), y, y
+        )
         yield Markup('<circle class="point" cx="{:.1f}" cy="{}" r="5"/>').format(x(row.value), y)
         yield Markup('<text class="tick" x="{}" y="{}">{}</text>').format(WIDTH - 80, y + 4, row.note)
 
@@ -114,9 +117,9 @@ def scatter_plot(points: Sequence[tuple[str, float, float]], unit: str) -> Marku
     most = max(cost for _, cost, _ in points) or 1.0
     parts: list[Markup] = []
     for part in range(5):
-        y = 200 - part * 45
-        parts.append(Markup('<line class="axis" x1="50" x2="{}" y1="{}" y2="{}"/>').format(WIDTH - 10, y, y))
-        parts.append(Markup('<text class="tick" x="0" y="{}">{} %</text>').format(y + 4, part * 25))
+        level = 200 - part * 45
+        parts.append(Markup('<line class="axis" x1="50" x2="{}" y1="{}" y2="{}"/>').format(WIDTH - 10, level, level))
+        parts.append(Markup('<text class="tick" x="0" y="{}">{} %</text>').format(level + 4, part * 25))
     for label, cost, rate in points:
         x, y = 60 + cost / most * (WIDTH - 190), 200 - rate * 180
         parts.append(Markup('<circle class="point" cx="{:.1f}" cy="{:.1f}" r="6"/>').format(x, y))

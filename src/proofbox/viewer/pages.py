@@ -12,7 +12,6 @@ from urllib.parse import urlencode
 
 import anyio
 import anyio.to_thread
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -147,7 +146,9 @@ class Pages:
             if (not kind or item.kind == kind) and (not text or text.casefold() in f"{item.at} {item.id}".casefold())
         ]
         kinds = sorted({item.kind for item in catalog.items})
-        return self._page("index.html", items=items[:500], total=len(items), complete=catalog.complete, kinds=kinds, kind=kind, q=text)
+        return self._page(
+            "index.html", items=items[:500], total=len(items), complete=catalog.complete, kinds=kinds, kind=kind, q=text
+        )
 
     def _open(self, request: Request) -> Response:
         """Redirect to the page for what a directory contains."""
@@ -194,7 +195,7 @@ class Pages:
     # Fragments, which htmx puts into a page; without a script, they are pages
 
     def _fragment(self, request: Request, template: str, title: str, **values: Any) -> Response:
-        inner = Markup(self._renderer.render(template, **values))
+        inner = self._renderer.render(template, **values)
         if request.headers.get("hx-request") == "true":
             return HTMLResponse(inner)
         return self._page("fragment.html", title=title, inner=inner, at=values.get("at", ""))
@@ -226,7 +227,16 @@ class Pages:
             text, end = _readable(evidence.part(name, start, MAX_INLINE), start, evidence.size(name))
         omitted = found.diff_omitted if found is not None else ""
         values = {"text": text or omitted, "start": start, "end": end, "size": evidence.size(name) if name else 0}
-        return self._fragment(request, "_text.html", f"Diff of step {step}", at=at, more={"step": step}, kind="diff", page="diff", **values)
+        return self._fragment(
+            request,
+            "_text.html",
+            f"Diff of step {step}",
+            at=at,
+            more={"step": step},
+            kind="diff",
+            page="diff",
+            **values,
+        )
 
     def _files(self, request: Request) -> Response:
         at, path = self._place(request)
@@ -253,7 +263,7 @@ async def _changes(path: Path) -> AsyncIterator[bytes]:
     quiet = 0.0
     yield b": watching\n\n"
     while True:
-        if os.path.lexists(path / INDEX):
+        if await anyio.Path(path / INDEX).exists():
             yield b"event: change\ndata: committed\n\nevent: end\ndata: committed\n\n"
             return
         await anyio.sleep(POLL_SECONDS)

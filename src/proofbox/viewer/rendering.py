@@ -69,8 +69,8 @@ class Renderer:
         )
         self._environment = environment
 
-    def render(self, template: str, /, **values: Any) -> str:
-        return self._environment.get_template(template).render(**values)
+    def render(self, template: str, /, **values: Any) -> Markup:
+        return Markup(self._environment.get_template(template).render(**values))  # noqa: S704 (autoescaped)
 
 
 def address(page: str, **parameters: Any) -> str:
@@ -98,7 +98,9 @@ def terminal(text: str) -> Markup:
     """Return the output of a terminal as markup with classes; its text is escaped."""
     shown, more = preview(text, MAX_INLINE)
     pieces = [
-        Markup('<span class="{}">{}</span>').format(piece.classes, piece.text) if piece.classes else Markup.escape(piece.text)
+        Markup('<span class="{}">{}</span>').format(piece.classes, piece.text)
+        if piece.classes
+        else Markup.escape(piece.text)
         for piece in styled(shown)
     ]
     return Markup("").join(pieces) + (Markup('<span class="cut">… cut here</span>') if more else Markup(""))

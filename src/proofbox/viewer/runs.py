@@ -124,7 +124,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         """Return the parameters of the same page with some values changed, without defaults."""
         changed = msgspec.structs.replace(self, **{"page": 1, **changes})
         plain = Query()
-        return {name: str(value) for name, value in msgspec.structs.asdict(changed).items() if value != getattr(plain, name)}
+        return {
+            name: str(value) for name, value in msgspec.structs.asdict(changed).items() if value != getattr(plain, name)
+        }
 
 
 @dataclass(frozen=True, slots=True)

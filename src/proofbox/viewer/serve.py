@@ -59,7 +59,9 @@ def _listening(root: Path, host: str, port: int) -> Iterator[tuple[uvicorn.Serve
         listener = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         hints = ["use another port: --port 0"]
-        raise UsageError(f"cannot listen on {host}, port {port}: {error.strerror}", op="view", fix_hints=hints) from error
+        raise UsageError(
+            f"cannot listen on {host}, port {port}: {error.strerror}", op="view", fix_hints=hints
+        ) from error
     access = Access()
     with listener:
         config = uvicorn.Config(

@@ -20,7 +20,9 @@ PAGE: Final = 200
 """Events of one page."""
 IDLE_MS: Final = 2000.0
 """A pause without any event that is shown as idle time."""
-Kind = Literal["turn", "message", "reasoning", "tool", "files", "decision", "model", "notice", "problem", "idle", "other"]
+Kind = Literal[
+    "turn", "message", "reasoning", "tool", "files", "decision", "model", "notice", "problem", "idle", "other"
+]
 
 
 class StepRef(msgspec.Struct, frozen=True):
@@ -93,7 +95,9 @@ def read_timeline(evidence: Evidence, first: int = 0, count: int = PAGE) -> Time
     """Return a page of the timeline, which begins with event number `first`."""
     events = evidence.lines(EVENTS, max(0, first - 1), count + 1 if first else count)
     before = events.pop(0) if first and events else {}
-    items = {str(each["item"]) for each in events if each.get("event") in ("tool_call", "file_change") and "item" in each}
+    items = {
+        str(each["item"]) for each in events if each.get("event") in ("tool_call", "file_change") and "item" in each
+    }
     steps = evidence.find(STEPS, StepLine, "item", items) if items else {}
     calls = evidence.find(CALLS, CallLine, "call", items) if items else {}
     total = evidence.line_count(EVENTS)
@@ -161,7 +165,9 @@ def _entry(
         case "turn_started":
             return entry("turn", "Turn started", "-", source="observed")
         case "turn_ended":
-            return entry("turn", f"Turn {event.get('status', 'ended')}", "message", str(event.get("code", "")), _took(event))
+            return entry(
+                "turn", f"Turn {event.get('status', 'ended')}", "message", str(event.get("code", "")), _took(event)
+            )
         case "message":
             return entry("message", "Message")
         case "reasoning":
@@ -176,7 +182,13 @@ def _entry(
         case "item_started":
             return entry("tool", f"{event.get('kind', '')} started", "command", "its end is not recorded here")
         case "decision":
-            return entry("decision", f"Policy: {event.get('answer', '')}", "subject", str(event.get("rule", "")), source="observed")
+            return entry(
+                "decision",
+                f"Policy: {event.get('answer', '')}",
+                "subject",
+                str(event.get("rule", "")),
+                source="observed",
+            )
         case "usage":
             return entry("model", *_usage(event, totals), source=str(event.get("source", "runtime_reported")))
         case "rate_windows":

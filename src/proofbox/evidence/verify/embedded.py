@@ -14,13 +14,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.canonical import parse_strict
 from proofbox.core.documents import declare
 from proofbox.errors import BundleCorrupt
 from proofbox.evidence.bundle.index import refuse_other_schema
 from proofbox.evidence.bundle.paths import RUN_ID, is_artifact_path, read_bounded, shown
 from proofbox.evidence.documents import shape
-from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.packet import SUFFIX
 from proofbox.evidence.verify.verification import Verification
 
@@ -152,14 +151,18 @@ def _extract(bundle: Mapping[str, Any], place: str) -> str:
     os.mkdir(directory)
     for name, text in bundle["files"].items():
         if not is_artifact_path(name):
-            raise BundleCorrupt(f"the embedded evidence has a file at {name[:100]!r}, which is not allowed", op="verify")
+            raise BundleCorrupt(
+                f"the embedded evidence has a file at {name[:100]!r}, which is not allowed", op="verify"
+            )
         target = os.path.join(directory, name)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with open(target, "xb") as stream:
                 stream.write(_decoded(text))
         except OSError as error:
-            raise BundleCorrupt(f"the embedded file {name[:100]!r} cannot be extracted: {error}", op="verify") from error
+            raise BundleCorrupt(
+                f"the embedded file {name[:100]!r} cannot be extracted: {error}", op="verify"
+            ) from error
     if bundle["packet"] is not None:
         with open(f"{directory}{SUFFIX}", "xb") as stream:
             stream.write(_decoded(bundle["packet"]))

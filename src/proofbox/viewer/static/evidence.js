@@ -146,7 +146,7 @@
     const pages = [...document.querySelectorAll(".page")];
     let name = "";
     try { name = decodeURIComponent(location.hash.slice(1)); } catch (error) { name = ""; }
-    const target = name && document.getElementById(name);
+    const target = name ? document.getElementById(name) : null;
     const page = pages.find((each) => each.dataset.page === name) || target?.closest(".page") || pages[0];
     pages.forEach((each) => { each.hidden = each !== page; });
     if (page && !page.dataset.filled) {
