@@ -6,7 +6,7 @@ MARKER = "pwned"
 SCRIPTS = (
     "<script>window.pwned=1</script>",
     "<img src=x onerror=window.pwned=1>",
-    "\"><svg onload=window.pwned=1>",
+    '"><svg onload=window.pwned=1>',
     "</script><script>window.pwned=1</script>",
     "</pre></main><iframe srcdoc='<script>parent.pwned=1</script>'></iframe>",
     "{{ 7*7 }}{% raw %}",

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from hostile import BIDI, LINE, NAME, TERMINAL, TEXT
 
-
 CHECK = {"commands": ["cat result.txt; grep -qx 42 answer.txt"]}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A directory with evidence: a run, and an attempt with hostile text in every field."""
+    """A directory with evidence: a run, an attempt with hostile text in every field, and one with long outputs."""
 
     root: Path
     run: str
-    attempt: str
+    hostile: str
+    long: str
 
     def at(self, id: str) -> str:
         return f"out/{self.run}/attempts/{id}.e1"
@@ -37,19 +37,16 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     from suites import HEAD, command, conduct, mission, plan, say, write
 
     root = tmp_path_factory.mktemp("viewer")
-    (root / "hostile.txt").write_text(TEXT)
-    (root / "line.txt").write_text(LINE)
     base = root / "base"
     base.mkdir()
     (base / "hostile.txt").write_text(TEXT)
-    (base / "line.txt").write_text(LINE)
     told = TEXT.replace("\U000e0041", "")  # TOML has no escape for it that the helper writes
     suite = HEAD + "".join(
         [
             mission(
                 "works",
                 write("answer.txt", "42\n"),
-                command("printf '\\033[32m12 passed\\033[0m\\n'; seq 1 40000"),
+                command("seq 1 40000"),
                 command("cat missing.txt"),
                 say("done: all tests pass"),
                 verify=CHECK,
@@ -59,7 +56,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
                 "lies",
                 write("result.txt", told),
                 command("cat hostile.txt"),
-                command("cat line.txt"),
                 say(told),
                 verify=CHECK,
                 workspace="base",
@@ -69,7 +65,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     )
     made = plan(suite, root / "out", root)
     conduct(made, root / "out")
-    return Sample(root, made.run_id, _hostile_attempt(root / "by-hand"))
+    return Sample(root, made.run_id, _hostile_attempt(root / "by-hand"), _long_attempt(root / "by-hand"))
 
 
 def _hostile_attempt(out: Path) -> str:
@@ -120,6 +116,25 @@ def _hostile_attempt(out: Path) -> str:
     return "by-hand/attempt-hostile"
 
 
+def _long_attempt(out: Path) -> str:
+    """Write the bundle of an attempt with a long coloured output, and one with a line of a megabyte."""
+    from proofbox import BundleWriter
+    from proofbox.core.digest import sha256_hex
+
+    texts = [b"\x1b[32m12 passed\x1b[0m\n" + b"".join(b"%d\n" % n for n in range(20_000)), LINE.encode()]
+    with BundleWriter.create(out, run_id="attempt-long") as bundle:
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "long", "states": []})
+        with bundle.open_log("events.jsonl") as events, bundle.open_log("tool.calls.jsonl") as calls:
+            for number, text in enumerate(texts):
+                digest = sha256_hex(text)
+                bundle.write_bytes(f"outputs/{digest}.txt", text)
+                shown = text[:2048].decode()
+                fields = {"tool": "command", "command": "run", "status": "completed", "source": "observed"}
+                events.append({"event": "tool_call", "at_ms": number, "item": f"i{number}", "output": shown, **fields})
+                calls.append({"call": f"i{number}", "output_bytes": len(text), "output_sha256": digest})
+    return "by-hand/attempt-long"
+
+
 def _events() -> Iterator[dict[str, Any]]:
     kinds: list[dict[str, Any]] = [
         {"event": "thread_started", "origin": NAME, "forked_from": TEXT},
@@ -128,7 +143,15 @@ def _events() -> Iterator[dict[str, Any]]:
         {"event": "reasoning", "text": TEXT},
         {"event": "item_started", "item": "lost", "kind": NAME, "command": TEXT},
         {"event": "decision", "item": "d", "answer": NAME, "rule": TEXT, "subject": TEXT, "method": NAME},
-        {"event": "tool_call", "item": "t", "tool": NAME, "command": TEXT, "status": NAME, "output": TEXT, "source": NAME},
+        {
+            "event": "tool_call",
+            "item": "t",
+            "tool": NAME,
+            "command": TEXT,
+            "status": NAME,
+            "output": TEXT,
+            "source": NAME,
+        },
         {"event": "file_change", "item": "f", "paths": [NAME, TEXT], "status": "completed"},
         {"event": "usage", "source": NAME, "total": {"input_tokens": 5}},
         {"event": "rate_windows", "windows": [{"name": NAME, "used_percent": 5}], "source": NAME},
@@ -193,26 +216,31 @@ def tab(browser: Any, server: str) -> Iterator[Tab]:
 def watch(page: Any) -> Tab:
     """Record the problems and the requests of a page."""
     found = Tab(page, "", [], [])
-    page.set_default_timeout(20_000)
+
+    def refuse(dialog: Any) -> None:
+        found.problems.append(f"dialog {dialog.message}")
+        dialog.dismiss()
+
+    page.set_default_timeout(10_000)
     page.on("pageerror", lambda error: found.problems.append(str(error)))
     page.on("console", lambda message: found.problems.append(message.text) if message.type == "error" else None)
-    page.on("dialog", lambda dialog: (found.problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    page.on("dialog", refuse)
     page.on("request", lambda request: found.requests.append(request.url))
     return found
 
 
 @pytest.fixture(scope="session")
-def axe() -> Callable[[Any], list[str]]:
+def axe() -> Callable[..., list[str]]:
     """Return a function that lists the serious violations of the accessibility rules on a page."""
     source = (Path(__file__).parent / "vendored" / "axe.min.js").read_text()
 
-    def violations(page: Any) -> list[str]:
+    def violations(page: Any, rules: str = "{}") -> list[str]:
         # In an isolated world, which the policy of the page does not restrict.
         session = page.context.new_cdp_session(page)
         frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
         world = session.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "axe"})["executionContextId"]
         session.send("Runtime.evaluate", {"expression": source, "contextId": world})
-        run = "axe.run(document, {resultTypes: ['violations']}).then(found => JSON.stringify(found.violations))"
+        run = f"axe.run(document, {rules}).then(found => JSON.stringify(found.violations))"
         answer = session.send(
             "Runtime.evaluate", {"expression": run, "contextId": world, "awaitPromise": True, "returnByValue": True}
         )

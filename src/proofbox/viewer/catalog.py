@@ -72,7 +72,7 @@ def kind_of(path: Path) -> Kind | None:
 
 def place_of(root: Path, at: str) -> Path:
     """Return the directory that a request names. Raises NotFoundError unless it is below `root` and has a page."""
-    path = (root / at).resolve()
+    path = root if "\0" in at else (root / at).resolve()
     if "\0" in at or not path.is_relative_to(root.resolve()) or kind_of(path) is None:
         raise NotFoundError(f"there is nothing to show at {at[:200]!r}", op="view")
     return path

@@ -28,6 +28,7 @@ from proofbox.evidence.verify.embedded import EmbeddedBundle, LeftOutFile, embed
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import EVENTS
 from proofbox.lab.reports.campaign import load_campaign
+from proofbox.viewer.annotations import notes_of
 from proofbox.viewer.attempts import fork_command, read_attempt
 from proofbox.viewer.campaigns import plots_of
 from proofbox.viewer.catalog import kind_of
@@ -177,7 +178,7 @@ def _attempt(renderer: Renderer, at: str, evidence: Evidence) -> Markup:
         attempt=read_attempt(evidence),
         timeline=read_timeline(evidence, 0, MAX_EVENTS),
         fork_command=partial(fork_command, evidence),
-        notes=(),
+        notes=notes_of(evidence.path),
         **attempt_texts(evidence),
     )
 

@@ -16,17 +16,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proofbox.delivery.backend.sessions import PREFIX
-from proofbox.errors import ProofboxError
+from proofbox.delivery.backend.sessions import PREFIX, has_token, is_from_our_page
+from proofbox.errors import NotFoundError, ProofboxError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.campaign import load_campaign
+from proofbox.probes.comparison import compare_plan_runs
 from proofbox.viewer.access import Access
+from proofbox.viewer.annotations import add_note, notes_of
 from proofbox.viewer.attempts import diff_name, files_after, find_step, fork_command, output_name, read_attempt
 from proofbox.viewer.background import BackgroundReader
 from proofbox.viewer.bundles import bundle_values
 from proofbox.viewer.campaigns import campaign_mark, plots_of
 from proofbox.viewer.catalog import find_items, kind_of, place_of
+from proofbox.viewer.compare import compare_attempts
 from proofbox.viewer.reading import EvidenceCache
 from proofbox.viewer.rendering import MAX_INLINE, Renderer, assets
 from proofbox.viewer.runs import Query, RunView, grid, read_view, run_mark, select, unchecked_view
@@ -34,6 +37,7 @@ from proofbox.viewer.timeline import read_timeline
 
 POLL_SECONDS: Final = 0.5
 KEEP_ALIVE: Final = 15.0
+MAX_OTHERS: Final = 100
 _MEDIA: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 Handler = Callable[[Request], Response]
 
@@ -62,11 +66,13 @@ class Pages:
             "output": self._output,
             "diff": self._diff,
             "files": self._files,
+            "compare": self._compare,
         }
         return [
             Route("/", self._enter, methods=["GET"]),
             Route(PREFIX + "{session}/sign-in", self._sign_in, methods=["POST"]),
             Route(home + "static/{digest}/{name}", self._static, methods=["GET"]),
+            Route(home + "annotate", self._annotate, methods=["POST"]),
             Route(home + "live", self._live, methods=["GET"]),
             *(Route(home + name, self._signed_in(page), methods=["GET"]) for name, page in pages.items()),
         ]
@@ -184,6 +190,9 @@ class Pages:
             "run_at": os.path.dirname(os.path.dirname(at)) if "/attempts/" in f"/{at}" else None,
             "fork_command": partial(fork_command, evidence),
             "bundle": "",
+            "notes": notes_of(path),
+            "others": _other_attempts(at, path),
+            "form_token": self._access.session.form_token,
             **attempt_texts(evidence),
         }
         return self._page("attempt.html", **values)
@@ -191,6 +200,39 @@ class Pages:
     def _bundle(self, request: Request) -> Response:
         at, path = self._place(request)
         return self._page("bundle.html", at=at, **bundle_values(self._evidence.open(path), str(kind_of(path))))
+
+    def _compare(self, request: Request) -> Response:
+        """Compare two attempts step by step, or two plan runs."""
+        places = [(name, place_of(self._root, request.query_params.get(name, "."))) for name in ("a", "b")]
+        at = [os.path.relpath(path, self._root) for _, path in places]
+        kinds = {kind_of(path) for _, path in places}
+        if kinds == {"plan_run"}:
+            found = compare_plan_runs(places[0][1], places[1][1])
+            return self._page("compare_plans.html", at=at, found=found)
+        if kinds != {"attempt"}:
+            raise NotFoundError("two attempts or two plan runs can be compared", op="view")
+        both = [self._evidence.open(path) for _, path in places]
+        sides = [
+            {"at": each, "evidence": one, "attempt": read_attempt(one)} for each, one in zip(at, both, strict=True)
+        ]
+        return self._page("compare.html", sides=sides, found=compare_attempts(*both))
+
+    async def _annotate(self, request: Request) -> Response:
+        """Store a note beside the evidence: from our own page, with its token, and never in the bundle."""
+        form = await _form(request)
+        ours = is_from_our_page(request, f"{request.url.scheme}://{request.headers.get('host', '')}")
+        signed_in = self._access.has_session(request) and has_token(self._access.session, form.get("token", ""))
+        if not ours or not signed_in:
+            return self._message("Refused", "The form was not sent from a page of this viewer.", 403)
+        try:
+            path = await anyio.to_thread.run_sync(place_of, self._root, form.get("at", "."))
+            step = _number(form.get("step", "")) or None
+            add = partial(add_note, path, form.get("text", ""), step=step, tags=form.get("tags", ""))
+            await anyio.to_thread.run_sync(add)
+            at = str(path.relative_to(self._root))
+        except ProofboxError as error:
+            return self._message(error.code, error.message, 400, hints=error.fix_hints)
+        return RedirectResponse(f"{self._access.session.path}open?{urlencode({'at': at})}", 303)
 
     # Fragments, which htmx puts into a page; without a script, they are pages
 
@@ -283,6 +325,17 @@ def _live_mark(path: Path) -> object:
     except OSError:
         entries = []
     return run_mark(path), tuple(entries)
+
+
+def _other_attempts(at: str, path: Path) -> list[tuple[str, str]]:
+    """Return other attempts of the same run, those at the same mission first, as path and name."""
+    if path.parent.name != "attempts":
+        return []
+    mission = path.name.partition(".")[0]
+    with os.scandir(path.parent) as entries:
+        names = [each.name for each in entries if each.is_dir(follow_symlinks=False) and each.name != path.name]
+    names.sort(key=lambda name: (name.partition(".")[0] != mission, name))
+    return [(f"{os.path.dirname(at)}/{name}", name) for name in names[:MAX_OTHERS]]
 
 
 def run_values(at: str, view: RunView, query: Query) -> dict[str, Any]:

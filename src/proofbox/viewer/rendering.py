@@ -73,13 +73,13 @@ class Renderer:
         return Markup(self._environment.get_template(template).render(**values))  # noqa: S704 (autoescaped)
 
 
-def address(page: str, **parameters: Any) -> str:
+def address(page: str, /, **parameters: Any) -> str:
     """Return the address of a page, relative to the other pages."""
     given = {name: value for name, value in parameters.items() if value is not None}
     return f"{page}?{urlencode(given)}" if given else page
 
 
-def anchor(page: str, **parameters: Any) -> str:
+def anchor(page: str, /, **parameters: Any) -> str:
     """Return the place of a page in the exported file."""
     return "#" + "/".join([page, *(str(value) for value in parameters.values())])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
 from proofbox.errors import NotFoundError, UsageError
 from proofbox.viewer.access import Access, ResponseHeaders
@@ -19,15 +19,12 @@ from proofbox.viewer.pages import Pages
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
-def application(root: Path, access: Access, host: str = "127.0.0.1") -> Starlette:
-    """Return the application for everything below `root`."""
+def application(root: Path, access: Access, host: str = "127.0.0.1") -> ASGIApp:
+    """Return the application for everything below `root`. Also responses to failures have the headers."""
     names = [*LOCAL_NAMES, f"[{host}]" if ":" in host else host]
     pages = Pages(root.resolve(), access)
-    return Starlette(
-        routes=pages.routes(),
-        middleware=[Middleware(ResponseHeaders, hosts=names)],
-        exception_handlers={404: pages.not_found, 405: pages.not_found, 500: pages.failed},
-    )
+    handlers = {404: pages.not_found, 405: pages.not_found, 500: pages.failed}
+    return ResponseHeaders(Starlette(routes=pages.routes(), exception_handlers=handlers), names)
 
 
 def serve(root: Path, *, host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], None]) -> None:

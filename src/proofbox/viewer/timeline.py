@@ -18,6 +18,7 @@ from proofbox.viewer.reading import Evidence
 
 PAGE: Final = 200
 """Events of one page."""
+SOURCES: Final = ("observed", "gateway", "runtime_reported")
 IDLE_MS: Final = 2000.0
 """A pause without any event that is shown as idle time."""
 Kind = Literal[
@@ -149,7 +150,7 @@ def _entry(
             at_ms=at_ms,
             title=title,
             text=value if isinstance(value, str) else "",
-            source=source,
+            source=source if source in SOURCES else "runtime_reported",
             status=str(event.get("status", "")),
             member=member,
             facts=tuple(filter(None, facts)),

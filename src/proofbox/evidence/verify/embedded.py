@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from proofbox.core.canonical import parse_strict
 from proofbox.core.documents import declare
-from proofbox.errors import BundleCorrupt
-from proofbox.evidence.bundle.index import refuse_other_schema
+from proofbox.errors import BundleCorrupt, BundleSchemaUnknown
+from proofbox.evidence.bundle.index import SchemaUnknown, refuse_other_schema
 from proofbox.evidence.bundle.paths import RUN_ID, is_artifact_path, read_bounded, shown
 from proofbox.evidence.documents import shape
 from proofbox.evidence.promotion.packet import SUFFIX
@@ -128,13 +128,23 @@ def _add(total: Verification, found: Verification, name: str, count: int) -> Non
         total.bundle = f"{total.path}#{name}"
 
 
+def parse_embedded(data: bytes) -> dict[str, Any]:
+    """Parse the document of an element. Raises ShapeError (SchemaUnknown for an unsupported version)."""
+    document = parse_strict(data)
+    shape.table(shape.anything)(document, "embedded")
+    refuse_other_schema(document, SCHEMA)
+    _DOCUMENT(document, "embedded")
+    found: dict[str, Any] = document
+    return found
+
+
 def _read(path: str) -> dict[str, Any]:
     try:
         data = read_bounded(path, MAX_HTML_BYTES)
         start = data.index(OPENING) + len(OPENING)
-        document = parse_strict(data[start : data.index(CLOSING, start)])
-        refuse_other_schema(document, SCHEMA)
-        _DOCUMENT(document, "embedded")
+        document = parse_embedded(data[start : data.index(CLOSING, start)])
+    except SchemaUnknown as error:
+        raise BundleSchemaUnknown(f"{shown(path)}: {error}", op="verify") from error
     except ValueError as error:  # also ShapeError, CanonicalError: no such element, or a malformed one
         raise BundleCorrupt(f"{shown(path)} has no readable embedded evidence: {error}", op="verify") from error
     except OSError as error:
@@ -142,8 +152,7 @@ def _read(path: str) -> dict[str, Any]:
     names = [each["name"] for each in document["bundles"]]
     if not names or len(set(names)) < len(names) or not all(map(RUN_ID.fullmatch, names)):
         raise BundleCorrupt(f"{shown(path)} names its bundles in a way that is not allowed", op="verify")
-    found: dict[str, Any] = document
-    return found
+    return document
 
 
 def _extract(bundle: Mapping[str, Any], place: str) -> str:
