@@ -179,6 +179,10 @@ async def campaigns_async() -> None:
     assert_type(await proofbox.run_campaign_async("campaign.toml", on_event=events), CampaignReport)
 
 
+def exports() -> None:
+    assert_type(proofbox.export_html("out", Path("report.html")).bytes, int)
+
+
 def plans() -> None:
     assert_type(proofbox.new_plan("measurements"), Path)
     assert_type(proofbox.run_plan("bubblewrap", "out", only_probes=["network.tcp"]), PlanRun)

@@ -11,7 +11,7 @@ import pytest
 
 from proofbox import BundleWriter
 from proofbox.errors import NotFoundError, UsageError
-from proofbox.viewer.serve import serving
+from proofbox.viewer.web.serve import serving
 
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'"
 

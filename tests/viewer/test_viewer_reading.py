@@ -14,10 +14,10 @@ from proofbox import BundleWriter
 from proofbox.core.text import printable
 from proofbox.errors import BundleCorrupt
 from proofbox.viewer.ansi import styled
-from proofbox.viewer.pages import run_values
 from proofbox.viewer.reading import EvidenceCache, open_evidence
 from proofbox.viewer.rendering import Renderer, diff_lines, terminal
-from proofbox.viewer.runs import ROWS, AttemptRow, Query, RunView, select
+from proofbox.viewer.runs import AttemptRow, RunView
+from proofbox.viewer.selection import ROWS, Query, run_values, select
 from proofbox.viewer.timeline import read_timeline
 
 CLASSES = re.compile(r"(bold|faint|italic|underline|inverse|[fb]g(1[0-5]|[0-9])| )*")

@@ -169,7 +169,7 @@ def _events() -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def server(sample: Sample) -> Iterator[str]:
     """The URL of a server of the sample, with the token."""
-    from proofbox.viewer.serve import serving
+    from proofbox.viewer.web.serve import serving
 
     with serving(sample.root) as url:
         yield url

@@ -17,12 +17,14 @@ from proofbox.evidence.documents import outcome as outcomes
 from proofbox.evidence.documents import tree
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import DIFFS, OUTPUTS, STEPS
-from proofbox.viewer.reading import Evidence
+from proofbox.viewer.reading import OpenedEvidence
 from proofbox.viewer.timeline import StepLine, StepRef, duration
 from proofbox.workspace import registry
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
 
+MAX_TEXT: Final = 64 << 10
+"""Maximum number of bytes of one text on a page; the rest is on further pages."""
 MAX_FILES: Final = 2000
 """Maximum number of files of a tree that a page lists."""
 _SHA256: Final = frozenset("0123456789abcdef")
@@ -76,7 +78,7 @@ class AttemptView:
     """Contradictions that proofbox found in the events."""
 
 
-def read_attempt(evidence: Evidence) -> AttemptView:
+def read_attempt(evidence: OpenedEvidence) -> AttemptView:
     """Read the documents of an attempt. An attempt whose evidence is invalid has no outcomes."""
     record = evidence.document(artifacts.ATTEMPT) or evidence.document(artifacts.TORN)
     report = evidence.document(artifacts.REPORT)
@@ -104,7 +106,7 @@ def read_attempt(evidence: Evidence) -> AttemptView:
     )
 
 
-def _outcomes(evidence: Evidence) -> Iterator[OutcomeFact]:
+def _outcomes(evidence: OpenedEvidence) -> Iterator[OutcomeFact]:
     document = evidence.document(outcomes.PATH) if evidence.integrity in ("valid", "repaired") else {}
     for name in outcomes.RESULTS:
         found = document.get(name) or {}
@@ -175,7 +177,7 @@ def _conditions(verification: Mapping[str, Any]) -> Iterator[str]:
         yield f"no valid reward ({reward['problem']}): {reward.get('detail', '')}"
 
 
-def find_step(evidence: Evidence, number: int) -> StepLine:
+def find_step(evidence: OpenedEvidence, number: int) -> StepLine:
     """Return a step by its number. Raises NotFoundError."""
     found = evidence.find(STEPS, _Numbered, "number", {str(number)}).get(str(number))
     if found is None:
@@ -214,14 +216,14 @@ class ListedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FileTree:
+class StepFiles:
     files: tuple[ListedFile, ...]
     cut: bool
     source: str
     """Where the list comes from."""
 
 
-def files_after(evidence: Evidence, step: StepRef | None) -> FileTree:
+def files_after(evidence: OpenedEvidence, step: StepRef | None) -> StepFiles:
     """Return the files after a step, from the workspace's store, or at the end, from the evidence.
 
     Raises NotFoundError if this machine does not have the store.
@@ -231,7 +233,7 @@ def files_after(evidence: Evidence, step: StepRef | None) -> FileTree:
         entries = evidence.document(tree.PATH).get("entries") or []
         files = [ListedFile(each["path"], each["mode"], each["size"], each["sha256"]) for each in entries[:MAX_FILES]]
         if entries or step is None:
-            return FileTree(tuple(files), len(entries) > MAX_FILES, "the evidence: tree_manifest.json")
+            return StepFiles(tuple(files), len(entries) > MAX_FILES, "the evidence: tree_manifest.json")
     store_id = str(final.get("store", ""))
     place = registry.store_path(store_id) if is_id(store_id, "store") else None
     if place is None or not place.is_dir():
@@ -243,11 +245,11 @@ def files_after(evidence: Evidence, step: StepRef | None) -> FileTree:
             found: list[ListedFile] = []
             for each in _listed(store, bytes.fromhex(step.snapshot_after)):
                 if len(found) == MAX_FILES:
-                    return FileTree(tuple(found), True, "the workspace store on this machine")
+                    return StepFiles(tuple(found), True, "the workspace store on this machine")
                 found.append(each)
     except (ProofboxError, OSError, ValueError, KeyError) as error:
         raise NotFoundError(f"the workspace store cannot be read: {error}", op="view") from error
-    return FileTree(tuple(found), False, "the workspace store on this machine")
+    return StepFiles(tuple(found), False, "the workspace store on this machine")
 
 
 def _listed(store: ObjectStore, snapshot: bytes, below: str = "") -> Iterator[ListedFile]:
@@ -260,6 +262,16 @@ def _listed(store: ObjectStore, snapshot: bytes, below: str = "") -> Iterator[Li
         yield ListedFile(path_fields(os.fsencode(path))["path"], mode, store.size(entry.digest), entry.digest.hex())
 
 
-def fork_command(evidence: Evidence, step: int) -> str:
+def fork_command(evidence: OpenedEvidence, step: int) -> str:
     """Return the command that continues from a step."""
     return f"proofbox attempt fork {shlex.quote(str(evidence.path))} --step {step} NEW_DIR"
+
+
+def attempt_texts(evidence: OpenedEvidence) -> dict[str, Any]:
+    """Return the texts of an attempt's page that are artifacts of their own."""
+    texts: dict[str, Any] = {}
+    for key, name in (("prompt", artifacts.PROMPT), ("final_diff", artifacts.FINAL_DIFF)):
+        size = evidence.size(name)
+        texts[key] = evidence.part(name, 0, MAX_TEXT).decode("utf-8", "replace") if size else ""
+        texts[f"{key}_size"] = size
+    return texts

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.viewer.reading import Evidence
+from proofbox.viewer.reading import OpenedEvidence
 
 MAX_ARTIFACTS: Final = 500
 _SHOWN: Final = {
@@ -19,7 +19,7 @@ _SHOWN: Final = {
 MAX_RESULTS: Final = 2000
 
 
-def bundle_values(evidence: Evidence, kind: str) -> dict[str, Any]:
+def bundle_values(evidence: OpenedEvidence, kind: str) -> dict[str, Any]:
     """Return what the page of a bundle shows."""
     artifacts = [] if evidence.bundle is None else sorted(evidence.bundle.artifacts.values())
     probes = _probes(evidence) if kind == "plan_run" else []
@@ -41,7 +41,7 @@ def bundle_values(evidence: Evidence, kind: str) -> dict[str, Any]:
     }
 
 
-def _probes(evidence: Evidence) -> list[dict[str, Any]]:
+def _probes(evidence: OpenedEvidence) -> list[dict[str, Any]]:
     found = evidence.document("runtime_results.json").get("results") or []
     return [{**each, "outcome": _probe_outcome(each)} for each in found]
 

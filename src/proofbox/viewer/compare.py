@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from proofbox.lab.attempt.trace import STEPS
-from proofbox.viewer.reading import Evidence
+from proofbox.viewer.reading import OpenedEvidence
 
 MAX_STEPS: Final = 2000
 """Maximum number of steps of each attempt that are compared."""
@@ -58,7 +58,7 @@ class AttemptComparison:
     """Whether more rows follow that are not shown."""
 
 
-def compare_attempts(first: Evidence, second: Evidence) -> AttemptComparison:
+def compare_attempts(first: OpenedEvidence, second: OpenedEvidence) -> AttemptComparison:
     """Align the steps of two attempts by their number."""
     pairs = [
         ComparedRow(one, two, one is not None and two is not None and one.outcome == two.outcome)
@@ -75,7 +75,7 @@ def compare_attempts(first: Evidence, second: Evidence) -> AttemptComparison:
     )
 
 
-def read_steps(evidence: Evidence) -> list[ComparedStep]:
+def read_steps(evidence: OpenedEvidence) -> list[ComparedStep]:
     """Return the first steps of an attempt."""
     found: list[ComparedStep] = []
     for line in evidence.lines(STEPS, 0, 2 * MAX_STEPS):

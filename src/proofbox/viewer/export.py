@@ -29,13 +29,13 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import EVENTS
 from proofbox.lab.reports.campaign import load_campaign
 from proofbox.viewer.annotations import notes_of
-from proofbox.viewer.attempts import fork_command, read_attempt
+from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
 from proofbox.viewer.campaigns import plots_of
 from proofbox.viewer.catalog import kind_of
-from proofbox.viewer.pages import attempt_texts, run_values
-from proofbox.viewer.reading import Evidence
+from proofbox.viewer.reading import OpenedEvidence
 from proofbox.viewer.rendering import Renderer, assets
-from proofbox.viewer.runs import Query, read_view
+from proofbox.viewer.runs import read_view
+from proofbox.viewer.selection import Query, run_values
 from proofbox.viewer.timeline import read_timeline
 
 MAX_BYTES: Final = 24 << 20
@@ -49,13 +49,17 @@ _MAX_PACKET: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class HtmlExport:
     """A written file, and what it does not contain."""
 
     path: str
+    """The path of the file."""
     bytes: int
+    """Its size."""
     attempts: int
+    """The number of attempts in it."""
     left_out: tuple[LeftOutFile, ...]
+    """Files of the evidence that were too large to embed."""
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ class _Content:
     bundles: list[EmbeddedBundle] = field(default_factory=list)
     left_out: list[LeftOutFile] = field(default_factory=list)
     pages: list[Markup] = field(default_factory=list)
-    attempts: list[tuple[str, Evidence]] = field(default_factory=list)
+    attempts: list[tuple[str, OpenedEvidence]] = field(default_factory=list)
     size: int = 0
 
     def add(self, bundle: Bundle, name: str) -> None:
@@ -96,7 +100,7 @@ class _Content:
             self.size += artifact.file_size
 
 
-def export_html(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> Export:
+def export_html(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> HtmlExport:
     """Write an attempt, a run or a campaign as one HTML file that contains its evidence.
 
     For example:
@@ -133,7 +137,7 @@ def export_html(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> E
     )
     data = text.encode()
     write_document(Path(file), data)
-    return Export(os.fspath(file), len(data), len(content.attempts), tuple(content.left_out))
+    return HtmlExport(os.fspath(file), len(data), len(content.attempts), tuple(content.left_out))
 
 
 def _bundle(place: Path, content: _Content, renderer: Renderer) -> str:
@@ -169,7 +173,7 @@ def _run(renderer: Renderer, directory: Path, name: str) -> Markup:
     return renderer.render("_run.html", **values)
 
 
-def _attempt(renderer: Renderer, at: str, evidence: Evidence) -> Markup:
+def _attempt(renderer: Renderer, at: str, evidence: OpenedEvidence) -> Markup:
     return renderer.render(
         "_attempt.html",
         at=at,
@@ -192,9 +196,9 @@ def _page(kind: str, at: str, body: Markup) -> Markup:
     return Markup('<article class="page" data-page="{}/{}">{}</article>').format(kind, at, body)
 
 
-def _evidence(bundle: Bundle) -> Evidence:
+def _evidence(bundle: Bundle) -> OpenedEvidence:
     now = isoformat(SystemClock().now())
-    return Evidence(Path(bundle.path), bundle, bundle.directory, (), False, now)
+    return OpenedEvidence(Path(bundle.path), bundle, bundle.directory, (), False, now)
 
 
 def _is_attempt(bundle: Bundle) -> bool:

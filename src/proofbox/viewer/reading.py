@@ -35,7 +35,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class OpenedEvidence:
     """A bundle in any state, for display."""
 
     path: Path
@@ -163,9 +163,9 @@ class EvidenceCache:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._known: OrderedDict[str, tuple[int, Evidence]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[int, OpenedEvidence]] = OrderedDict()
 
-    def open(self, path: Path) -> Evidence:
+    def open(self, path: Path) -> OpenedEvidence:
         """Open a bundle and check it, without the bundles nested in it, unless nothing changed since the last check."""
         key, mark = str(path), _mark(path)
         with self._mutex:
@@ -182,7 +182,7 @@ class EvidenceCache:
         return found
 
 
-def open_evidence(path: Path) -> Evidence:
+def open_evidence(path: Path) -> OpenedEvidence:
     """Open and check a bundle. Raises BundleNotFound if there is none."""
     try:
         checked = check_bundle(str(path))
@@ -195,7 +195,7 @@ def open_evidence(path: Path) -> Evidence:
         findings += _covered(path, checked)
         if checked.index is not None and checked.status is not None:
             bundle = as_bundle(checked)
-    return Evidence(
+    return OpenedEvidence(
         path=path,
         bundle=bundle,
         directory=checked.directory,

@@ -19,11 +19,10 @@ from markupsafe import Markup
 
 from proofbox.core.text import preview, printable
 from proofbox.viewer.ansi import styled
+from proofbox.viewer.attempts import MAX_TEXT
 from proofbox.viewer.timeline import duration
 
 Mode = Literal["server", "export"]
-MAX_INLINE: Final = 64 << 10
-"""Maximum number of bytes of one text on a page; the rest is on further pages."""
 SYMBOLS: Final = {
     "passed": "✓",
     "ok": "✓",
@@ -96,7 +95,7 @@ def cut(text: object, length: int = 200) -> str:
 
 def terminal(text: str) -> Markup:
     """Return the output of a terminal as markup with classes; its text is escaped."""
-    shown, more = preview(text, MAX_INLINE)
+    shown, more = preview(text, MAX_TEXT)
     pieces = [
         Markup('<span class="{}">{}</span>').format(piece.classes, piece.text)
         if piece.classes
@@ -108,7 +107,7 @@ def terminal(text: str) -> Markup:
 
 def diff_lines(text: str) -> Markup:
     """Return a unified diff as markup, each line with the class of its kind."""
-    shown, more = preview(text, MAX_INLINE)
+    shown, more = preview(text, MAX_TEXT)
     lines = [
         Markup('<span class="{}">{}</span>').format(_line_kind(line), printable(line) or " ")
         for line in shown.removesuffix("\n").split("\n")

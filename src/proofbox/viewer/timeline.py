@@ -14,7 +14,7 @@ import msgspec
 
 from proofbox.agents.steps import StepDecision
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
-from proofbox.viewer.reading import Evidence
+from proofbox.viewer.reading import OpenedEvidence
 
 PAGE: Final = 200
 """Events of one page."""
@@ -61,7 +61,7 @@ class CallLine(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimelineEntry:
     """One line of the timeline."""
 
     kind: Kind
@@ -84,7 +84,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePage:
-    entries: tuple[Entry, ...]
+    entries: tuple[TimelineEntry, ...]
     first: int
     total: int | None
     """The number of events; None while the log is being written."""
@@ -92,7 +92,7 @@ class TimelinePage:
     """The first event of the next page; None: this is the last."""
 
 
-def read_timeline(evidence: Evidence, first: int = 0, count: int = PAGE) -> TimelinePage:
+def read_timeline(evidence: OpenedEvidence, first: int = 0, count: int = PAGE) -> TimelinePage:
     """Return a page of the timeline, which begins with event number `first`."""
     events = evidence.lines(EVENTS, max(0, first - 1), count + 1 if first else count)
     before = events.pop(0) if first and events else {}
@@ -114,7 +114,7 @@ def _entries(
     before: Mapping[str, Any],
     steps: Mapping[str, StepLine],
     calls: Mapping[str, CallLine],
-) -> Iterator[Entry]:
+) -> Iterator[TimelineEntry]:
     last_ms = _number(before.get("at_ms"))
     ended = {each.get("item") for each in events if each.get("event") in ("tool_call", "file_change")}
     totals: dict[tuple[str, str], int] = {}
@@ -125,7 +125,7 @@ def _entries(
         if name in ("decision", "item_started") and item in ended:
             continue  # part of the entry of the call
         if last_ms and at_ms - last_ms > IDLE_MS:
-            yield Entry("idle", line, last_ms, f"{(at_ms - last_ms) / 1000:.1f} s without an event")
+            yield TimelineEntry("idle", line, last_ms, f"{(at_ms - last_ms) / 1000:.1f} s without an event")
         last_ms = max(last_ms, at_ms)
         step = steps.get(item) if item else None
         yield _entry(event, line, at_ms, step, calls.get(item) if item else None, totals)
@@ -138,13 +138,15 @@ def _entry(
     step: StepLine | None,
     call: CallLine | None,
     totals: dict[tuple[str, str], int],
-) -> Entry:
+) -> TimelineEntry:
     name = str(event.get("event", ""))
     decisions = step.step.decisions if step is not None else ()
 
-    def entry(kind: Kind, title: str, member: str = "text", *facts: str, source: str = "runtime_reported") -> Entry:
+    def entry(
+        kind: Kind, title: str, member: str = "text", *facts: str, source: str = "runtime_reported"
+    ) -> TimelineEntry:
         value = event.get(member, "")
-        return Entry(
+        return TimelineEntry(
             kind=kind,
             line=line,
             at_ms=at_ms,

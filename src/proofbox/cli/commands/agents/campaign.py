@@ -215,6 +215,7 @@ def report(
     format: Annotated[
         Literal["table", "markdown"], Parameter(name="--format", help="A table, or Markdown for a pull request.")
     ] = "table",
+    html: flags.Html = None,
     json: flags.Json = False,
 ) -> int:
     """Show the pass rate of every flow with its interval, and the verdict of every comparison.
@@ -225,9 +226,14 @@ def report(
     For example:
       proofbox campaign report campaign
       proofbox campaign report campaign --format markdown > comment.md
+      proofbox campaign report campaign --html report.html
     """
     from proofbox.lab.reports.campaign import load_campaign
 
+    if html is not None:
+        from proofbox.cli.commands.evidence.view import write_html
+
+        write_html(out, html)
     return _show(load_campaign(out), json=json, markdown=format == "markdown")
 
 

@@ -73,7 +73,7 @@ def view(
     """
     if export is not None:
         return _export(path, export, json=json)
-    from proofbox.viewer.serve import serve
+    from proofbox.viewer.web.serve import serve
 
     def ready(url: str) -> None:
         show(ViewDocument(url=url, path=str(path)), lambda: printable(f"showing {path}: {url}"), as_json=json)
@@ -85,10 +85,22 @@ def view(
 
 
 def open_browser(url: str) -> None:
-    """Open a URL in the user's browser, if there is one."""
+    """Open a URL with a token in the user's browser, if there is one.
+
+    Arguments of processes can be read by other users, so the browser gets a file that only the user can read, and that
+    leads to the URL.
+    """
+    import atexit
+    import tempfile
     import webbrowser
 
-    if not webbrowser.open(url):
+    from proofbox.core.dirs import state_dir
+
+    descriptor, name = tempfile.mkstemp(prefix="view-", suffix=".html", dir=state_dir())
+    with open(descriptor, "w") as stream:
+        stream.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={url}">\n')
+    atexit.register(Path(name).unlink, missing_ok=True)
+    if not webbrowser.open(Path(name).as_uri()):
         print("proofbox: no browser was found; open the URL yourself", file=sys.stderr)
 
 

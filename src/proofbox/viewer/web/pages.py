@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -22,27 +22,36 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.campaign import load_campaign
 from proofbox.probes.comparison import compare_plan_runs
-from proofbox.viewer.access import Access
 from proofbox.viewer.annotations import add_note, notes_of
-from proofbox.viewer.attempts import diff_name, files_after, find_step, fork_command, output_name, read_attempt
+from proofbox.viewer.attempts import (
+    MAX_TEXT,
+    attempt_texts,
+    diff_name,
+    files_after,
+    find_step,
+    fork_command,
+    output_name,
+    read_attempt,
+)
 from proofbox.viewer.background import BackgroundReader
 from proofbox.viewer.bundles import bundle_values
 from proofbox.viewer.campaigns import campaign_mark, plots_of
 from proofbox.viewer.catalog import find_items, kind_of, place_of
 from proofbox.viewer.compare import compare_attempts
 from proofbox.viewer.reading import EvidenceCache
-from proofbox.viewer.rendering import MAX_INLINE, Renderer, assets
-from proofbox.viewer.runs import Query, RunView, grid, read_view, run_mark, select, unchecked_view
+from proofbox.viewer.rendering import Renderer, assets
+from proofbox.viewer.runs import RunView, read_view, run_mark, unchecked_view
+from proofbox.viewer.selection import Query, run_values
 from proofbox.viewer.timeline import read_timeline
+from proofbox.viewer.web.access import Access
+from proofbox.viewer.web.live import changes
 
-POLL_SECONDS: Final = 0.5
-KEEP_ALIVE: Final = 15.0
 MAX_OTHERS: Final = 100
 _MEDIA: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 Handler = Callable[[Request], Response]
 
 
-class Pages:
+class ViewerPages:
     """Everything below one directory, for the browser that has the session."""
 
     def __init__(self, root: Path, access: Access) -> None:
@@ -254,7 +263,7 @@ class Pages:
         evidence = self._evidence.open(path)
         sha256, start = request.query_params.get("sha256", ""), _number(request.query_params.get("start", "0"))
         name = output_name(sha256)
-        text, end = _readable(evidence.part(name, start, MAX_INLINE), start, evidence.size(name))
+        text, end = _readable(evidence.part(name, start, MAX_TEXT), start, evidence.size(name))
         values = {"text": text, "start": start, "end": end, "size": evidence.size(name), "page": "output"}
         return self._fragment(request, "_text.html", "Output", at=at, more={"sha256": sha256}, kind="text", **values)
 
@@ -266,7 +275,7 @@ class Pages:
         name = artifacts.FINAL_DIFF if found is None else diff_name(found)
         text, end = "", 0
         if name:
-            text, end = _readable(evidence.part(name, start, MAX_INLINE), start, evidence.size(name))
+            text, end = _readable(evidence.part(name, start, MAX_TEXT), start, evidence.size(name))
         omitted = found.diff_omitted if found is not None else ""
         values = {"text": text or omitted, "start": start, "end": end, "size": evidence.size(name) if name else 0}
         return self._fragment(
@@ -296,35 +305,7 @@ class Pages:
             _, path = await anyio.to_thread.run_sync(self._place, request)
         except ProofboxError:
             return Response("not found", 404, media_type="text/plain")
-        return StreamingResponse(_changes(path), media_type="text/event-stream")
-
-
-async def _changes(path: Path) -> AsyncIterator[bytes]:
-    """Yield an event whenever a run or an attempt changes, until it is committed."""
-    mark = _live_mark(path)
-    quiet = 0.0
-    yield b": watching\n\n"
-    while True:
-        if await anyio.Path(path / INDEX).exists():
-            yield b"event: change\ndata: committed\n\nevent: end\ndata: committed\n\n"
-            return
-        await anyio.sleep(POLL_SECONDS)
-        quiet += POLL_SECONDS
-        now = await anyio.to_thread.run_sync(_live_mark, path)
-        if now != mark:
-            mark, quiet = now, 0.0
-            yield b"event: change\ndata: changed\n\n"
-        elif quiet >= KEEP_ALIVE:
-            quiet = 0.0
-            yield b": still watching\n\n"
-
-
-def _live_mark(path: Path) -> object:
-    try:
-        entries = sorted((each.name, each.stat(follow_symlinks=False).st_size) for each in os.scandir(path))
-    except OSError:
-        entries = []
-    return run_mark(path), tuple(entries)
+        return StreamingResponse(changes(path), media_type="text/event-stream")
 
 
 def _other_attempts(at: str, path: Path) -> list[tuple[str, str]]:
@@ -336,27 +317,6 @@ def _other_attempts(at: str, path: Path) -> list[tuple[str, str]]:
         names = [each.name for each in entries if each.is_dir(follow_symlinks=False) and each.name != path.name]
     names.sort(key=lambda name: (name.partition(".")[0] != mission, name))
     return [(f"{os.path.dirname(at)}/{name}", name) for name in names[:MAX_OTHERS]]
-
-
-def run_values(at: str, view: RunView, query: Query) -> dict[str, Any]:
-    """Return what the page of a run shows."""
-    return {
-        "at": at,
-        "run": view,
-        "query": query,
-        "selection": select(view.rows, query) if query.view == "attempts" else None,
-        "grid": grid(view, query) if query.view == "grid" or len({row.mission for row in view.rows}) <= 12 else None,
-    }
-
-
-def attempt_texts(evidence: Any) -> dict[str, Any]:
-    """Return the texts of an attempt's page that are artifacts of their own."""
-    texts = {}
-    for key, name in (("prompt", artifacts.PROMPT), ("final_diff", artifacts.FINAL_DIFF)):
-        size = evidence.size(name)
-        texts[key] = evidence.part(name, 0, MAX_INLINE).decode("utf-8", "replace") if size else ""
-        texts[f"{key}_size"] = size
-    return texts
 
 
 def _readable(data: bytes, start: int, size: int) -> tuple[str, int]:

@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from proofbox.errors import NotFoundError, UsageError
-from proofbox.viewer.access import Access, ResponseHeaders
-from proofbox.viewer.pages import Pages
+from proofbox.viewer.web.access import Access, ResponseHeaders
+from proofbox.viewer.web.pages import ViewerPages
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -22,7 +22,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 def application(root: Path, access: Access, host: str = "127.0.0.1") -> ASGIApp:
     """Return the application for everything below `root`. Also responses to failures have the headers."""
     names = [*LOCAL_NAMES, f"[{host}]" if ":" in host else host]
-    pages = Pages(root.resolve(), access)
+    pages = ViewerPages(root.resolve(), access)
     handlers = {404: pages.not_found, 405: pages.not_found, 500: pages.failed}
     return ResponseHeaders(Starlette(routes=pages.routes(), exception_handlers=handlers), names)
 
