@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import resource
+import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -136,14 +137,10 @@ class Client:
 
 @contextmanager
 def serving(root: Path) -> Iterator[Client]:
-    import json
-    import subprocess
-
     words = [sys.executable, "-m", "proofbox", "view", str(root), "--json"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE)
-    assert server.stdout is not None
     try:
-        yield Client(json.loads(server.stdout.readline())["url"], server.pid)
+        yield Client(json.loads((server.stdout or sys.stdin.buffer).readline())["url"], server.pid)
     finally:
         server.terminate()
         server.wait()
@@ -154,7 +151,7 @@ def attempt(client: Client, events: int, megabytes: int) -> bool:
     address = f"attempt?at={quote('attempts/attempt-large')}"
     first, _ = client.page(address)
     later = median(client.page(address)[0] for _ in range(5))
-    deep, _ = client.page(f"timeline?at={quote('attempts/attempt-large')}&from={max(0, events - 200)}")
+    deep, _ = client.page(f"timeline?at={quote('attempts/attempt-large')}&from={max(0, events - 100)}")
     paint = first_paint(client, address)
     memory = client.memory_mb()
     print(f"  page: {first:.0f} ms with the check of the evidence, {later:.0f} ms after it")
@@ -194,7 +191,8 @@ def run(client: Client, attempts: int) -> bool:
         time.sleep(0.2)
         _, body = client.page(address)
     checked = time.perf_counter() - start
-    assert b"Evidence valid" in body, body[:2000]
+    if b"Evidence valid" not in body:
+        sys.exit("bench: the evidence of the run is not valid")
     pages = [f"{address}&sort=-calls&page={number}" for number in range(2, 7)] + [f"{address}&q=77&outcome=failed"]
     warm = median(client.page(each)[0] for each in pages)
     print(f"  first page: {cold:.0f} ms; the evidence was checked after {checked:.1f} s")
@@ -204,5 +202,4 @@ def run(client: Client, attempts: int) -> bool:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.exit(main())

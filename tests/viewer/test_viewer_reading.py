@@ -18,7 +18,7 @@ from proofbox.viewer.reading import EvidenceCache, open_evidence
 from proofbox.viewer.rendering import Renderer, diff_lines, terminal
 from proofbox.viewer.runs import AttemptRow, RunView
 from proofbox.viewer.selection import ROWS, Query, run_values, select
-from proofbox.viewer.timeline import read_timeline
+from proofbox.viewer.timeline import PAGE, read_timeline
 
 CLASSES = re.compile(r"(bold|faint|italic|underline|inverse|[fb]g(1[0-5]|[0-9])| )*")
 
@@ -81,15 +81,15 @@ def test_check_is_repeated_only_after_a_change(bundle: Path) -> None:
 def test_timeline_is_paged_and_shows_idle_time_and_model_requests(bundle: Path) -> None:
     evidence = open_evidence(bundle)
     first = read_timeline(evidence)
-    assert (first.first, first.next, first.total, len(first.entries)) == (0, 200, 1000, 200)
+    assert (first.first, first.next, first.total, len(first.entries)) == (0, PAGE, 1000, PAGE)
     assert (first.entries[1].title, first.entries[1].facts) == (
         "Model request seen by the gateway",
         ("+10 tokens", "10 tokens in total"),
     )
-    later = read_timeline(evidence, 600)
+    later = read_timeline(evidence, 650)
     idle = [entry for entry in later.entries if entry.kind == "idle"]
     assert [entry.title for entry in idle] == ["6.0 s without an event"]
-    last = read_timeline(evidence, 800)
+    last = read_timeline(evidence, 1000 - PAGE)
     assert (last.next, last.entries[-1].line) == (None, 999)
 
 

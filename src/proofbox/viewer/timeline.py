@@ -16,7 +16,7 @@ from proofbox.agents.steps import StepDecision
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
 from proofbox.viewer.reading import OpenedEvidence
 
-PAGE: Final = 200
+PAGE: Final = 100
 """Events of one page."""
 SOURCES: Final = ("observed", "gateway", "runtime_reported")
 IDLE_MS: Final = 2000.0

@@ -125,7 +125,7 @@
     element.textContent = printable(text);
     const outcome = element.closest("[data-outcome]");
     if (outcome) {
-      outcome.className = `outcome ${SYMBOLS[text] ? text : "unknown"}`;
+      outcome.classList.replace("pending", SYMBOLS[text] ? text : "unknown");
       outcome.querySelector(".symbol").textContent = SYMBOLS[text] || "○";
     }
   }
