@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import sync_playwright
 
@@ -87,7 +88,7 @@ def _shoot(demo: Path, target: Path) -> None:
     from proofbox.viewer.web.serve import serving
 
     run = (demo / "out" / "LATEST").read_text().strip()
-    pages = {
+    pages: dict[str, tuple[str, Literal["light", "dark"]]] = {
         "run": (f"run?at=out/{run}", "light"),
         "attempt": (f"attempt?at=out/{run}/attempts/lie.1.e1", "dark"),
         "campaign": ("campaign?at=campaign", "light"),

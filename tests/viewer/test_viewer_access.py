@@ -1,4 +1,4 @@
-"""Who gets an answer: the holder of the token, by the right name, for what is below the directory."""
+"""The server answers only the holder of the token, under its own name, and shows only its own directory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The plots of a campaign, drawn as SVG: rates with intervals, paired differences, cost against success.
 
-A plot has no styles of its own: classes give colours, so that it follows the page. Every number that a plot shows is
+A plot contains no styles: classes give its colours, so that it follows the page. Every number that a plot shows is
 also in a table of the page.
 """
 

@@ -110,7 +110,7 @@ class OpenedEvidence:
         return bytes(found)
 
     def lines(self, log: str, first: int, count: int) -> list[dict[str, Any]]:
-        """Return some lines of a log, the first of which has number 0. Malformed lines are empty."""
+        """Return some lines of a log. The first line has number 0. Malformed lines are empty."""
         found: list[bytes] = []
         for number, line in enumerate(self._split(log, lambda: len(found) < count)):
             if first <= number < first + count:
@@ -183,7 +183,7 @@ class EvidenceCache:
 
 
 def open_evidence(path: Path) -> OpenedEvidence:
-    """Open and check a bundle. Raises BundleNotFound if there is none."""
+    """Open and check a bundle. Raises BundleNotFound if the directory cannot be read."""
     try:
         checked = check_bundle(str(path))
     except OSError as error:

@@ -14,7 +14,7 @@ from proofbox.viewer.runs import OUTCOMES, AttemptRow, RunView
 ROWS: Final = 50
 """Rows of a page."""
 SMALL_GRID: Final = 12
-"""Missions up to which the grid is above the list of attempts."""
+"""Maximum number of missions for a grid above the list of attempts."""
 SORTS: Final = ("attempt", "mission", "outcome", "tokens", "seconds", "calls")
 
 

@@ -1,7 +1,7 @@
 """Evidence embedded in an HTML file, as `proofbox view --export` writes it: extract it, and verify it like a bundle.
 
-The file's own scripts compare the evidence with the embedded index as well, but a page cannot prove itself: whoever
-can change the evidence can change the scripts. Only this check, with a key or a digest from elsewhere, decides.
+The file's own scripts compare the evidence with the embedded index as well, but a page cannot prove itself: an attacker
+who changes the evidence can change the scripts. Only this check, with a key or a digest from elsewhere, decides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DOCUMENT = shape.record(
                 {
                     "name": shape.text(200).meaning("The name of the bundle's directory."),
                     "packet": shape.or_null(shape.text(1 << 30)).meaning(
-                        "The promotion packet beside the bundle, in base64; null: there is none."
+                        "The promotion packet beside the bundle, in base64; null: no packet exists."
                     ),
                     "files": shape.table(shape.text(1 << 30)).meaning("The content of each file by path, in base64."),
                 }

@@ -85,7 +85,7 @@ def view(
 
 
 def open_browser(url: str) -> None:
-    """Open a URL with a token in the user's browser, if there is one.
+    """Open a URL that contains a token in the user's browser.
 
     Arguments of processes can be read by other users, so the browser gets a file that only the user can read, and that
     leads to the URL.
