@@ -47,6 +47,8 @@ FUNCTIONS: dict[str, Callable[..., Document]] = {
 CALLBACKS = {"on_event", "on_check", "on_plan", "stop"}
 BACKEND = {"backend_url", "allow_http", "timeout"}
 """Flags that are one argument in Python: `BackendSettings`."""
+PRESENTATION = ("--json", "--jsonl", "--html", "--view")
+"""Flags that only decide how a result is shown; in Python, `export_html` writes the HTML file."""
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 
 
@@ -61,7 +63,7 @@ def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(command: s
     flags = {
         each.name.removeprefix("--").replace("-", "_").lower(): each.default
         for each in commands()[command].parameters
-        if each.name not in ("--json", "--jsonl")
+        if each.name not in PRESENTATION
     }
     if "backend" in inspect.signature(FUNCTIONS[command]).parameters:
         assert flags.keys() >= BACKEND

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,12 @@ from typing import Any
 import pytest
 from hostile import MARKER
 from suites import HEAD, conduct, mission, plan, say, write
-from viewer_fixtures import CHECK, Sample, Tab
+from viewer_fixtures import CHECK, Sample, Tab, watch
 
 from proofbox.viewer.export import export_html
+from proofbox.viewer.web.serve import serving
 
+FLOWS = {"agent": "scripted", "solver": "oracle"}
 TOO_WIDE = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
     [...document.querySelectorAll("*")].filter(each => each.getBoundingClientRect().right > innerWidth + 1
         && !each.closest(".table, .pane, figure")).map(each => each.outerHTML.slice(0, 200))"""
@@ -187,6 +191,39 @@ def test_page_follows_a_run_until_it_commits(tab: Tab, sample: Sample) -> None:
         conduct(made, sample.root / "live")
     page.get_by_text("Evidence valid").wait_for()
     assert page.locator(".tile.passed dd").inner_text().startswith("1")
+
+
+def test_campaign_has_plots_tables_and_a_file(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "t.txt").write_text("x")
+    (tmp_path / "solve.sh").write_text("echo 42 > answer.txt\n")
+    check = {**CHECK, "files": "hidden"}
+    (tmp_path / "suite.toml").write_text(HEAD + mission("lies", say("done"), verify=check, solution="solve.sh"))
+    flows = "".join(f'[[flow]]\nid = "{id}"\nrunner = {{ type = "{kind}" }}\n' for id, kind in FLOWS.items())
+    text = f'[campaign]\nid = "first"\nreplicates = 1\n[[missions]]\nsuite = "suite.toml"\n{flows}'
+    (tmp_path / "campaign.toml").write_text(text)
+    for words in (
+        ("campaign", "run", "campaign.toml", "--out", "campaign"),
+        ("campaign", "report", "campaign", "--html", "campaign.html"),
+        ("verify", "campaign.html"),
+    ):
+        done = subprocess.run([sys.executable, "-I", "-m", "proofbox", *words], cwd=tmp_path, capture_output=True)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    with serving(tmp_path) as url:
+        seen = watch(browser.new_page())
+        page = seen.page
+        page.goto(url)
+        page.get_by_role("link", name="campaign", exact=True).click()
+        page.get_by_text("Evidence valid").wait_for()
+        assert page.locator("svg.plot .point").count() >= 3, "rates, and the paired difference"
+        assert page.locator(".cell.failed").inner_text().endswith("0/1 passed")
+        page.get_by_role("link", name="solver").click()
+        page.locator(".attempts .name", has_text="lies.1").wait_for()
+        page.goto((tmp_path / "campaign.html").as_uri())
+        page.get_by_text("Embedded evidence matches its index").wait_for()
+        assert page.locator(".page:not([hidden]) svg.plot").count() >= 2
+        page.close()
+        assert seen.problems == []
 
 
 def test_pages_are_accessible_and_fit_every_width(

@@ -175,9 +175,9 @@ def server(sample: Sample) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, started once."""
+    """Debian's Chromium, started once per file: while it is open, no test in this process can run an event loop."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

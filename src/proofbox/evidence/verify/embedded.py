@@ -1,7 +1,7 @@
 """Evidence embedded in an HTML file, as `proofbox view --export` writes it: extract it, and verify it like a bundle.
 
-The file's own scripts compare the evidence with the embedded index as well, but a page cannot prove itself: an attacker
-who changes the evidence can change the scripts. Only this check, with a key or a digest from elsewhere, decides.
+The file's own scripts compare the evidence with the embedded index as well. But a page cannot prove itself, because its
+scripts can be changed together with its evidence. Only this check, with a key or a digest from elsewhere, decides.
 """
 
 from __future__ import annotations
