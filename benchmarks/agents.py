@@ -1,11 +1,11 @@
-"""What it costs to drive codex through proofbox, against the least that could drive it, side by side in one run.
+"""What it costs to drive an agent through proofbox, against the least that could drive it, side by side in one run.
 
-    scripts/bench agents [--rounds N] [--check]
+    scripts/bench agents [--agent codex|claude|opencode] [--rounds N] [--check]
 
 The same turns of the same program against the same fake model (in a process of its own): once by a bare client that
-writes lines to `codex app-server` and reads them, without a box, a gateway or a record; once by a session in a sealed
-box, with the gateway between and a listener that keeps every event; once more so outside any box, where a command's
-login shell reads the host's profile as it does for the bare client. Each figure is a ratio of lower quartiles over
+writes lines to the program and reads them, without a box, a gateway or a record; once by a session in a sealed box,
+with the gateway between and a listener that keeps every event; once more so outside any box, where a command's login
+shell reads the host's profile as it does for the bare client. Each figure is a ratio of lower quartiles over
 interleaved turns. With --check the run fails when one for a tool turn is past its threshold.
 """
 
@@ -27,25 +27,32 @@ import anyio
 import anyio.abc
 import msgspec
 
-from proofbox.agents.contract import SessionOptions
+from proofbox.agents.contract import AgentRuntime, AgentSession, SessionOptions
 from proofbox.agents.events import Event, ToolCall
+from proofbox.agents.runtimes.acp import AcpRuntime, AcpSettings
+from proofbox.agents.runtimes.acp.finding import find_agent
+from proofbox.agents.runtimes.acp.profiles import PROFILES
+from proofbox.agents.runtimes.acp.program import CLIENT
+from proofbox.agents.runtimes.claude import ClaudeCode, ClaudeSettings
+from proofbox.agents.runtimes.claude.binary import find_claude
 from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings
 from proofbox.agents.runtimes.codex.binary import find_binary
-from proofbox.agents.runtimes.codex.session import CodexSession
 from proofbox.agents.runtimes.codex.settings import config_toml
 
 THRESHOLD = 1.15
 TEXT_TURN = "[[say one two three]]"
+AGENTS: dict[str, type[AgentRuntime]] = {"codex": CodexAppServer, "claude": ClaudeCode, "opencode": AcpRuntime}
 TOOL_TURN = "[[run echo hello]] [[say one two three]]"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agent", choices=sorted(AGENTS), default="codex", help="default: codex")
     parser.add_argument("--rounds", type=int, default=60, help="turns of each, interleaved", metavar="N")
     parser.add_argument("--check", action="store_true", help="exit 1 when the ratio is past its threshold")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place, fake_model() as url:
-        held = anyio.run(measure, Path(place), url, options.rounds)
+        held = anyio.run(measure, Path(place), url, options.rounds, options.agent)
     return 1 if options.check and not held else 0
 
 
@@ -94,20 +101,51 @@ class Bare:
         return msgspec.json.decode(line, type=dict[str, Any])
 
 
+class BareClaude(Bare):
+    async def turn(self, prompt: str) -> None:
+        content = [{"type": "text", "text": prompt}]
+        await self._say({"type": "user", "message": {"role": "user", "content": content}, "parent_tool_use_id": None})
+        while (await self._hear()).get("type") != "result":
+            pass
+
+
+class BareAcp(Bare):
+    async def turn(self, prompt: str) -> None:
+        await self.ask("session/prompt", {"sessionId": self.thread, "prompt": [{"type": "text", "text": prompt}]})
+
+    async def _say(self, message: Any) -> None:
+        await super()._say({"jsonrpc": "2.0", **message})
+
+
 @contextlib.asynccontextmanager
-async def bare(place: Path, url: str) -> AsyncIterator[Bare]:
+async def bare(place: Path, url: str, agent: str) -> AsyncIterator[Bare]:
     home, workspace = place / "bare-home", place / "bare-workspace"
     for path in (home, workspace):
         path.mkdir()
-    (home / "config.toml").write_text(config_toml(CodexSettings(model="fake-model", base_url=url), url))
-    env = {"PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home)}
-    argv = [str(find_binary().path), "app-server"]
-    async with await anyio.open_process(argv, env=env, stderr=subprocess.DEVNULL) as process:
-        client = Bare(process)
-        await client.ask("initialize", {"clientInfo": {"name": "bare", "title": None, "version": "1"}})
-        await client._say({"method": "initialized"})
-        place_said = {"cwd": str(workspace), "approvalPolicy": "never", "sandbox": "danger-full-access"}
-        client.thread = (await client.ask("thread/start", place_said))["thread"]["id"]
+    env = {"PATH": os.environ["PATH"], "HOME": str(home)}
+    kind = Bare
+    if agent == "codex":
+        (home / "config.toml").write_text(config_toml(CodexSettings(model="fake-model", base_url=url), url))
+        env["CODEX_HOME"] = str(home)
+        argv = [str(find_binary().path), "app-server"]
+    elif agent == "claude":
+        settings = ClaudeSettings(base_url=url.removesuffix("/v1"))
+        env |= settings.environment(str(home), url.removesuffix("/v1"))
+        argv, kind = [str(find_claude().path), *settings.arguments()], BareClaude
+    else:
+        profile = PROFILES["opencode"]
+        env |= profile.environment(AcpSettings(model="fake-model"), str(home), url, False)
+        argv, kind = [*find_agent(profile).direct, *profile.arguments], BareAcp
+    async with await anyio.open_process(argv, env=env, cwd=workspace, stderr=subprocess.DEVNULL) as process:
+        client = kind(process)
+        if agent == "codex":
+            await client.ask("initialize", {"clientInfo": {"name": "bare", "title": None, "version": "1"}})
+            await client._say({"method": "initialized"})
+            place_said = {"cwd": str(workspace), "approvalPolicy": "never", "sandbox": "danger-full-access"}
+            client.thread = (await client.ask("thread/start", place_said))["thread"]["id"]
+        elif agent == "opencode":
+            await client.ask("initialize", CLIENT)
+            client.thread = (await client.ask("session/new", {"cwd": str(workspace), "mcpServers": []}))["sessionId"]
         yield client
         process.terminate()
 
@@ -115,7 +153,7 @@ async def bare(place: Path, url: str) -> AsyncIterator[Bare]:
 class Ours:
     """A session with a listener that keeps everything."""
 
-    def __init__(self, session: CodexSession, thread: str) -> None:
+    def __init__(self, session: AgentSession, thread: str) -> None:
         self._session = session
         self._thread = thread
         self.events: list[Event] = []
@@ -131,15 +169,17 @@ class Ours:
 
 
 @contextlib.asynccontextmanager
-async def ours(place: Path, url: str, *, sandboxed: bool) -> AsyncIterator[Ours]:
+async def ours(place: Path, url: str, agent: str, *, sandboxed: bool) -> AsyncIterator[Ours]:
     workspace, scratch = place / f"workspace-{sandboxed}", place / f"scratch-{sandboxed}"
     for path in (workspace, scratch):
         path.mkdir()
-    settings = {"base_url": url, "model": "fake-model"}
+    settings = {"base_url": url.removesuffix("/v1") if agent == "claude" else url}
+    if agent != "claude":
+        settings["model"] = "fake-model"
     env = {} if sandboxed else {"HOME": str(scratch)}  # no profile of the user's, as for the bare client
     options = SessionOptions(workspace=workspace, scratch=scratch, settings=settings, sandboxed=sandboxed, env=env)
     began = time.perf_counter()
-    session = await CodexAppServer().start_session(options)
+    session = await AGENTS[agent]().start_session(options)
     try:
         print(f"session up in {1000 * (time.perf_counter() - began):.0f} ms ({session.facts()['provider']})")
         yield Ours(session, await session.start_thread())
@@ -153,12 +193,12 @@ def quiet(times: list[float]) -> float:
     return quantiles(times, n=4)[0]
 
 
-async def measure(place: Path, url: str, rounds: int) -> bool:
+async def measure(place: Path, url: str, rounds: int, agent: str) -> bool:
     held = True
     async with (
-        bare(place, url) as client,
-        ours(place, url, sandboxed=True) as boxed,
-        ours(place, url, sandboxed=False) as unboxed,
+        bare(place, url, agent) as client,
+        ours(place, url, agent, sandboxed=True) as boxed,
+        ours(place, url, agent, sandboxed=False) as unboxed,
     ):
         ways = {"bare": client.turn, "in a box": boxed.turn, "outside": unboxed.turn}
         for name, prompt in (("text turn", TEXT_TURN), ("tool turn", TOOL_TURN)):

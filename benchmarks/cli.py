@@ -23,13 +23,14 @@ from statistics import median
 PROGRAM = str(Path(sys.executable).with_name("proofbox"))
 BASE = "python -c pass"
 RATIOS = {
-    "--help": 1.5,
-    "--version": 1.5,
-    "exec --help": 5.5,
-    "suite run --help": 8.0,
-    "exec -- true": 8.0,
-    "session exec ID -- true": 8.0,
-    "workspace status .": 10.0,
+    "--help": 1.2,
+    "--version": 1.2,
+    "exec --help": 3.3,
+    "doctor --help": 3.3,
+    "suite run --help": 3.6,
+    "exec -- true": 6.0,
+    "session exec ID -- true": 5.0,
+    "workspace status .": 6.4,
 }
 """Command line, and its largest ratio to the start of Python."""
 BOX = {"exec -- true", "session exec ID -- true"}

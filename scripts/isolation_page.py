@@ -14,11 +14,13 @@ from pathlib import Path
 
 from measured_pages import ROOT, write_or_check
 
-from proofbox.probes.corpus import built_in_plan
 from proofbox.probes.run import PlanRun, run_plan
+from proofbox.sandbox.probing.corpus import built_in_plan
 
 PAGE = ROOT / "docs/isolation.md"
 TITLES = {"bubblewrap": "bubblewrap", "docker": "docker", "docker-runsc": "docker with gVisor"}
+FOREIGN = {"bwrap": "bwrap", "docker-run": "docker run"}
+"""Adapters, and the titles of their columns."""
 WORDS = {"allow": "allowed", "deny": "denied", "unknown": "unknown"}
 INTRODUCTION = """<!-- Written by scripts/isolation, which measures all of it. Do not edit. -->
 
@@ -28,6 +30,12 @@ The results of the [built-in plans](probes.md) in the profile `default`: no netw
 operation was tried in the sandbox by a small program, and checked from outside where its effect shows there. Names in
 braces are [decoys](probes.md#write-a-plan). `proofbox doctor --deep` measures the same on your machine. Without a
 sandbox (`off`), each operation has the result that your user has. The project belonged to root.
+"""
+
+OTHERS = """## Other sandboxes
+
+The plan `hostile`, run by root with the ready [adapters](probes.md#measure-another-sandbox) `bwrap` and `docker-run`: a
+careful command line, without proofbox. What the plan expects to be denied and was not is bold.
 """
 
 
@@ -50,6 +58,8 @@ def measured() -> dict[str, dict[str, str]]:
                 wrong = ", ".join(f"{each.probe_id} ({each.detail})" for each in run.unexplained)
                 raise SystemExit(f"isolation: {name} is not as its plan expects: {wrong}")
             found[name] = decisions(run)
+        for name in FOREIGN:
+            found[name] = decisions(run_plan("hostile", Path(place) / name, adapter=name, image=IMAGE))
     return found
 
 
@@ -74,7 +84,12 @@ def page(found: Mapping[str, Mapping[str, str]]) -> str:
                     reasons.setdefault(plans[name][id].reason, []).append(TITLES[name])
             why = "; ".join(f"allowed in {' and '.join(names)}: {reason}" for reason, names in reasons.items())
             differences.append(f"- `{id}`: {why or 'not tried everywhere'}.")
-    lines += ["", "## Why some differ", "", *differences]
+    lines += ["", "## Why some differ", "", *differences, "", OTHERS]
+    lines += [f"| probe | operation | {' | '.join(FOREIGN.values())} |", "|---|---|" + "---|" * len(FOREIGN)]
+    for probe in built_in_plan("hostile").probe:
+        cells = [found[name][probe.id] for name in FOREIGN]
+        shown = [f"**{cell}**" if probe.expect == "deny" and cell != "denied" else cell for cell in cells]
+        lines.append(f"| `{probe.id}` | `{' '.join((probe.operation, *probe.args))}` | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -38,6 +38,7 @@ TOOLS = ROOT / ".tools"
 STAMP = VENV / "proofbox-setup.json"
 AGENT = ROOT / "src/proofbox/sandbox/agent"
 
+OPENCODE = "1.18.33"  # the agent that the tests drive over the Agent Client Protocol; npm has the program
 OLDEST_UV = (0, 5, 3)  # the first version with dependency groups and lock files of version 1
 
 
@@ -181,10 +182,29 @@ def make_venv(level: str) -> None:
     done = run(argv, env=environment)
     if done.returncode:
         stop(f"`uv sync` failed:\n{(done.stderr or done.stdout).strip()}")
+    if level == "test" and sys.platform == "linux":
+        add_opencode()
     document = {"digest": sources_digest(), "level": level, "root": str(ROOT)}
     STAMP.write_text(json.dumps(document) + "\n")
     version = python_version().partition(" ")[0]
     say(f".venv is ready: Python {version}, {len(list(VENV.glob('lib/python*/site-packages/*.dist-info')))} packages")
+
+
+def add_opencode() -> None:
+    """Install OpenCode in `.venv` with npm, without running its scripts. Without it, its tests are skipped."""
+    package = f"opencode-linux-{'arm64' if platform.machine() in ('aarch64', 'arm64') else 'x64'}"
+    place = VENV / "lib/npm"
+    program = place / "node_modules" / package / "bin/opencode"
+    place.mkdir(parents=True, exist_ok=True)
+    words = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place), f"{package}@{OPENCODE}"]
+    done = run(["npm", "install", *words], env=clean_environment())
+    if done.returncode or not program.is_file():
+        lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        say(f"missing: the tests with OpenCode need npm and its registry: {lines[-1]}")
+        return
+    link = VENV / "bin/opencode"
+    link.unlink(missing_ok=True)
+    link.symlink_to(program)
 
 
 def base_python() -> str:

@@ -221,6 +221,18 @@ def probe_claude() -> str:
         return error.message
 
 
+def probe_opencode() -> str:
+    from proofbox.agents.runtimes.acp.finding import find_agent
+    from proofbox.agents.runtimes.acp.profiles import PROFILES
+    from proofbox.errors import ProofboxError
+
+    try:
+        find_agent(PROFILES["opencode"])
+    except ProofboxError as error:
+        return error.message
+    return ""
+
+
 def probe_git() -> str:
     """Check for git 2.38 or newer: the reference backend merges without a working tree."""
     git = shutil.which("git")
@@ -253,6 +265,7 @@ CAPABILITIES = {
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "index": Capability(probe_index, "a Python package index that uv can reach", True),
     "limits": Capability(probe_limits, "as root, or in a session with a delegated control group", False),
+    "opencode": Capability(probe_opencode, "scripts/setup --test installs it with npm", False),
     "podman": Capability(probe_podman, "as root: apt-get install podman runc busybox-static", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),

@@ -12,13 +12,15 @@ T = TypeVar("T")
 SOON = 30.0
 """If a call returns within this many seconds, it did not wait for anything that takes a minute or never ends."""
 
+LIMITS = (0.7, 3.0, 12.0, 48.0)
+
 
 def in_time(attempt: Callable[[float], T], under_way: Callable[[T], object]) -> T:
     """Call `attempt` with growing timeouts until one is long enough for it to be under way, and return that result.
 
     How long the start takes depends on the machine, so it must not decide the outcome of the test.
     """
-    for limit in (0.7, 3.0, 12.0, 48.0):
+    for limit in LIMITS:
         result = attempt(limit)
         if under_way(result):
             return result

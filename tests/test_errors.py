@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,7 @@ import msgspec
 import pytest
 
 from proofbox import errors
-from proofbox.cli import COMMANDS, GROUPS
-from proofbox.cli.commands.setup.contract import make_contract
+from proofbox.cli import COMMANDS, GROUPS, describe
 from proofbox.errors import ProofboxError, SessionUnknown, error_classes
 
 SRC = Path(errors.__file__).resolve().parent.parent
@@ -75,12 +75,15 @@ def texts(node: ast.AST, where: str) -> Iterator[Text]:
             yield from texts(other, where)
 
 
-def made() -> Iterator[tuple[str, ast.Call]]:
-    """Yield every error that the source creates, with its location."""
-    for path in sorted(SRC.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
-                yield f"{path.relative_to(SRC)}:{node.lineno}", node
+@cache
+def made() -> list[tuple[str, ast.Call]]:
+    """Return every error that the source creates, with its location."""
+    return [
+        (f"{path.relative_to(SRC)}:{node.lineno}", node)
+        for path in sorted(SRC.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS
+    ]
 
 
 def raised(part: str) -> list[Text]:
@@ -122,7 +125,7 @@ def test_every_error_names_its_operation() -> None:
 
 
 def test_commands_in_hints_exist() -> None:
-    commands = msgspec.to_builtins(make_contract().commands)
+    commands = msgspec.to_builtins(describe.commands())
     flags = {each["name"] for facts in commands.values() for each in facts["parameters"]} | {"--help"}
     hints = [*raised("fix_hints"), *(Text(name, hint) for name, kind in KINDS.items() for hint in kind.hints)]
     wrong = []

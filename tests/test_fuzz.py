@@ -47,12 +47,16 @@ from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.tree import TreeEntry, tree_manifest
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.verifier import verify, verify_packet
+from proofbox.lab.campaign.reading import read_campaign
 from proofbox.lab.suite.harbor.tasks import read_tasks
 from proofbox.lab.suite.reading import parse_suite, read_suite
+from proofbox.probes.reading import load_plan
 from proofbox.sandbox.client import wire
 from proofbox.sandbox.egress import proxy
-from proofbox.sandbox.images.catalogue import Image, all_images
+from proofbox.sandbox.images.catalogue import read_catalogue
+from proofbox.sandbox.images.image import Image
 from proofbox.sandbox.images.pull import check_lock
+from proofbox.sandbox.probing.lanes import parse_answers
 from proofbox.workspace.capabilities.grants import load as load_grants
 from proofbox.workspace.tools.environments import patch
 
@@ -130,8 +134,10 @@ def read_dotenv(path: Path) -> None:
 
 TABLES: dict[str, tuple[str, Parser]] = {
     "suite": ("suite.toml", written("suite.toml", read_suite)),
+    "campaign": ("campaign.toml", written("campaign.toml", read_campaign)),
+    "plan": ("plan.toml", written("plan.toml", lambda path: load_plan(str(path)))),
     "config": ("config.toml", written(".proofbox/config.toml", lambda path: load(path.parents[1]))),
-    "catalogue": ("images.toml", written("images.toml", all_images)),
+    "catalogue": ("images.toml", written("images.toml", read_catalogue)),
     "capabilities": ("capabilities.toml", written("capabilities.toml", load_grants)),
     "script": ("script.toml", written("script.toml", lambda path: read_script(str(path)))),
     "dotenv": ("env", written(".env", read_dotenv)),
@@ -142,6 +148,7 @@ TABLES: dict[str, tuple[str, Parser]] = {
 def test_tables(name: str, tmp_path: Path) -> None:
     seed, parser = TABLES[name]
     (tmp_path / "prepare.sh").touch()
+    shutil.copy(CORPUS / "suite.toml", tmp_path)  # a campaign refers to it
     fuzz(CORPUS / seed, parser, tmp_path, (mutate_toml,))
 
 
@@ -313,6 +320,10 @@ def read_events(content: bytes, _: Path) -> None:
     json.dumps(msgspec.to_builtins(exchange))
 
 
+def read_answers(content: bytes, _: Path) -> None:
+    msgspec.json.encode(parse_answers(content, {"read", "write"}))
+
+
 def read_dialect(name: Any) -> Parser:
     def read(content: bytes, _: Path) -> None:
         dialect = dialect_named(name)
@@ -338,6 +349,7 @@ STREAMS: dict[str, tuple[str, Parser, tuple[type[Exception], ...]]] = {
     "model's events": ("stream.sse", read_events, ()),
     "own events": ("own.jsonl", read_dialect("jsonl"), ()),
     "codex exec": ("codex_exec.jsonl", read_dialect("codex_exec"), ()),
+    "answers of a driver": ("answers.jsonl", read_answers, ()),
     "claude": ("claude.jsonl", read_dialect("claude_stream"), ()),
 }
 

@@ -35,6 +35,7 @@ from proofbox.errors import error_classes
 from proofbox.evidence.bundle.paths import INDEX, read_latest
 
 SECRET = "canary-" + secrets.token_hex(16)
+HEX = SECRET[:32].encode().hex().encode()
 PROGRAMS = ("bwrap", "codex", "docker", "git", "podman", "proofbox", "python3", "rg", "runsc", "sh", "tar")
 HOOKS = ("post-checkout", "post-commit", "pre-commit", "pre-receive", "reference-transaction", "update")
 KNOWN = frozenset(each.code for each in error_classes()) - {"PROOFBOX_INTERNAL"}
@@ -271,6 +272,54 @@ def test_suite(stranger: Stranger) -> None:
     stranger.run("suite", "lint", "suite.toml", "--json")
     stranger.run("suite", "run", "suite.toml", "--out", str(stranger.out), *BOX)
     stranger.run("suite", "resume", str(stranger.out))
+
+
+PLAN = """
+[plan]
+id = "theirs"
+[[profile]]
+id = "only"
+SETTING
+[[probe]]
+id = "read"
+operation = "file-read"
+args = ["SECRET"]
+expect = "deny"
+reason = "test"
+[[probe]]
+id = "environment"
+operation = "env-read"
+args = ["CANARY"]
+expect = "deny"
+reason = "test"
+"""
+
+
+@pytest.mark.needs("bubblewrap")
+def test_plan(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its probes run without a box too, and what they read there is not written down."""
+    stranger.plant(stranger.place)
+    monkeypatch.setenv("CANARY", SECRET)
+    Path("plan.toml").write_text(PLAN.replace("SECRET", str(stranger.secret)).replace("SETTING", ""))
+    stranger.run("plan", "lint", "plan.toml", "--json")
+    run = ("plan", "run", "plan.toml", "--out", str(stranger.out))
+    stranger.run(*run, *BOX, "--channel", "direct")
+    stranger.run(*run, *BOX)
+    assert not [each for each in stranger.out.rglob("*") if each.is_file() and HEX in each.read_bytes()]
+
+
+@pytest.mark.parametrize("setting", ['provider = "off"', 'network = "full"', 'image = "theirs"'])
+def test_plan_that_asks_for_more_needs_consent(stranger: Stranger, setting: str) -> None:
+    stranger.plant(stranger.place)
+    Path("plan.toml").write_text(PLAN.replace("SECRET", "{secret}").replace("SETTING", setting))
+    assert stranger.refused("plan", "run", "plan.toml", "--out", str(stranger.out)) == "SANDBOX_CONSENT_REQUIRED"
+    assert not stranger.out.exists()
+
+
+@pytest.mark.parametrize("odd", ["pipe", "socket", "loop", "folder"])
+def test_odd_file_as_a_plan_is_refused_without_being_opened(stranger: Stranger, odd: str) -> None:
+    stranger.plant(stranger.place)
+    assert stranger.refused("plan", "lint", odd) in ("PLAN_INVALID", "PLAN_UNKNOWN")
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,11 @@ def ours() -> frozenset[str]:
 def imports_of(path: Path) -> Iterator[Import]:
     tree = ast.parse(path.read_bytes(), filename=str(path))
     package = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
+    place = path.relative_to(SRC)
     for node in ast.walk(tree):
-        where = f"{path.relative_to(SRC)}:{getattr(node, 'lineno', 0)}"
+        if not isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            continue
+        where = f"{place}:{node.lineno}"
         match node:
             case ast.Import(names=names):
                 yield from (Import(where, alias.name) for alias in names)

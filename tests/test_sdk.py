@@ -16,25 +16,22 @@ from suites import HEAD, mission, say, write
 
 import proofbox
 from proofbox.cli import main
-from proofbox.cli.describe import commands
+from proofbox.cli.describe import CommandFacts, commands
 from proofbox.core.results import Document
-from proofbox.lab.campaign.comparing import compare_campaigns
-from proofbox.lab.campaign.planning import plan_campaign
-from proofbox.lab.campaign.publishing import check_publishable
-from proofbox.lab.campaign.running import resume_campaign, run_canary
-from proofbox.lab.reports.campaign import load_campaign
 
 FUNCTIONS: dict[str, Callable[..., Document]] = {
     "suite run": proofbox.run_suite,
     "suite resume": proofbox.resume_suite,
     "suite report": proofbox.load_run,
     "campaign run": proofbox.run_campaign,
-    "campaign canary": run_canary,
-    "campaign resume": resume_campaign,
-    "campaign status": load_campaign,
-    "campaign plan": plan_campaign,
-    "campaign compare": compare_campaigns,
-    "campaign publish-check": check_publishable,
+    "campaign canary": proofbox.run_canary,
+    "campaign resume": proofbox.resume_campaign,
+    "campaign status": proofbox.load_campaign,
+    "campaign lint": proofbox.lint_campaign,
+    "campaign plan": proofbox.plan_campaign,
+    "campaign compare": proofbox.compare_campaigns,
+    "campaign publish-check": proofbox.check_publishable,
+    "campaign regrade": proofbox.regrade_campaign,
     "doctor": proofbox.doctor,
     "validate": proofbox.validate,
     "report": proofbox.report,
@@ -49,11 +46,19 @@ BACKEND = {"backend_url", "allow_http", "timeout"}
 """Flags that are one argument in Python: `BackendSettings`."""
 PRESENTATION = ("--json", "--jsonl", "--html", "--view")
 """Flags that only decide how a result is shown; in Python, `export_html` writes the HTML file."""
+PLURALS = {"command": "commands", "mission": "missions", "tag": "tags"}
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 
 
+@pytest.fixture(scope="module")
+def facts() -> dict[str, CommandFacts]:
+    return commands()
+
+
 @pytest.mark.parametrize("command", FUNCTIONS)
-def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(command: str) -> None:
+def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(
+    command: str, facts: dict[str, CommandFacts]
+) -> None:
     parameters = inspect.signature(FUNCTIONS[command]).parameters.values()
     keywords = {
         each.name: None if each.default is each.empty else each.default or None
@@ -62,12 +67,14 @@ def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(command: s
     }
     flags = {
         each.name.removeprefix("--").replace("-", "_").lower(): each.default
-        for each in commands()[command].parameters
+        for each in facts[command].parameters
         if each.name not in PRESENTATION
     }
     if "backend" in inspect.signature(FUNCTIONS[command]).parameters:
         assert flags.keys() >= BACKEND
         flags = {name: default for name, default in flags.items() if name not in BACKEND}
+    # A flag that can be repeated has a singular name, and its keyword the plural.
+    flags = {PLURALS.get(name, name): default for name, default in flags.items()}
     assert keywords == flags
     assert not any(each.kind is each.VAR_KEYWORD for each in parameters), "an unknown keyword is a TypeError"
 

@@ -32,15 +32,30 @@ if TYPE_CHECKING:
     from proofbox.evidence.bundle.reader import open_bundle_unverified as open_bundle_unverified
     from proofbox.evidence.bundle.writer import BundleWriter as BundleWriter
     from proofbox.evidence.verify.verifier import verify as verify
+    from proofbox.lab.attempt.adhoc.explore import explore_attempt as explore_attempt
+    from proofbox.lab.attempt.adhoc.explore import explore_attempt_async as explore_attempt_async
     from proofbox.lab.attempt.adhoc.fork import fork_attempt as fork_attempt
     from proofbox.lab.attempt.adhoc.fork import fork_attempt_async as fork_attempt_async
     from proofbox.lab.attempt.adhoc.run import run_attempt as run_attempt
     from proofbox.lab.attempt.adhoc.run import run_attempt_async as run_attempt_async
+    from proofbox.lab.campaign.comparing import compare_campaigns as compare_campaigns
+    from proofbox.lab.campaign.linting import lint_campaign as lint_campaign
+    from proofbox.lab.campaign.planning import plan_campaign as plan_campaign
+    from proofbox.lab.campaign.publishing import check_publishable as check_publishable
+    from proofbox.lab.campaign.regrading import regrade_campaign as regrade_campaign
+    from proofbox.lab.campaign.regrading import regrade_campaign_async as regrade_campaign_async
+    from proofbox.lab.campaign.running import load_campaign_async as load_campaign_async
+    from proofbox.lab.campaign.running import resume_campaign as resume_campaign
+    from proofbox.lab.campaign.running import resume_campaign_async as resume_campaign_async
     from proofbox.lab.campaign.running import run_campaign as run_campaign
     from proofbox.lab.campaign.running import run_campaign_async as run_campaign_async
+    from proofbox.lab.campaign.running import run_canary as run_canary
+    from proofbox.lab.campaign.running import run_canary_async as run_canary_async
     from proofbox.lab.doctor import doctor as doctor
     from proofbox.lab.garbage import collect_garbage as collect_garbage
+    from proofbox.lab.reports.campaign import load_campaign as load_campaign
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
+    from proofbox.lab.reports.parity import compare_parity as compare_parity
     from proofbox.lab.reports.promoting import emit_promotion as emit_promotion
     from proofbox.lab.reports.scoring import report as report
     from proofbox.lab.reports.scoring import validate as validate
@@ -55,8 +70,10 @@ if TYPE_CHECKING:
     from proofbox.probes.run import run_plan as run_plan
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.contract import Mount as Mount
+    from proofbox.sandbox.images.build import build_image as build_image
     from proofbox.sandbox.images.catalogue import list_images as list_images
     from proofbox.sandbox.images.catalogue import resolve_default_image as resolve_default_image
+    from proofbox.sandbox.images.imports import import_image as import_image
     from proofbox.sandbox.images.pull import pull_image as pull_image
     from proofbox.sandbox.initialize import initialize as initialize
     from proofbox.sandbox.service import Sandboxes as Sandboxes
@@ -80,7 +97,9 @@ _HOME = {
     "Sandboxes": "proofbox.sandbox.service",
     "Settings": "proofbox.config.settings",
     "Workspace": "proofbox.workspace.workspace",
+    "build_image": "proofbox.sandbox.images.build",
     "collect_garbage": "proofbox.lab.garbage",
+    "compare_parity": "proofbox.lab.reports.parity",
     "create_tool_registry": "proofbox.workspace.tools.registry",
     "deliver_pull_request": "proofbox.delivery.sending",
     "deliver_repository": "proofbox.delivery.sending",
@@ -90,8 +109,11 @@ _HOME = {
     "explain_attempt": "proofbox.lab.reports.explain",
     "export_html": "proofbox.viewer.export",
     "diff_attempt": "proofbox.lab.reports.steps",
+    "explore_attempt": "proofbox.lab.attempt.adhoc.explore",
+    "explore_attempt_async": "proofbox.lab.attempt.adhoc.explore",
     "fork_attempt": "proofbox.lab.attempt.adhoc.fork",
     "fork_attempt_async": "proofbox.lab.attempt.adhoc.fork",
+    "import_image": "proofbox.sandbox.images.imports",
     "initialize": "proofbox.sandbox.initialize",
     "list_images": "proofbox.sandbox.images.catalogue",
     "load_bundle": "proofbox.evidence.bundle.reader",
@@ -107,6 +129,18 @@ _HOME = {
     "run_plan": "proofbox.probes.run",
     "resume_suite": "proofbox.lab.run.running",
     "resume_suite_async": "proofbox.lab.run.running",
+    "run_canary": "proofbox.lab.campaign.running",
+    "run_canary_async": "proofbox.lab.campaign.running",
+    "resume_campaign": "proofbox.lab.campaign.running",
+    "resume_campaign_async": "proofbox.lab.campaign.running",
+    "load_campaign": "proofbox.lab.reports.campaign",
+    "load_campaign_async": "proofbox.lab.campaign.running",
+    "lint_campaign": "proofbox.lab.campaign.linting",
+    "plan_campaign": "proofbox.lab.campaign.planning",
+    "compare_campaigns": "proofbox.lab.campaign.comparing",
+    "check_publishable": "proofbox.lab.campaign.publishing",
+    "regrade_campaign": "proofbox.lab.campaign.regrading",
+    "regrade_campaign_async": "proofbox.lab.campaign.regrading",
     "run_campaign": "proofbox.lab.campaign.running",
     "run_campaign_async": "proofbox.lab.campaign.running",
     "run_suite": "proofbox.lab.run.running",

@@ -72,21 +72,21 @@ def test_listens_until_everything_has_ended_and_no_longer(thread: str | None, en
     received, recording, session = recorded(begun("one"), late=(call("one"),), thread=thread)
     assert [type(event) for event in received] == [ItemStarted, ToolCall]
     assert session.ended == ended
-    assert recording.doubt == ""
+    assert recording.incomplete_reason == ""
 
 
 def test_recording_receives_only_its_thread_and_sub_agents() -> None:
     notice = Notice(session="", thread="unknown", kind="warning", message="x")
     received, recording, _ = recorded(call("one"), call("sub"), call("two"), notice, thread="one")
     assert [event.thread for event in received] == ["one", "sub"]
-    assert recording.doubt == ""
+    assert recording.incomplete_reason == ""
 
 
 @pytest.mark.parametrize("event", [call("unknown"), begun("unknown")])
 def test_call_in_an_unknown_thread_makes_the_record_incomplete(event: Event) -> None:
     received, recording, _ = recorded(event, thread="one")
     assert [getattr(each, "code", "") for each in received] == ["CALL_UNATTRIBUTED"]
-    assert "CALL_UNATTRIBUTED" in recording.doubt
+    assert "CALL_UNATTRIBUTED" in recording.incomplete_reason
 
 
 @pytest.mark.parametrize(
@@ -95,25 +95,25 @@ def test_call_in_an_unknown_thread_makes_the_record_incomplete(event: Event) -> 
 )
 def test_findings_make_the_record_incomplete_unless_they_are_about_something_else(code: str, complete: bool) -> None:
     _, recording, _ = recorded(Integrity(session="", code=code, message="odd"))
-    assert (recording.doubt == "") is complete
+    assert (recording.incomplete_reason == "") is complete
 
 
 def test_call_without_an_end_makes_the_record_incomplete() -> None:
     _, recording, _ = recorded(begun("one", "make all"))
-    assert recording.doubt == "calls without an end: make all"
+    assert recording.incomplete_reason == "calls without an end: make all"
 
 
 def test_unknown_item_makes_the_record_incomplete() -> None:
     _, recording, _ = recorded(Unrecognized(session="", method="item/completed", payload="{}"))
-    assert "unknown kind" in recording.doubt
+    assert "unknown kind" in recording.incomplete_reason
     _, recording, _ = recorded(Unrecognized(session="", method="brand/new", payload="{}"))
-    assert recording.doubt == ""
+    assert recording.incomplete_reason == ""
 
 
 def test_listener_that_fails_after_the_turn_is_noticed() -> None:
     _, recording, _ = recorded(late=(call("one"),), fails=True)
     assert isinstance(recording.failure, OSError)
-    assert "OSError" in recording.doubt
+    assert "OSError" in recording.incomplete_reason
 
 
 def test_no_agent_can_claim_a_thread_of_another() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -103,6 +104,7 @@ def test_run_reports_waiting_for_disk_space(
     (event,) = (each for each in events if each.get("event") == "waiting")
     assert (event["attempt_id"], event["message"]) == ("answer.1", "less than 6 MiB are free at out")
     assert "until" not in event
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:.]+Z", each["at"]) for each in events if "event" in each)
     assert main(words) == 0
     assert "waiting: less than 6 MiB are free at out" in capsys.readouterr().err.splitlines()
 

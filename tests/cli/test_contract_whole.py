@@ -64,7 +64,7 @@ def test_streaming_commands_have_jsonl_and_a_schema() -> None:
     assert (
         by_flag
         == {path for path, facts in contract().commands.items() if facts.streams}
-        == {"suite run", "suite resume"}
+        == {"suite run", "suite resume", "campaign run", "campaign resume", "campaign canary"}
     )
 
 

@@ -77,6 +77,9 @@ NOT_LEFT = {
     "proofbox.suite/1": "TOML; tests/lab/suite/test_spec.py",
     "proofbox.images/1": "TOML; tests/sandbox/images/test_images.py",
     "proofbox.images_lock/1": "needs a catalogue; the same",
+    "proofbox.local_image/1": "needs an import; tests/sandbox/images/test_local_images.py",
+    "proofbox.campaign/1": "TOML; tests/lab/campaign/test_campaign_spec.py",
+    "proofbox.claude_thread/1": "only with Claude Code; tests/agents/runtimes/test_claude_live.py",
     "proofbox.chain/1": "members of every line of a log: checked with it",
     "proofbox.conformance/1": "of `doctor`",
     "proofbox.runtime_conformance/1": "of `runtime check`",
@@ -208,6 +211,16 @@ def play(tell: Story) -> None:
     tell("plan", "run", "off", "--only-probe", "outside.write", "--out", "plans", "--json")
     tell("plan", "compare", "plans", "plans", "--json")
 
+    tell("new", "campaign", "comparison", "--json")
+    spec = "comparison/campaign.toml"
+    tell("campaign", "lint", spec, "--json")
+    tell("campaign", "schema", "--json")
+    tell("campaign", "plan", spec, "--json")
+    tell("campaign", "run", spec, "--out", "compared", "--jsonl")
+    tell("campaign", "compare", "compared", "compared", "--json")
+    tell("campaign", "publish-check", "compared", "--json")
+    tell("campaign", "regrade", "compared", spec, "--out", "regraded", "--json")
+
     copy = tell("bundle", "pull", "store", "pulled", "--json")["path"]
     (tell.place / copy / "environment.json").write_text("{}")
     tell("verify", copy, "--json", code=1)
@@ -274,7 +287,17 @@ def test_stored_documents_match_their_schemas(story: Story) -> None:
     for name, document in stored_below(
         *(
             story.place / each
-            for each in ("out", "plans", "pulled", "delivered", "trial", "user", "answer.promotion.json")
+            for each in (
+                "out",
+                "plans",
+                "compared",
+                "regraded",
+                "pulled",
+                "delivered",
+                "trial",
+                "user",
+                "answer.promotion.json",
+            )
         )
     ):
         entry = document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,14 @@ import pytest
 
 # Modules that take long to load and that running a command in a box does not need.
 UNNEEDED = (
-    *("anyio", "argparse", "asyncio", "base64", "cryptography", "dataclasses", "difflib", "email", "hashlib"),
-    *("http.client", "httpx2", "importlib.metadata", "inspect", "json", "logging", "secrets", "shutil", "ssl"),
-    *("stamina", "starlette", "tempfile", "tomllib", "typing_extensions", "urllib.request", "uvicorn"),
+    *("anyio", "argparse", "asyncio", "base64", "cryptography", "ctypes", "dataclasses", "difflib", "email"),
+    *("hashlib", "http.client", "httpx2", "importlib.metadata", "inspect", "ipaddress", "json", "logging"),
+    *("msgspec.inspect", "platform", "secrets", "shutil", "ssl", "stamina", "starlette", "tempfile", "termios"),
+    *("textwrap", "tomllib", "typing_extensions", "urllib.parse", "urllib.request", "uvicorn"),
     *("proofbox.agents", "proofbox.evidence", "proofbox.lab", "proofbox.workspace"),
-    *("proofbox.sandbox.images", "proofbox.sandbox.providers.docker", "proofbox.cli.help"),
+    *("proofbox.errors.evidence", "proofbox.errors.lab", "proofbox.errors.workspace"),
+    *("proofbox.sandbox.containers", "proofbox.sandbox.egress", "proofbox.sandbox.images"),
+    *("proofbox.sandbox.providers.docker", "proofbox.cli.help"),
 )
 
 
@@ -35,14 +39,32 @@ def test_running_a_command_loads_nothing_unneeded(provider: str, tmp_path: Path)
     assert run(script, *line) == "[]\n"
 
 
-def test_typing_extensions_can_be_imported_later() -> None:
-    """msgspec is loaded without it, and other packages need it."""
+def test_everything_of_the_preloaded_libraries_can_be_used() -> None:
+    """Parts of them are loaded when they are used, and other packages can import these parts."""
     script = (
-        "import sys; from proofbox.cli import import_msgspec; import_msgspec();"
-        "assert 'typing_extensions' not in sys.modules; import msgspec, typing_extensions;"
-        "print(msgspec.json.decode(b'[1]', type=list[int]))"
+        "import sys; from proofbox.cli.preloading import preload; preload();"
+        "later = {'msgspec.inspect', 'platform', 'textwrap', 'typing_extensions', 'urllib.parse'};"
+        "assert not later & set(sys.modules);"
+        "import msgspec, pathlib, uuid; print(msgspec.json.decode(b'[1]', type=list[int]));"
+        "print(pathlib.Path('/a b').as_uri(), msgspec.json.schema(int), msgspec.inspect.type_info(int));"
+        "import platform, textwrap, typing_extensions, urllib.parse, msgspec.inspect;"
+        "print(platform.python_implementation(), textwrap.dedent('  x'), urllib.parse.quote('a b'));"
+        "print(uuid.uuid1().version, msgspec.inspect.type_info(str))"
     )
-    assert run(script) == "[1]\n"
+    assert run(script).splitlines() == [
+        "[1]",
+        "file:///a%20b {'type': 'integer'} IntType(gt=None, ge=None, lt=None, le=None, multiple_of=None)",
+        f"{platform.python_implementation()} x a%20b",
+        "1 StrType(min_length=None, max_length=None, pattern=None)",
+    ]
+
+
+def test_preloading_leaves_loaded_modules_as_they_are() -> None:
+    script = (
+        "import platform, textwrap, urllib.parse; from proofbox.cli.preloading import preload; preload();"
+        "import sys; print([sys.modules[each.__name__] is each for each in (platform, textwrap, urllib.parse)])"
+    )
+    assert run(script) == "[True, True, True]\n"
 
 
 def test_exit_handlers_run_and_output_is_written() -> None:

@@ -14,7 +14,7 @@ from proofbox.config.project_files import write_project_file
 from proofbox.config.settings import Settings
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.errors import PathRefused, PolicyRefused, ProofboxError, UsageError
-from proofbox.sandbox.images.catalogue import Image
+from proofbox.sandbox.images.image import Image
 from proofbox.sandbox.images.pull import LOCK_FILE, check_lock
 from proofbox.sandbox.initialize import initialize
 

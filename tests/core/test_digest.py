@@ -50,3 +50,22 @@ def test_a_value_has_one_digest(value: dict[str, int]) -> None:
 
 def test_a_value_is_hashed_in_its_canonical_form() -> None:
     assert digest_of({"b": 1.0, "a": "x"}) == sha256_hex(b'{"a":"x","b":1}')
+
+
+def test_growing_file_does_not_keep_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 10)
+    real, reads = os.pread, 0
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        assert reads < 10, "the reader follows the writer"
+        with path.open("ab") as log:
+            log.write(b"y" * 1000)
+        return real(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    digest, size = sha256_file(path)
+    assert digest == hashlib.sha256(path.read_bytes()[:size]).hexdigest()
+    assert size <= 11

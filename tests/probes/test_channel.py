@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from proofbox.probes.channel import ChannelCheck, Confinement, confinement, parse_status, sandbox_signs
-from proofbox.probes.lanes import parse_answers
 from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.probing.lanes import parse_answers
 
 OBSERVE = """
 import signal, sys

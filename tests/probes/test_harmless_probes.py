@@ -17,12 +17,13 @@ from raw_agent import wait_until
 from proofbox.core.interpreter import module_child
 from proofbox.core.spec_files.problems import Problem
 from proofbox.errors import PlanInvalid
-from proofbox.probes.corpus import built_in_plan, built_in_plans
-from proofbox.probes.decoys import Decoys
-from proofbox.probes.harm import harms
+from proofbox.probes.clean import MeasureRequest
 from proofbox.probes.reading import parse_plan
-from proofbox.probes.run import Channel, MeasureRequest, PlanRun, run_plan
+from proofbox.probes.run import Channel, PlanRun, run_plan
 from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.probing.corpus import built_in_plan, built_in_plans
+from proofbox.sandbox.probing.decoys import Decoys
+from proofbox.sandbox.probing.harm import harms
 
 
 def plan_of(*probes: tuple[str, str, list[str]], expect: str = "allow", more: str = "") -> str:
@@ -121,11 +122,14 @@ def test_an_absent_file_is_no_denial_without_a_baseline(tmp_path: Path) -> None:
         '"result":5,"errno":0,"ns":99999999999999999999,"value":"00"',
         '"result":99999999999999999999,"errno":0,"ns":1,"value":"00"',
         '"result":-1,"errno":-7,"ns":1,"value":""',
+        '"result":5,"errno":0,"ns":1,"value":"00","more":' + "[" * 50_000,
+        '"result":5,"errno":0,"ns":1,"value":"\\377"',
     ],
+    ids=["text", "time", "result", "errno", "nested", "encoding"],
 )
 def test_a_malformed_answer_is_not_a_decision_and_ends_no_run(answer: str, tmp_path: Path) -> None:
     line = f'{{"id":"read",{answer},"timed_out":false,"signal":0}}'
-    (tmp_path / "liar").write_text(f"#!/bin/sh\ncat >/dev/null\necho '{line}'\n")
+    (tmp_path / "liar").write_text(f"#!/bin/sh\ncat >/dev/null\nprintf '{line}\\n'\n")
     (tmp_path / "liar").chmod(0o755)
     text = plan_of(("read", "file-read", ["{secret}"]))
     run = without_sandbox(tmp_path / "out", text, f"{tmp_path}/liar {{command}}")
@@ -135,8 +139,8 @@ def test_a_malformed_answer_is_not_a_decision_and_ends_no_run(answer: str, tmp_p
 
 
 def test_an_endless_answer_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofbox.probes.lanes.MAX_OUTPUT", 1 << 16)
-    monkeypatch.setattr("proofbox.probes.lanes.MAX_FAILURES", 1)
+    monkeypatch.setattr("proofbox.sandbox.probing.lanes.MAX_OUTPUT", 1 << 16)
+    monkeypatch.setattr("proofbox.sandbox.probing.lanes.MAX_FAILURES", 1)
     text = plan_of(("read", "file-read", ["{secret}"]))
     run = without_sandbox(tmp_path / "out", text, "yes {command}")
     assert (run.results[0].decision, run.results[0].mismatch) == ("unknown", "unknown")
@@ -161,7 +165,7 @@ def test_a_terminated_measurement_leaves_nothing_behind(tmp_path: Path, monkeypa
     place = Path(tempfile.mkdtemp())  # a short path, so that the address of a Unix socket fits
 
     monkeypatch.setenv("TMPDIR", str(place))
-    child = module_child("proofbox.probes.run")
+    child = module_child("proofbox.probes.clean")
     plan = parse_plan(plan_of(("read", "file-read", ["{secret}"])), name="mine").plan
     request = msgspec.json.encode(MeasureRequest(plan, None, "sleep 600 {command}"))
     process = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdin=subprocess.PIPE, start_new_session=True)

@@ -12,17 +12,18 @@ import pytest
 from isolation_page import PAGE, decisions
 from private_engine import IMAGE, private_engine
 
+from proofbox.cli import main
 from proofbox.errors import BundleLocked, ConsentRequired, UsageError
 from proofbox.evidence.bundle.lock import RunLock
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.policies import SEED_FIELDS
 from proofbox.probes.comparison import compare_plan_runs
-from proofbox.probes.corpus import built_in_plan
-from proofbox.probes.decoys import DRIVER
 from proofbox.probes.documents import EXPECTED
 from proofbox.probes.reading import parse_plan
-from proofbox.probes.run import PlanRun, run_plan
+from proofbox.probes.run import Channel, PlanRun, run_plan
+from proofbox.sandbox.probing.corpus import built_in_plan
+from proofbox.sandbox.probing.decoys import DRIVER
 
 ROOT = "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --dir /etc"
 STRONG = (
@@ -135,6 +136,34 @@ def test_a_weakened_sandbox_is_caught(weakness: str, tmp_path: Path) -> None:
     assert not weak.ok
 
 
+@pytest.mark.needs("bubblewrap", "docker")
+@pytest.mark.xdist_group("docker")
+def test_two_foreign_sandboxes_are_measured_by_ready_adapters(engine_image: str, tmp_path: Path) -> None:
+    runs = {
+        name: run_plan("hostile", tmp_path / name, adapter=name, image=engine_image) for name in ("bwrap", "docker-run")
+    }
+    for name, run in runs.items():
+        assert (run.summary.unknown, run.ok) == (0, False)
+        assert {each.decision for each in run.results if each.probe_id.startswith("outside.")} == {"deny"}
+        assert found(run, "control.project-write") == "allow"
+        assert found(run, "socket.vsock") == "allow", "neither filters socket families"
+        assert run.path is not None
+        matrix = (run.path / "summary.md").read_text()
+        assert f"# Plan hostile on {name}\n" in matrix
+        assert "\n| default | socket.vsock | network-socket | deny | allow | constrained_observation |\n" in matrix
+    assert found(runs["bwrap"], "namespace.user") == "allow"
+    assert found(runs["docker-run"], "namespace.user") == "deny"
+
+
+def test_adapter_that_does_not_start_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = "sh -c 'echo first >&2; echo second >&2; exit 7' {command}"
+    assert main(["plan", "run", "hostile", "--adapter", adapter, "--out", str(tmp_path), "--channel", "direct"]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].endswith("0 allowed, 0 denied, 133 unknown")
+    assert "131 results are unknown: the driver gave no answers: sh exited 7: first second" in shown
+    assert len(shown) < 8
+
+
 @pytest.mark.needs("bubblewrap")
 def test_two_foreign_sandboxes_can_be_compared(tmp_path: Path) -> None:
     strong = measured(tmp_path / "strong", STRONG)
@@ -184,8 +213,8 @@ reason = "everyone may read it"
 def test_a_driver_that_hangs_crashes_or_lies_is_contained(
     program: str, decision: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proofbox.probes.lanes.START_SECONDS", 0.5)
-    monkeypatch.setattr("proofbox.probes.lanes.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("proofbox.sandbox.probing.lanes.START_SECONDS", 0.5)
+    monkeypatch.setattr("proofbox.sandbox.probing.lanes.PROBE_SECONDS", 0.1)
     plan = parse_plan(PLAN, name="mine")
     run = run_plan(plan, tmp_path / "out", adapter=f"sh -c {json.dumps(program)} {{command}}", channel="direct")
     result = run.results[0]
@@ -240,6 +269,19 @@ def test_a_strangers_plan_needs_consent_for_what_it_asks(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
     assert run_plan(name, tmp_path / "out", trust=True).ok
     assert run_plan(name, tmp_path / "out").ok
+
+
+@pytest.mark.parametrize("channel", ["clean", "direct"])
+def test_progress_names_each_lane(channel: Channel, tmp_path: Path) -> None:
+    lanes: list[tuple[str, int, int]] = []
+    run_plan(
+        "off",
+        tmp_path / "out",
+        channel=channel,
+        only_probes=["outside.write"],
+        progress=lambda *lane: lanes.append(lane),
+    )
+    assert lanes == [("default", 0, 2), ("baseline", 1, 2)]
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:

@@ -14,19 +14,20 @@ from proofbox.cli import main
 from proofbox.core.clock import SystemClock
 from proofbox.lab.doctor import QUICK
 from proofbox.lab.run.retention import RetentionRules, collect, survey
-from proofbox.probes.decoys import Decoys
-from proofbox.probes.leftovers import PREFIX, abandoned_decoys
 from proofbox.probes.reading import load_plan
 from proofbox.probes.run import PlanRun, run_plan
 from proofbox.sandbox.conformance import Report, run_conformance
 from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.probing.decoys import Decoys
+from proofbox.sandbox.probing.leftovers import PREFIX, abandoned_decoys
 
 
 @pytest.mark.needs("bubblewrap")
 def test_a_new_plan_is_valid_and_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "a" / "b"
     assert main(["new", "plan", str(place), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["path"] == str(place / "plan.toml")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["directory"], document["files"]) == (str(place), ["plan.toml"])
     run = proofbox.run_plan(str(place / "plan.toml"), tmp_path / "out", provider="bubblewrap")
     assert [(each.probe_id, each.profile, each.detail) for each in run.results if not each.matched] == []
     plan = load_plan(str(place / "plan.toml")).plan
@@ -45,7 +46,7 @@ def test_decoys_of_a_killed_run_are_collected_and_those_of_a_running_one_are_kep
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Path(tempfile.mkdtemp())
-    monkeypatch.setattr("proofbox.probes.leftovers.decoy_directory", lambda: place)
+    monkeypatch.setattr("proofbox.sandbox.probing.leftovers.decoy_directory", lambda: place)
     with Decoys(place / f"{PREFIX}alive", program("boxprobe")):
         (place / f"{PREFIX}dead" / "outside").mkdir(parents=True)
         (place / f"{PREFIX}link").symlink_to(tmp_path)

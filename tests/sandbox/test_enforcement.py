@@ -49,8 +49,8 @@ class Forgetful:
         self.started.append(spec.policy)
         return Off().start(spec)
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return account, []
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return stderr, []
 
 
 class Kept:

@@ -66,7 +66,9 @@ def test_auto_explains_itself(boxes: Sandboxes, cache: Path) -> None:
     assert "macOS" in rejected.reason
     assert rejected.fix_hints
     assert rejected.isolation is Isolation.VM
-    assert [(event.name, event.phase) for event in events] == [("apple-vm", "rejected"), ("bubblewrap", "selected")]
+    found_events = [(event.name, event.phase) for event in events]
+    assert found_events[:2] == [("apple-vm", "rejected"), ("bubblewrap", "selected")]
+    assert [name for name, _ in found_events[2:]] == ["docker"], "tried too, to report it"
     result = boxes.exec(["true"])
     assert result.provider == "bubblewrap"
     assert result.diagnostics["apple-vm"].reason == rejected.reason

@@ -14,6 +14,8 @@ import pytest
 from shapes import current_shapes, recorded_shapes
 
 from proofbox import BundleWriter, load_bundle
+from proofbox.agents.health import counters
+from proofbox.agents.runtimes.acp.threads import AcpThreadStore
 from proofbox.agents.runtimes.claude.threads import ClaudeThreadStore
 from proofbox.agents.runtimes.scripted.threads import ThreadStore
 from proofbox.cli.commands.setup.contract import make_contract
@@ -25,8 +27,9 @@ from proofbox.errors import BundleSchemaUnknown, VersionUnknown
 from proofbox.evidence.bundle import repair
 from proofbox.evidence.bundle.index import SchemaUnknown, parse_index
 from proofbox.evidence.bundle.status import parse_status
+from proofbox.evidence.documents.base_tree import BaseTree, base_path, read_tree
 from proofbox.evidence.documents.outcome import parse_outcome
-from proofbox.evidence.documents.tree import parse_tree_manifest
+from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
 from proofbox.evidence.documents.witnesses import check_witnesses
 from proofbox.evidence.promotion.packet import parse_packet
 from proofbox.evidence.promotion.policy import check_policy
@@ -35,6 +38,8 @@ from proofbox.lab.campaign.registration import read_manifest
 from proofbox.lab.run import limiter
 from proofbox.lab.run.ledger import Ledger
 from proofbox.sandbox.images import catalogue, pull
+from proofbox.sandbox.images.image import images_dir
+from proofbox.sandbox.images.local import local_images
 from proofbox.sandbox.sessions import SessionStore
 from proofbox.viewer.annotations import parse_note
 
@@ -131,6 +136,14 @@ def repair_log(data: bytes, place: Path) -> object:
     return repair.reindex_repair(bundle.path)
 
 
+def tree_differences(data: bytes, place: Path) -> object:
+    base = BaseTree(canonical_bytes(tree_manifest([TreeEntry(b"notes.txt", "100644", 3, "0" * 64)])))
+    path = place / base_path(base.sha256)
+    path.parent.mkdir()
+    path.write_bytes(base.document)
+    return read_tree(json.loads(data), str(place / "attempt"))
+
+
 def index(data: bytes, _: Path) -> object:
     return parse_index(canonical_bytes(json.loads(data)))
 
@@ -138,6 +151,7 @@ def index(data: bytes, _: Path) -> object:
 SESSION = document("proofbox.session_record/1")["id"]
 THREAD = document("proofbox.thread/1")["id"]
 CLAUDE_THREAD = document("proofbox.claude_thread/1")["id"]
+ACP_THREAD = document("proofbox.acp_thread/1")["id"]
 READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.artifact_index/1": index,
     "proofbox.run_status/1": lambda data, _: parse_status(canonical_bytes(json.loads(data))),
@@ -145,6 +159,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.tree_manifest/1": lambda data, _: parse_tree_manifest(json.loads(data)),
     "proofbox.annotation/1": lambda data, _: parse_note(data),
     "proofbox.embedded_evidence/1": lambda data, _: parse_embedded(data),
+    "proofbox.tree_manifest/2": tree_differences,
     "proofbox.path_witnesses/1": lambda data, _: check_witnesses(json.loads(data)),
     "proofbox.promotion_packet/1": lambda data, _: parse_packet(json.loads(data)),
     "proofbox.promotion_packet/2": lambda data, _: parse_packet(json.loads(data)),
@@ -156,12 +171,19 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.consents/1": in_file(lambda _: state_dir() / "consents.json", lambda _: consent._read()),
     "proofbox.trusted/1": in_file(lambda _: state_dir() / "trusted.json", lambda _: settings._agreed()),
     "proofbox.limiter/1": in_file(lambda place: place / "l.json", lambda place: limiter._read(place / "l.json")),
-    "proofbox.images/1": in_file(
-        lambda place: place / "images.toml", lambda place: catalogue.all_images(place / "images.toml")
+    "proofbox.strategy_health/1": in_file(
+        lambda place: place / "h.json", lambda place: counters._read(place / "h.json", "codex_app_server")
     ),
+    "proofbox.images/1": in_file(
+        lambda place: place / "images.toml", lambda place: catalogue.read_catalogue(place / "images.toml")
+    ),
+    "proofbox.local_image/1": in_file(lambda _: images_dir() / "small-x86_64.json", lambda _: local_images()),
     "proofbox.images_lock/1": in_file(lambda place: place / pull.LOCK_FILE, pull._locked),
     "proofbox.thread/1": in_file(
         lambda place: place / "threads" / f"{THREAD}.json", lambda place: ThreadStore(place).load(THREAD)
+    ),
+    "proofbox.acp_thread/1": in_file(
+        lambda place: place / "threads" / f"{ACP_THREAD}.json", lambda place: AcpThreadStore(place).load(ACP_THREAD)
     ),
     "proofbox.claude_thread/1": in_file(
         lambda place: place / "threads" / f"{CLAUDE_THREAD}.json",
@@ -181,6 +203,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
 }
 NOT_READ = {
     "proofbox.trials/1": "a cache, which is ignored and written again",
+    "proofbox.runtime_measurement/1": "a benchmark's result, which is ignored and measured again",
     "proofbox.chain/1": "the name of the chain, which every line's digest covers",
     **dict.fromkeys(
         ("proofbox.attempt_env/1", "proofbox.runner_metrics/1", "proofbox.runner_ref/1", "proofbox.torn_attempt/1"),
@@ -189,6 +212,7 @@ NOT_READ = {
     **dict.fromkeys(
         ("proofbox.conformance/1", "proofbox.runtime_conformance/1", "proofbox.run_environment/1"), "shown as it is"
     ),
+    "proofbox.exploration/1": "only written",
     **dict.fromkeys(
         ("proofbox.delivery_answer/1", "proofbox.delivery_record/1", "proofbox.delivery_request/1"), "only written"
     ),
@@ -198,7 +222,8 @@ NOT_READ = {
     "proofbox.campaign/1": "written by people, without a version",
     "proofbox.campaign_regrade/1": "only written",
     **dict.fromkeys(
-        ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"), "derived from the runs and compared as a whole"
+        ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"),
+        "derived from the runs and compared as a whole",
     ),
     "proofbox.plan/1": "the copy of a plan in its evidence, which no command reads",
     **dict.fromkeys(

@@ -17,19 +17,25 @@ from proofbox.delivery.proof import Standing
 from proofbox.evidence.bundle.reader import Bundle, UnverifiedBundle
 from proofbox.evidence.promotion.emit import Promotion
 from proofbox.evidence.verify.verification import Verification
+from proofbox.lab.attempt.adhoc.explore import ExploreDocument
 from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptRun
-from proofbox.lab.campaign.running import resume_campaign
+from proofbox.lab.campaign.comparing import CampaignComparison
+from proofbox.lab.campaign.linting import CampaignLint
+from proofbox.lab.campaign.planning import CampaignPlan
+from proofbox.lab.campaign.publishing import PublishCheck
+from proofbox.lab.campaign.regrading import CampaignRegrade
 from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
 from proofbox.lab.garbage import CollectedGarbage
 from proofbox.lab.reports.campaign_results import CampaignReport
 from proofbox.lab.reports.finding import EvidenceFinding
+from proofbox.lab.reports.parity import ParityReport
 from proofbox.lab.reports.scoring import MetricsReport, Validation
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation, SuiteRun
 from proofbox.lab.run.events import EventKind, RunStarted, SuiteEvent
 from proofbox.lab.run.retention import RetentionItem
 from proofbox.probes.run import PlanRun
 from proofbox.sandbox.contract import ExecResult
-from proofbox.sandbox.images.catalogue import Image
+from proofbox.sandbox.images.image import Image
 from proofbox.sandbox.images.pull import PulledImage
 from proofbox.sandbox.initialize import Initialized
 from proofbox.sandbox.service import Session
@@ -84,6 +90,9 @@ def evidence() -> None:
     found = proofbox.validate("out", strict=True)
     assert_type(found, Validation)
     assert_type(found.findings, tuple[EvidenceFinding, ...])
+    parity = proofbox.compare_parity("process-out", Path("native-out"))
+    assert_type(parity, ParityReport)
+    assert_type(parity.differences[0].what, str)
     metrics = proofbox.report(Path("out"))
     assert_type(metrics, MetricsReport)
     assert_type(metrics.reports, tuple[dict[str, Any], ...])
@@ -153,30 +162,45 @@ def projects_and_images() -> None:
     assert_type(proofbox.list_images(), list[Image])
     assert_type(proofbox.resolve_default_image("x86_64"), Image)
     assert_type(proofbox.pull_image("debian", update=True), PulledImage)
+    assert_type(proofbox.build_image("debian-12"), PulledImage)
+    assert_type(proofbox.import_image("rootfs.tar", "tools"), Image)
 
 
 def attempts_by_hand() -> None:
     assert_type(proofbox.run_attempt("say hello", "project", strategies="scripted"), AttemptRun)
     assert_type(proofbox.fork_attempt("t1", 2, "retry", prompt="go on", trust=True), AttemptFork)
     assert_type(proofbox.diff_attempt("t1", 2), str)
+    assert_type(proofbox.explore_attempt("t1", 2, "o", prompt="go", branches=2, verify=["make"]), ExploreDocument)
 
 
 async def attempts_by_hand_async() -> None:
     assert_type(await proofbox.run_attempt_async("say hello", "project"), AttemptRun)
     assert_type(await proofbox.fork_attempt_async("t1", 2, "retry"), AttemptFork)
+    assert_type(await proofbox.explore_attempt_async("t1", 2, "o", prompt="go", suite="s.toml"), ExploreDocument)
 
 
 def campaigns() -> None:
     report = proofbox.run_campaign("campaign.toml", out=Path("out"), trust=True)
     assert_type(report, CampaignReport)
     assert_type(report.comparisons[0].difference, float)
-    assert_type(resume_campaign("out", stop=threading.Event()), CampaignReport)
+    assert_type(proofbox.run_canary("campaign.toml", missions=2), CampaignReport)
+    assert_type(proofbox.resume_campaign("out", stop=threading.Event()), CampaignReport)
+    assert_type(proofbox.load_campaign("out"), CampaignReport)
+    assert_type(proofbox.lint_campaign("campaign.toml"), CampaignLint)
+    assert_type(proofbox.plan_campaign("campaign.toml", mde="5pt"), CampaignPlan)
+    assert_type(proofbox.compare_campaigns("earlier", Path("out")), CampaignComparison)
+    assert_type(proofbox.check_publishable("out", sign="release"), PublishCheck)
+    assert_type(proofbox.regrade_campaign("out", "stricter.toml", out="regraded"), CampaignRegrade)
 
     proofbox.run_campaign("campaign.toml", concurrency=2)  # type: ignore[call-arg]
 
 
 async def campaigns_async() -> None:
     assert_type(await proofbox.run_campaign_async("campaign.toml", on_event=events), CampaignReport)
+    assert_type(await proofbox.run_canary_async("campaign.toml"), CampaignReport)
+    assert_type(await proofbox.resume_campaign_async("out"), CampaignReport)
+    assert_type(await proofbox.load_campaign_async("out"), CampaignReport)
+    assert_type(await proofbox.regrade_campaign_async("out", "stricter.toml"), CampaignRegrade)
 
 
 def exports() -> None:

@@ -29,6 +29,8 @@ class Turn:
         self.usage_source: Source = "runtime_reported"
         self.answered = False
         """The model has completed a response."""
+        self.is_stopping = False
+        """The session is ending the turn early."""
         self.observed_failure: ProofboxError | None = None
         """See `TurnResult.observed_failure`."""
         self.result: TurnResult | None = None

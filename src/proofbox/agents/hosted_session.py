@@ -7,6 +7,7 @@ is reported.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ CLOSE_TIMEOUT = 10.0
 Ending = Literal["interrupt", "stall", "close"]
 
 
-class HostedSession:
+class HostedSession(ABC):
     """Subclasses run turns (`_run_turn`), and kill what a turn has started (`_kill`)."""
 
     version = ""
@@ -145,21 +146,21 @@ class HostedSession:
 
     # For subclasses
 
+    @abstractmethod
     async def _run_turn(self, turn: Turn, prompt: str) -> None:
         """Run one turn of the agent. Returning means that the agent finished its turn."""
-        raise NotImplementedError
 
-    async def _kill(self, turn: Turn) -> None:
+    async def _kill(self, turn: Turn) -> None:  # noqa: B027 (nothing to do by default)
         """Kill everything that the turn has started, so that `_run_turn` stops waiting."""
 
-    async def _end_thread(self, thread: str) -> None:
+    async def _end_thread(self, thread: str) -> None:  # noqa: B027 (nothing to do by default)
         """Kill whatever the turns of a thread left running."""
 
     async def _commands_alive(self) -> int:
         """Return the number of commands that still have processes."""
         return 0
 
-    async def _release(self) -> None:
+    async def _release(self) -> None:  # noqa: B027 (nothing to do by default)
         """Release the session's resources."""
 
     async def publish(self, event: Event) -> None:
@@ -237,6 +238,7 @@ class HostedSession:
         if found.result is not None or turn in self._endings:
             return
         self._endings[turn] = ending
+        found.is_stopping = True
         await self._kill(found)
         scope = self._scopes.get(turn)
         if scope is not None:

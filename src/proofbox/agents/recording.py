@@ -2,7 +2,8 @@
 
 When a turn ends, its commands may still run in the background, and its sub-agents may still work. A `Recording`
 therefore listens until everything has been ended (`finish`). A call that began and whose end was never seen is recorded
-as `abandoned`. If calls may be missing, `doubt` says why, and the absence of a call from the record proves nothing.
+as `abandoned`. If calls may be missing, `incomplete_reason` says why, and the absence of a call from the record proves
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Recording:
         self._listeners = listeners
         self._numbers: list[int] = []
         self._open: dict[tuple[str, str], str] = {}
-        self._doubt = ""
+        self._incomplete_reason = ""
         self._thread: str | None = None
         self.failure: Exception | None = None
         """The first exception that a listener raised. A listener that raises receives no further events."""
@@ -38,7 +39,7 @@ class Recording:
     async def finish(self, thread: str, *, close: bool) -> None:
         """End everything the thread started, then stop listening. With `close`, close the whole session.
 
-        When this returns, `doubt` and `failure` are final. `thread` is empty if no thread was started.
+        When this returns, `incomplete_reason` and `failure` are final. `thread` is empty if no thread was started.
         """
         try:
             if close:
@@ -51,29 +52,32 @@ class Recording:
             self._numbers.clear()
 
     @property
-    def doubt(self) -> str:
+    def incomplete_reason(self) -> str:
         """The reason why calls may be missing from the record; empty if it is complete."""
         if self.failure is not None:
             return f"a listener failed ({type(self.failure).__name__})"
-        if not self._doubt and self._open:
+        if not self._incomplete_reason and self._open:
             return f"calls without an end: {', '.join(list(self._open.values())[:3])[:200]}"
-        return self._doubt
+        return self._incomplete_reason
 
     async def _watch(self, event: Event) -> None:
         match event:
             case ItemStarted() if event.command:
                 self._open[event.thread, event.item] = event.command
                 if len(self._open) > MAX_OPEN:
-                    self._doubt = self._doubt or f"more than {MAX_OPEN} calls were open concurrently"
+                    self._mark_incomplete(f"more than {MAX_OPEN} calls were open concurrently")
                     del self._open[next(iter(self._open))]
             case ToolCall() | FileChange():
                 self._open.pop((event.thread, event.item), None)
             case Unrecognized(method="item/completed"):
-                self._doubt = self._doubt or "an item of an unknown kind, which might be a call"
+                self._mark_incomplete("an item of an unknown kind, which might be a call")
             case Integrity() if not event.code.startswith(UNRELATED_TO_CALLS):
-                self._doubt = self._doubt or f"{event.code}: {event.message}"
+                self._mark_incomplete(f"{event.code}: {event.message}")
             case _:
                 pass
+
+    def _mark_incomplete(self, reason: str) -> None:
+        self._incomplete_reason = self._incomplete_reason or reason  # the first reason is reported
 
     def _guarded(self, listener: Listener) -> Listener:
         async def receive(event: Event) -> None:

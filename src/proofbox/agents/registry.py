@@ -21,6 +21,7 @@ from proofbox.errors import StrategyUnavailable, StrategyUnsupported
 
 GROUP = "proofbox.runtimes"
 BUILT_IN: dict[str, str] = {
+    "acp": "proofbox.agents.runtimes.acp:AcpRuntime",
     "claude_code": "proofbox.agents.runtimes.claude:ClaudeCode",
     "codex_app_server": "proofbox.agents.runtimes.codex:CodexAppServer",
     "nop": "proofbox.agents.runtimes.controls:NopRuntime",

@@ -93,8 +93,9 @@ def decide_chain(
     spec: str | Sequence[str] | None = None,
     config: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    default: Callable[[], str | Sequence[str]] = lambda: DEFAULT_CHAIN,
 ) -> Chain:
-    """Return the chain from the first source that sets it."""
+    """Return the chain from the first source that sets it. `default` is called if none does."""
     environment = (os.environ if env is None else env).get(VARIABLE)
     sources: tuple[tuple[Origin, str | Sequence[str] | None], ...] = (
         ("flag", flag),
@@ -105,7 +106,7 @@ def decide_chain(
     for origin, value in sources:
         if value is not None:
             return parse_chain(value, origin)
-    return parse_chain(DEFAULT_CHAIN, "default")
+    return parse_chain(default(), "default")
 
 
 def capabilities_named(names: Sequence[str]) -> tuple[str, ...]:

@@ -44,9 +44,11 @@ COMMANDS = (
     Command("session show", "run.session:show_", "Show one session."),
     Command("session stop", "run.session:stop", "Stop a session and kill every process in it."),
     Command("session prune", "run.session:prune", "Remove ended sessions."),
-    Command("images list", "setup.images:list_", "List the images in your catalogue."),
+    Command("images list", "setup.images:list_", "List the images that boxes can use."),
     Command("images default", "setup.images:default", "Show the default image."),
     Command("images pull", "setup.images:pull", "Download an image, verify it, and lock the project to it."),
+    Command("images build", "setup.images:build", "Build an image from Debian's packages."),
+    Command("images import", "setup.images:import_", "Import an image from files or from the container engine."),
     Command("verify", "evidence.verify:verify", "Check a bundle, its logs, packet and signature, as an auditor would."),
     Command("view", "evidence.view:view", "Show runs, attempts and their evidence in a browser, or as one HTML file."),
     Command("bundle list", "evidence.bundle:list_", "List the runs in an output directory."),
@@ -111,6 +113,7 @@ COMMANDS = (
     Command("attempt explain", "agents.attempt:explain_", "Explain in plain words what happened in one attempt."),
     Command("attempt diff", "agents.attempt:diff", "Show what an attempt, or one step of it, changed."),
     Command("attempt fork", "agents.fork:fork", "Continue from a step of an attempt, with its files and thread."),
+    Command("explore", "agents.explore:explore", "Continue an attempt in several branches and keep the best verified."),
     Command("attempt interrupt", "agents.attempt:interrupt", "Stop one attempt; the others continue."),
     Command(
         "runtime list",
@@ -121,6 +124,7 @@ COMMANDS = (
     Command("runtime try", "agents.trial:try_", "Give one prompt to an agent in a box and record every step."),
     Command("validate", "evidence.scoring:validate", "Check that the evidence of attempts is complete and consistent."),
     Command("report", "evidence.scoring:report", "Show the metrics of attempts, from verified evidence."),
+    Command("report parity", "evidence.parity:parity", "Compare what is scored in two runs of the same missions."),
     Command("gc", "evidence.scoring:gc", "Delete old runs to free disk space."),
     Command("workspace effects", "workspaces.tools:effects", "List the effects in a workspace, including denied ones."),
     Command(
@@ -182,23 +186,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"proofbox {__version__}")
         return 0
-    import_msgspec()
+    from proofbox.cli.preloading import preload
+
+    preload()
     from proofbox.cli.app import run
 
     return run(words)
-
-
-def import_msgspec() -> None:
-    """Import msgspec without `typing_extensions`, which it imports in place of `typing` if it can.
-
-    That module and its own imports take a fifth of the startup time, and `typing` has the same since Python 3.11.
-    """
-    if "msgspec" not in sys.modules and "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # makes its import fail
-        try:
-            import msgspec  # noqa: F401
-        finally:
-            del sys.modules["typing_extensions"]
 
 
 def entry() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dis
+import re
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Literal
@@ -108,29 +110,48 @@ def schema_of(kind: type[Document]) -> str:
 
 
 def _printed(function: Callable[..., Any]) -> set[type[Document]]:
-    """Return the document classes that the code and annotations of a command and its helpers refer to."""
-    found: set[type[Document]] = set()
-    seen: set[int] = set()
-    pending: list[FunctionType] = [f for f in [function] if isinstance(f, FunctionType)]
+    """Return the document classes that a command and its helpers refer to, and those that functions they call return.
+
+    Documents are imported inside functions, so that `--help` does not load them.
+    """
+    found: set[object] = set()
+    seen: set[object] = set()
+    pending: list[object] = [function]
     while pending:
         each = pending.pop()
-        if id(each) in seen:
+        if not isinstance(each, FunctionType) or each in seen:
             continue
-        seen.add(id(each))
-        for name in (*_names(each.__code__), *map(str, each.__annotations__.values())):
-            value = each.__globals__.get(name)
-            if isinstance(value, type) and issubclass(value, Document) and schema_of(value):
+        seen.add(each)
+        for value in (*_loaded(each.__code__, each.__globals__), *_annotated(each)):
+            if isinstance(value, type):
                 found.add(value)
-            if isinstance(value, FunctionType) and value.__module__.startswith("proofbox.cli."):
-                pending.append(value)
-            elif isinstance(value, type) and value.__module__.startswith("proofbox.cli."):
-                pending += [member for member in vars(value).values() if isinstance(member, FunctionType)]
-    return found
+            if not isinstance(value, FunctionType | type):
+                continue
+            if value.__module__.startswith("proofbox.cli."):
+                pending += [value] if isinstance(value, FunctionType) else vars(value).values()
+            elif isinstance(value, FunctionType):
+                found |= _annotated(value, "return")
+    return {kind for kind in found if isinstance(kind, type) and issubclass(kind, Document) and schema_of(kind)}
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names that the code and its inner functions load."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+def _annotated(function: FunctionType, *members: str) -> set[object]:
+    """Return the classes that annotations name: all annotations, or those of these members."""
+    whole = getattr(function, "__wrapped__", function)
+    texts = [str(text) for name, text in whole.__annotations__.items() if not members or name in members]
+    named = (whole.__globals__.get(name) for text in texts for name in re.findall(r"\w+", text))
+    return {value for value in named if isinstance(value, type)}
+
+
+def _loaded(code: CodeType, scope: dict[str, Any]) -> Iterator[object]:
+    """Yield the global names that the code and its inner functions load, and the names that they import from us."""
+    module = ""
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_GLOBAL":
+            yield scope.get(each.argval)
+        elif each.opname == "IMPORT_NAME":
+            module = each.argval
+        elif each.opname == "IMPORT_FROM" and module.startswith("proofbox."):
+            yield getattr(import_module(module), each.argval, None)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _loaded(constant, scope)

@@ -84,7 +84,13 @@ Mount = Annotated[
     tuple[str, ...],
     Parameter(name="--mount", help="HOST:GUEST[:ro|rw], read-only by default. Repeatable."),
 ]
-Image = Annotated[str | None, Parameter(name="--image", help="The container image, for docker.")]
+Image = Annotated[
+    str | None,
+    Parameter(
+        name="--image",
+        help="The image whose files are the root: one of `proofbox images list`, or with docker any of the engine.",
+    ),
+]
 Runtime = Annotated[
     str | None, Parameter(name="--runtime", help="The container engine's runtime, e.g. runsc for gVisor.")
 ]

@@ -18,7 +18,7 @@ from proofbox.core.results import Document as Document
 from proofbox.core.results import ErrorBody as ErrorBody
 from proofbox.core.results import Streamed as Streamed
 from proofbox.core.text import printable
-from proofbox.errors import CommandNotExecutable, CommandNotFound, ProofboxError
+from proofbox.errors import ProofboxError
 
 EXEC_FAILED = 125
 INTERRUPTED = 130
@@ -86,7 +86,7 @@ def report(error: ProofboxError, *, as_json: bool, passes_exit_code: bool = Fals
             print(printable("\n".join(_clean(lines))), file=sys.stderr)
     if not passes_exit_code:
         return INTERRUPTED if error.exit_code == INTERRUPTED else min(error.exit_code, 4)
-    return error.exit_code if isinstance(error, CommandNotFound | CommandNotExecutable) else EXEC_FAILED
+    return error.exit_code if error.exit_code in PASSING_EXIT_CODES else EXEC_FAILED
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

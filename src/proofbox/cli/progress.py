@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -52,7 +51,9 @@ def progress_bar(what: str, *, shown: bool) -> Iterator[Callable[[int, int | Non
 
 
 def _width() -> int:
-    return max(20, shutil.get_terminal_size().columns - 1)
+    from shutil import get_terminal_size  # only for a person at a terminal
+
+    return max(20, get_terminal_size().columns - 1)
 
 
 def bar(what: str, done: int, total: int | None, width: int) -> str:

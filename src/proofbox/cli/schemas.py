@@ -25,11 +25,13 @@ from proofbox.core.documents import STORED
 
 LOADED_LATE = (
     *(
+        "proofbox.agents.runtimes.acp.threads",
         "proofbox.agents.runtimes.claude.threads",
         "proofbox.agents.runtimes.scripted.threads",
         "proofbox.delivery.record",
         "proofbox.evidence.documents.witnesses",
         "proofbox.lab.campaign.registration",
+        "proofbox.lab.attempt.adhoc.explore",
         "proofbox.lab.campaign.regrading",
         "proofbox.lab.reports.campaign",
         "proofbox.lab.run.limiter",

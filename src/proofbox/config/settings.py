@@ -29,7 +29,7 @@ from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 PROJECT_FILE = Path(".proofbox/config.toml")
 SIZE_LIMIT = 64 << 10
 TRUSTED = "proofbox.trusted/1"
-NAMED_RUNTIMES = ("process",)
+NAMED_RUNTIMES = ("acp", "process")
 """Runtimes that a file can configure several times, each with a name."""
 
 
@@ -259,7 +259,7 @@ def _read(path: Path, project: Path | None = None) -> bytes | None:
 
 
 def _with_named_runtimes(settings: Settings) -> Settings:
-    """Return the settings with each table `[runtimes.process.NAME]` as the table of the runtime `process.NAME`."""
+    """Return the settings with each table `[runtimes.ID.NAME]` as the table of the runtime `ID.NAME`."""
     tables: dict[str, dict[str, Any]] = {}
     for id, table in settings.runtimes.items():
         names = [name for name, value in table.items() if id in NAMED_RUNTIMES and isinstance(value, dict)]

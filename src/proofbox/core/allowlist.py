@@ -7,20 +7,22 @@ Addresses match only in canonical form: other forms that a C library accepts (`0
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
 from proofbox.errors import RequestInvalid
 
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
+
 Network = Literal["none", "full", "allow"]
 WEB_PORTS = (80, 443)
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NAT64 = "64:ff9b::/96"
+_GLOBAL_UNICAST = "2000::/3"
 _NUMERIC = r"(0x[0-9a-f]*|[0-9]+)"
 
 
@@ -36,7 +38,7 @@ class HostRule(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        return self.host == "localhost" or (is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
+        return self.host == "localhost" or (is_address(self.host) and _address(self.host).is_loopback)
 
     def allows(self, host: str, port: int) -> bool:
         """Return whether the rule allows a connection. `host` must be in canonical form."""
@@ -73,9 +75,9 @@ def canonical_host(text: str) -> str | None:
     host = text.lower()
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-        return str(ipaddress.ip_address(host)) if ":" in host and is_address(host) else None
+        return str(_address(host)) if ":" in host and is_address(host) else None
     if is_address(host):
-        return str(ipaddress.ip_address(host))
+        return str(_address(host))
     host = host.removesuffix(".")
     labels = host.split(".")
     if not host.isascii() or len(host) > 253 or not all(re.fullmatch(_LABEL, label) for label in labels):
@@ -86,10 +88,16 @@ def canonical_host(text: str) -> str | None:
 
 def is_address(text: str) -> bool:
     try:
-        ipaddress.ip_address(text)
+        _address(text)
     except ValueError:
         return False
     return "%" not in text  # zone ids are not supported
+
+
+def _address(text: str) -> IPv4Address | IPv6Address:
+    from ipaddress import ip_address  # only boxes with an allowlist need it
+
+    return ip_address(text)
 
 
 def is_public(text: str) -> bool:
@@ -97,14 +105,16 @@ def is_public(text: str) -> bool:
 
     `is_global` alone is not enough: in some versions of Python it accepts NAT64, 6to4 and site-local addresses.
     """
-    address = ipaddress.ip_address(text)
-    if isinstance(address, ipaddress.IPv6Address):
+    from ipaddress import IPv4Address, IPv6Address, IPv6Network
+
+    address = _address(text)
+    if isinstance(address, IPv6Address):
         embedded = address.ipv4_mapped or address.sixtofour
-        if address in _NAT64:
-            embedded = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if address in IPv6Network(_NAT64):
+            embedded = IPv4Address(int(address) & 0xFFFFFFFF)
         if embedded is not None:
             return is_public(str(embedded))
-        if address not in _GLOBAL_UNICAST or address.teredo is not None:
+        if address not in IPv6Network(_GLOBAL_UNICAST) or address.teredo is not None:
             return False
     return address.is_global and not address.is_multicast
 

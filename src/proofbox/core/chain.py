@@ -28,9 +28,8 @@ import stat
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of, sha256_hex
@@ -70,8 +69,7 @@ def origin(name: str) -> str:
     return digest_of({"format": FORMAT, "name": name})
 
 
-@dataclass(frozen=True, slots=True)
-class TornTail:
+class TornTail(NamedTuple):
     """An unfinished last line that a writer removed: where it began, how long it was, and the SHA-256 of its bytes."""
 
     offset: int
@@ -79,8 +77,7 @@ class TornTail:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChainFinding:
+class ChainFinding(NamedTuple):
     """One problem with a chain. `line` counts from 1; 0 means the chain as a whole.
 
     Codes: `unreadable`, `line_too_long`, `malformed` (not a canonical entry), `wrong_seq`, `wrong_prev`, `torn_tail`,
@@ -92,12 +89,11 @@ class ChainFinding:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChainReport:
+class ChainReport(NamedTuple):
     """The result of `verify_chain`. `count` and `head` cover all complete lines, valid or not."""
 
     ok: bool
-    count: int
+    count: int  # type: ignore[assignment]  # hides the method of tuples
     head: str
     findings: tuple[ChainFinding, ...]
 

@@ -26,7 +26,8 @@ def sha256_file(source: str | os.PathLike[str] | int, *, limit: int | None = Non
 
     With `limit`, at most one byte beyond it is read: a returned size above the limit means that the file is larger.
 
-    The size is the number of bytes hashed, so the pair is consistent even while the file grows. A descriptor is read
+    The size is the number of bytes hashed, so the pair is consistent even while the file grows. Of a file that grows,
+    at most one byte beyond its first size is read: a writer can't keep the reader. A descriptor is read
     from the start without changing its position, so two threads can share one. Anything but a regular file raises
     OSError (EINVAL): a FIFO left behind by an agent must not block the reader.
     """
@@ -54,7 +55,7 @@ def _hash_descriptor(fd: int, limit: int | None) -> tuple[str, int]:
     while chunk := os.pread(fd, min(_CHUNK, max(0, most - size) + 1), size):
         digest.update(chunk)
         size += len(chunk)
-        if limit is not None and size > limit:
+        if size > most:
             break
     return digest.hexdigest(), size
 

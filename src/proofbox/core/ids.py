@@ -20,7 +20,7 @@ _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
 _LENGTH = 26
 _PREFIX = re.compile(r"[a-z](?:-?[a-z0-9])*")
-_BODY = re.compile(f"[0-7][{_DIGITS}]{{{_LENGTH - 1}}}")
+_BODY = f"[0-7][{_DIGITS}]{{{_LENGTH - 1}}}"
 MAX_PREFIX = 63 - 1 - _LENGTH
 
 
@@ -62,7 +62,7 @@ def is_id(text: str, prefix: str) -> bool:
     """Return whether `text` has the form of an id from `new_id(prefix)`. The object need not exist."""
     _check_prefix(prefix)
     head = prefix + "-"
-    return text.startswith(head) and _BODY.fullmatch(text, len(head)) is not None
+    return text.startswith(head) and re.fullmatch(_BODY, text[len(head) :]) is not None
 
 
 def _check_prefix(prefix: str) -> None:

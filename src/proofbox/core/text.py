@@ -13,10 +13,9 @@ import unicodedata
 
 from proofbox.errors import UsageError
 
-_SUSPECT = re.compile(r"[^\n\t -~]")
-
+# Patterns are compiled when they are used: a short command uses none of them.
+_SUSPECT = r"[^\n\t -~]"
 # Invisible, but "printable" in Unicode: fillers, the grapheme joiner, variation selectors other than for emoji.
-# Not compiled here, like other patterns that a short command does not use.
 _INVISIBLE = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\U000e0100-\U000e01ef]"
 
 
@@ -27,7 +26,7 @@ def printable(text: str) -> str:
     zero-width and other format characters, line separators, private-use and unassigned code points likewise.
     Backslashes are not escaped: the result is for people to read, not for parsing.
     """
-    return _SUSPECT.sub(_visible, text)
+    return re.sub(_SUSPECT, _visible, text)
 
 
 def _visible(match: re.Match[str]) -> str:

@@ -29,6 +29,7 @@ from proofbox.evidence.bundle.reader import Bundle, as_bundle
 from proofbox.evidence.documents import outcome as outcomes
 from proofbox.evidence.documents import schedule
 from proofbox.evidence.documents import tree as trees
+from proofbox.evidence.documents.base_tree import read_tree
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.packet import Packet
 from proofbox.evidence.promotion.policies import approves_code
@@ -197,8 +198,8 @@ def _compare(bundle: Bundle, tree: SourceTree) -> tuple[str | None, list[str]]:
     if trees.PATH not in bundle.artifacts:
         return None, [f"the bundle has no {trees.PATH}, so it proves no tree"]
     try:
-        document = bundle.read_json(trees.PATH)
-        proven = {os.fsdecode(entry.path): entry for entry in trees.parse_tree_manifest(document)}
+        found = read_tree(bundle.read_json(trees.PATH), bundle.path)
+        proven = {os.fsdecode(entry.path): entry for entry in found.entries}
     except ShapeError as error:
         return None, [f"{trees.PATH}: {error}"]
     wrong = []
@@ -209,4 +210,4 @@ def _compare(bundle: Bundle, tree: SourceTree) -> tuple[str | None, list[str]]:
         if proven.pop(path, None) != entry:
             wrong.append(f"{path} is not the file that was proven")
     wrong += [f"{path} was proven but is not sent" for path in proven if not reason_by_name(path)]
-    return document["tree_sha256"], wrong
+    return found.tree_sha256, wrong

@@ -26,6 +26,7 @@
     │   ├── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
     │   ├── ImageUnknown         SANDBOX_IMAGE_UNKNOWN       exit 2
     │   ├── ImageUnavailable     SANDBOX_IMAGE_UNAVAILABLE   exit 3
+    │   ├── ImageBuildFailed     SANDBOX_IMAGE_BUILD_FAILED  exit 3
     │   ├── ImageCorrupt         SANDBOX_IMAGE_CORRUPT       exit 1
     │   ├── ImageLocked          SANDBOX_IMAGE_LOCKED        exit 1
     │   ├── DownloadFailed       SANDBOX_DOWNLOAD_FAILED     exit 3, retryable
@@ -117,8 +118,11 @@
     │   ├── RunInterrupted       RUN_INTERRUPTED             exit 130
     │   ├── NotFreed             RUN_NOT_FREED               exit 1
     │   ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
+    │   ├── CleanupFailed        ATTEMPT_CLEANUP_FAILED      exit 1
+    │   ├── CleanupTimedOut      ATTEMPT_CLEANUP_TIMEOUT     exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
     │   ├── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
+    │   ├── RunsDiffer           RUN_PARITY                  exit 1
     │   ├── CampaignInvalid      CAMPAIGN_INVALID            exit 1
     │   ├── CampaignUnknown      CAMPAIGN_UNKNOWN            exit 2
     │   ├── CampaignExists       CAMPAIGN_EXISTS             exit 2
@@ -167,175 +171,52 @@ Exit codes: 0 ok · 1 evaluated, and the answer is no · 2 usage · 3 known but 
 127, which have their usual shell meaning.
 """
 
-# ruff: noqa: I001 (one import per area, in the order of the tree)
-
 from __future__ import annotations
 
-from proofbox.errors.base import (
-    CorruptError as CorruptError,
-    DemoFailed as DemoFailed,
-    InternalError as InternalError,
-    IoFailed as IoFailed,
-    NotFoundError as NotFoundError,
-    ProofboxError as ProofboxError,
-    UsageError as UsageError,
-    VersionUnknown as VersionUnknown,
-    error_classes as error_classes,
-)
-from proofbox.errors.sandbox import (
-    ChecksFailed as ChecksFailed,
-    CommandNotExecutable as CommandNotExecutable,
-    CommandNotFound as CommandNotFound,
-    ConsentRequired as ConsentRequired,
-    DownloadFailed as DownloadFailed,
-    EngineRefused as EngineRefused,
-    IdmapUnsupported as IdmapUnsupported,
-    ImageCorrupt as ImageCorrupt,
-    ImageLocked as ImageLocked,
-    ImageUnavailable as ImageUnavailable,
-    ImageUnknown as ImageUnknown,
-    NotFrozen as NotFrozen,
-    PathRefused as PathRefused,
-    PolicyRefused as PolicyRefused,
-    ProtocolError as ProtocolError,
-    ProviderUnavailable as ProviderUnavailable,
-    ProviderUnknown as ProviderUnknown,
-    ProvisionFailed as ProvisionFailed,
-    RequestInvalid as RequestInvalid,
-    SandboxError as SandboxError,
-    SandboxLost as SandboxLost,
-    SessionUnknown as SessionUnknown,
-    StartFailed as StartFailed,
-)
-from proofbox.errors.evidence import (
-    BundleArtifactAbsent as BundleArtifactAbsent,
-    BundleCorrupt as BundleCorrupt,
-    BundleError as BundleError,
-    BundleExists as BundleExists,
-    BundleInProgress as BundleInProgress,
-    BundleLocked as BundleLocked,
-    BundleNotFound as BundleNotFound,
-    BundlePathRefused as BundlePathRefused,
-    BundleRepairRefused as BundleRepairRefused,
-    BundleSchemaUnknown as BundleSchemaUnknown,
-    BundleSecretFound as BundleSecretFound,
-    BundleTooLarge as BundleTooLarge,
-    KeyInvalid as KeyInvalid,
-    PacketInvalid as PacketInvalid,
-    PolicyInvalid as PolicyInvalid,
-    PromotionError as PromotionError,
-    PromotionRefused as PromotionRefused,
-    StoreConflict as StoreConflict,
-    StoreError as StoreError,
-    StoreTooLarge as StoreTooLarge,
-    StoreUnavailable as StoreUnavailable,
-    StoreUntrusted as StoreUntrusted,
-)
-from proofbox.errors.workspace import (
-    ArgumentsInvalid as ArgumentsInvalid,
-    CapabilitiesInvalid as CapabilitiesInvalid,
-    CapabilitiesRefused as CapabilitiesRefused,
-    CapabilityDenied as CapabilityDenied,
-    CheckFailed as CheckFailed,
-    CommandsUnavailable as CommandsUnavailable,
-    EditRefused as EditRefused,
-    FileAbsent as FileAbsent,
-    FileKindRefused as FileKindRefused,
-    FileTooLarge as FileTooLarge,
-    McpUnavailable as McpUnavailable,
-    PatchRefused as PatchRefused,
-    PatternRefused as PatternRefused,
-    RollbackUnfinished as RollbackUnfinished,
-    SearchTimedOut as SearchTimedOut,
-    SnapshotUnknown as SnapshotUnknown,
-    ToolError as ToolError,
-    ToolNudged as ToolNudged,
-    ToolPathRefused as ToolPathRefused,
-    ToolUnknown as ToolUnknown,
-    WorkspaceChanging as WorkspaceChanging,
-    WorkspaceCorrupt as WorkspaceCorrupt,
-    WorkspaceError as WorkspaceError,
-    WorkspaceExists as WorkspaceExists,
-    WorkspacePathRefused as WorkspacePathRefused,
-    WorkspaceReplaced as WorkspaceReplaced,
-    WorkspaceUnknown as WorkspaceUnknown,
-)
-from proofbox.errors.agents import (
-    AgentError as AgentError,
-    AuthFailed as AuthFailed,
-    CapabilityUnsupported as CapabilityUnsupported,
-    ContextExceeded as ContextExceeded,
-    EnvPolicyRefused as EnvPolicyRefused,
-    FunnelUnavailable as FunnelUnavailable,
-    ListenerFailed as ListenerFailed,
-    ModelFailed as ModelFailed,
-    Overloaded as Overloaded,
-    RateLimited as RateLimited,
-    RuntimeChecksFailed as RuntimeChecksFailed,
-    RuntimeCrashed as RuntimeCrashed,
-    RuntimeIncompatible as RuntimeIncompatible,
-    RuntimeProtocolError as RuntimeProtocolError,
-    RuntimeStalled as RuntimeStalled,
-    RuntimeStartFailed as RuntimeStartFailed,
-    RuntimeTimedOut as RuntimeTimedOut,
-    StrategyUnavailable as StrategyUnavailable,
-    StrategyUnsupported as StrategyUnsupported,
-    StreamDisconnected as StreamDisconnected,
-    TransportBroken as TransportBroken,
-    TurnInterrupted as TurnInterrupted,
-    UsageLimited as UsageLimited,
-)
-from proofbox.errors.lab import (
-    AttemptUnknown as AttemptUnknown,
-    CampaignChanged as CampaignChanged,
-    CampaignExists as CampaignExists,
-    CampaignGatesFailed as CampaignGatesFailed,
-    CampaignIncomplete as CampaignIncomplete,
-    CampaignInvalid as CampaignInvalid,
-    CampaignNotPublishable as CampaignNotPublishable,
-    CampaignNotReady as CampaignNotReady,
-    CampaignRegressed as CampaignRegressed,
-    CampaignUnknown as CampaignUnknown,
-    EvidenceIncomplete as EvidenceIncomplete,
-    ImageAbsent as ImageAbsent,
-    LabError as LabError,
-    LeaseLost as LeaseLost,
-    NotFreed as NotFreed,
-    PlanUntrusted as PlanUntrusted,
-    RunBusy as RunBusy,
-    RunInterrupted as RunInterrupted,
-    RunUnknown as RunUnknown,
-    SetupFailed as SetupFailed,
-    StepDiffOmitted as StepDiffOmitted,
-    StepFilesGone as StepFilesGone,
-    SuiteInvalid as SuiteInvalid,
-    SuiteNotPassed as SuiteNotPassed,
-    WorkerLost as WorkerLost,
-)
-from proofbox.errors.probes import (
-    PlanInvalid as PlanInvalid,
-    PlanMismatch as PlanMismatch,
-    PlanUnknown as PlanUnknown,
-    ProbeDriverFailed as ProbeDriverFailed,
-    ProbeError as ProbeError,
-)
-from proofbox.errors.delivery import (
-    BackendConflict as BackendConflict,
-    BackendError as BackendError,
-    BackendFailed as BackendFailed,
-    BackendForbidden as BackendForbidden,
-    BackendNotFound as BackendNotFound,
-    BackendProtocol as BackendProtocol,
-    BackendRateLimited as BackendRateLimited,
-    BackendRejected as BackendRejected,
-    BackendTooLarge as BackendTooLarge,
-    BackendUnauthorized as BackendUnauthorized,
-    BackendUnreachable as BackendUnreachable,
-    DeliveryConflict as DeliveryConflict,
-    DeliveryError as DeliveryError,
-    DeliveryNotProven as DeliveryNotProven,
-    DeliverySecretFound as DeliverySecretFound,
-    RepositoryFailed as RepositoryFailed,
-    SettingsInvalid as SettingsInvalid,
-    SourceRefused as SourceRefused,
-)
+import sys
+from importlib import import_module
+
+from proofbox.errors.base import CorruptError as CorruptError
+from proofbox.errors.base import DemoFailed as DemoFailed
+from proofbox.errors.base import InternalError as InternalError
+from proofbox.errors.base import IoFailed as IoFailed
+from proofbox.errors.base import NotFoundError as NotFoundError
+from proofbox.errors.base import ProofboxError as ProofboxError
+from proofbox.errors.base import UsageError as UsageError
+from proofbox.errors.base import VersionUnknown as VersionUnknown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from proofbox.errors.agents import *  # noqa: F403
+    from proofbox.errors.delivery import *  # noqa: F403
+    from proofbox.errors.evidence import *  # noqa: F403
+    from proofbox.errors.lab import *  # noqa: F403
+    from proofbox.errors.probes import *  # noqa: F403
+    from proofbox.errors.sandbox import *  # noqa: F403
+    from proofbox.errors.workspace import *  # noqa: F403
+
+AREAS = ("sandbox", "evidence", "workspace", "agents", "lab", "probes", "delivery")
+"""The modules of the areas, in the order of the tree. A short command needs the errors of one or two of them."""
+
+
+def error_classes(root: type[ProofboxError] = ProofboxError) -> Iterator[type[ProofboxError]]:
+    """Yield every class of the tree, parents first, in order of definition."""
+    order = [import_module(f"{__name__}.{area}").__name__ for area in ("base", *AREAS)]
+    yield root
+    for child in sorted(root.__subclasses__(), key=lambda kind: [*order, kind.__module__].index(kind.__module__)):
+        yield from error_classes(child)
+
+
+if not TYPE_CHECKING:  # type checkers know the names from the imports above, and report unknown ones
+
+    def __getattr__(name: str) -> type[ProofboxError]:
+        """Load the module of an error on its first use. Modules that are loaded already are searched first."""
+        areas = sorted(AREAS, key=lambda area: f"{__name__}.{area}" not in sys.modules)
+        for area in () if name.startswith("_") else areas:
+            found = vars(import_module(f"{__name__}.{area}")).get(name)
+            if found is not None:
+                globals()[name] = found
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

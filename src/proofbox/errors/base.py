@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 
@@ -106,10 +106,3 @@ class IoFailed(ProofboxError):
     exit_code = 3
     retryable = True
     hints = ("check that the path exists and is writable, and that the disk is not full",)
-
-
-def error_classes(root: type[ProofboxError] = ProofboxError) -> Iterator[type[ProofboxError]]:
-    """Yield every class of the tree, parents first, in order of definition."""
-    yield root
-    for child in root.__subclasses__():
-        yield from error_classes(child)

@@ -115,6 +115,22 @@ class SetupFailed(LabError):
     hints = ("run the mission's setup by hand: proofbox exec",)
 
 
+class CleanupFailed(LabError):
+    """A cleanup command of the mission failed. The result of the attempt was decided before, and is not affected."""
+
+    code = "ATTEMPT_CLEANUP_FAILED"
+    exit_code = 1
+    hints = ("run the mission's cleanup by hand: proofbox exec",)
+
+
+class CleanupTimedOut(LabError):
+    """The cleanup commands of the mission took too long and were killed. The result of the attempt is not affected."""
+
+    code = "ATTEMPT_CLEANUP_TIMEOUT"
+    exit_code = 1
+    hints = ("allow more time: hook_timeout in the suite or the campaign",)
+
+
 class WorkerLost(LabError):
     """The worker that ran the attempt died. Everything it had recorded is kept."""
 
@@ -128,6 +144,14 @@ class LeaseLost(LabError):
 
     code = "ATTEMPT_LEASE_LOST"
     hints = ("resume the run: proofbox suite resume",)
+
+
+class RunsDiffer(LabError):
+    """What is scored in two runs of the same missions differs."""
+
+    code = "RUN_PARITY"
+    exit_code = 1
+    hints = ("see what happened in an attempt: proofbox attempt explain ID --run RUN",)
 
 
 class CampaignInvalid(LabError):

@@ -156,6 +156,14 @@ class ImageUnavailable(SandboxError):
     hints = ("pull it: proofbox images pull NAME",)
 
 
+class ImageBuildFailed(SandboxError):
+    """An image could not be built. Nothing of the build is kept."""
+
+    code = "SANDBOX_IMAGE_BUILD_FAILED"
+    exit_code = 3
+    hints = ("fix the cause, then build it again: proofbox images build NAME",)
+
+
 class ImageCorrupt(SandboxError):
     """The image does not match its digest. The download was discarded."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,13 +21,15 @@ from proofbox.core.files.atomic import write_document
 from proofbox.core.results import Document, ErrorBody
 from proofbox.errors import ChecksFailed, ProofboxError, ProviderUnavailable, SandboxError, UsageError
 from proofbox.evidence.bundle.identity import world
+from proofbox.lab.campaign.history import known_campaigns
+from proofbox.lab.campaign.retention import survey_campaign
 from proofbox.lab.run.limiter import ClosedGate, closed_gates
-from proofbox.lab.run.retention import RetentionRules, survey
-from proofbox.probes.corpus import built_in_plans
-from proofbox.probes.results import ProbeResult
+from proofbox.lab.run.retention import RetentionItem, RetentionRules, survey
 from proofbox.probes.run import run_plan
 from proofbox.sandbox.conformance import CHECKS, CheckResult, Report, run_conformance
 from proofbox.sandbox.contract import Diagnostic, Policy
+from proofbox.sandbox.probing.corpus import built_in_plans
+from proofbox.sandbox.probing.results import ProbeResult
 from proofbox.sandbox.providers import PROVIDERS, provider_named
 from proofbox.sandbox.selection import diagnose, trial_project
 from proofbox.sandbox.service import Sandboxes
@@ -74,6 +78,17 @@ class ProviderReport(msgspec.Struct, frozen=True):
         return (self.report is None or self.report.ok) and all(plan.ok for plan in self.plans)
 
 
+class CampaignState(msgspec.Struct, frozen=True):
+    """A campaign that is not committed."""
+
+    campaign: str
+    """The campaign's id."""
+    out: str
+    """Its directory."""
+    state: str
+    """`running`, or `interrupted`: `campaign resume` runs the missing attempts."""
+
+
 class DoctorReport(Document, frozen=True, kw_only=True):
     """What each sandbox on this machine enforces. `ok`: no working provider failed a check, and the requested one
     works."""
@@ -92,6 +107,8 @@ class DoctorReport(Document, frozen=True, kw_only=True):
     """The agent runtimes, and whether each works with the current settings."""
     closed: tuple[ClosedGate, ...]
     """The model credentials that a rate limit currently blocks for all runs."""
+    campaigns: tuple[CampaignState, ...] = ()
+    """The campaigns that were started here and are not committed."""
     could_free: int
     """Bytes that `proofbox gc` would free: leftovers of killed runs and ended sessions, and caches of old versions."""
     error: ErrorBody | None = None
@@ -159,12 +176,26 @@ def doctor(
         providers=reports,
         runtimes=list_runtimes(Path()),
         closed=closed_gates(now),
-        could_free=sum(item.bytes for item in survey(Path("out"), RetentionRules(), now) if item.free),
+        campaigns=tuple(
+            CampaignState(each.campaign, each.out, each.state)
+            for each in known_campaigns()
+            if each.state in ("running", "interrupted")
+        ),
+        could_free=sum(item.bytes for item in _garbage(now) if item.free),
         error=ErrorBody.of(error) if error else None,
     )
     if not quick:
         write_document(state_dir() / "doctor.json", msgspec.json.encode(report))
     return report
+
+
+def _garbage(now: datetime) -> Iterator[RetentionItem]:
+    """Yield what `gc` looks at: in the default directory, and in those of all campaigns."""
+    rules = RetentionRules()
+    yield from survey(Path("out"), rules, now)
+    for each in known_campaigns():
+        with contextlib.suppress(ProofboxError):  # a damaged campaign is reported by the commands that read it
+            yield from survey_campaign(Path(each.out), rules, now)
 
 
 def _examine(name: str, settings: Settings, quick: bool, on_check: OnCheck | None) -> ProviderReport:

@@ -9,6 +9,7 @@ from proofbox.core.clock import SystemClock
 from proofbox.core.results import Document, ErrorBody
 from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, NotFreed, UsageError
+from proofbox.lab.campaign.retention import collect_campaign, survey_campaign
 from proofbox.lab.run.retention import PIN_SUFFIX, RetentionItem, RetentionRules, collect, survey
 
 DAY = 86400.0
@@ -46,9 +47,9 @@ def collect_garbage(
         for item in proofbox.collect_garbage("out", older_than=30, dry_run=True).items:
             print(item.path, item.bytes, item.free, item.reason)
 
-    `out` is an output directory; None means `out`, if it exists. `older_than` is a number of days. `max_size` keeps the
-    newest runs up to this number of MB in total. `pin` names a run that is never deleted, and `unpin` allows deleting
-    it again.
+    `out` is an output directory, or that of a campaign, which is deleted as a whole; None means `out`, if it exists.
+    `older_than` is a number of days. `max_size` keeps the newest runs up to this number of MB in total. `pin` names a
+    run that is never deleted, and `unpin` allows deleting it again.
     """
     if any(value is not None and not 0 <= value < 2**40 for value in (older_than, max_size)):
         raise UsageError(
@@ -66,10 +67,11 @@ def collect_garbage(
         include_promoted=include_promoted,
         include_uncommitted=include_uncommitted,
     )
-    items = tuple(survey(place, rules, SystemClock().now()))
+    now = SystemClock().now()
+    items = (*survey_campaign(place, rules, now), *survey(place, rules, now))
     freed = sum(item.bytes for item in items if item.free)
     if not dry_run:
-        freed, items = collect(items)
+        freed, items = collect(items, campaign=collect_campaign)
     return CollectedGarbage(dry_run=dry_run, freed=freed, items=items, error=_not_freed(items))
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.probes.documents import RunManifest, RuntimeResults
-from proofbox.probes.results import ChangedDecision, ProbeResult
+from proofbox.sandbox.probing.results import ChangedDecision, ProbeResult
 
 _FACTS = ("plan_id", "plan_digest", "channel", "provider", "proofbox", "kernel", "machine", "driver_sha256")
 

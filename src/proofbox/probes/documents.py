@@ -11,9 +11,10 @@ import msgspec
 from proofbox.core.documents import stored
 from proofbox.evidence.documents.witnesses import PathWitness, witnesses_document
 from proofbox.probes.channel import ChannelCheck, Confinement, confinement, parse_status, sandbox_signs
-from proofbox.probes.lanes import LaneResult, Measured
-from proofbox.probes.plan import Plan
-from proofbox.probes.results import REASONS, ProbeResult, unexplained
+from proofbox.probes.measuring import Measured
+from proofbox.sandbox.probing.lanes import LaneResult
+from proofbox.sandbox.probing.plan import Plan
+from proofbox.sandbox.probing.results import REASONS, ProbeResult, unexplained
 
 EXPECTED: Final = (
     *("run_manifest.json", "plan.json", "apply_preflight.json", "expected_matrix.json", "runtime_results.json"),
@@ -30,7 +31,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
     plan_id: str
     """The plan's id."""
     plan_digest: str
-    """The digest of everything in the plan."""
+    """The SHA-256 of the plan's file; of a built-in plan, that of the digests of its file and the corpus."""
     channel: str
     """How the measuring process was started: `spawn_clean`, `launchd_clean` or `direct`."""
     provider: str

@@ -10,28 +10,29 @@ from typing import Final
 
 import msgspec
 
-from proofbox.core.digest import digest_of
+from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.nearest import nearest
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.problems import Problem, Problems, invalid, toml_problem
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import PlanInvalid, PlanUnknown
-from proofbox.probes.corpus import built_in_plan, built_in_plans
-from proofbox.probes.decoys import PLACEHOLDERS
-from proofbox.probes.harm import harms
-from proofbox.probes.operations import OPERATIONS
-from proofbox.probes.plan import Plan
+from proofbox.sandbox.probing.corpus import built_in_digests, built_in_plan, built_in_plans
+from proofbox.sandbox.probing.decoys import PLACEHOLDERS
+from proofbox.sandbox.probing.harm import harms
+from proofbox.sandbox.probing.operations import OPERATIONS
+from proofbox.sandbox.probing.plan import Plan
 
 MAX_BYTES: Final = 1 << 20
 _BUILT_IN: Final = re.compile(r"[a-z0-9-]+")
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
-    """A plan with the digest of everything that decides what it measures."""
+    """A plan with the digest of every byte that it was read from."""
 
     plan: Plan
     digest: str
+    """The SHA-256 of its file; of a built-in plan, that of the digests of its file and the corpus."""
     path: Path | None
     """None for a built-in plan."""
 
@@ -39,8 +40,7 @@ class LoadedPlan(msgspec.Struct, frozen=True):
 def load_plan(name: str) -> LoadedPlan:
     """Load a built-in plan by its id, or a plan from a file."""
     if _BUILT_IN.fullmatch(name) and name in built_in_plans():
-        plan = built_in_plan(name)
-        return LoadedPlan(plan, digest_of(msgspec.to_builtins(plan)), None)
+        return LoadedPlan(built_in_plan(name), digest_of(built_in_digests(name)), None)
     path = Path(name)
     if not path.exists():
         known = built_in_plans()
@@ -70,7 +70,7 @@ def parse_plan(text: str, *, name: str, path: Path | None = None) -> LoadedPlan:
     _check(plan, problems)
     if problems.found:
         raise invalid(name, problems.found, PlanInvalid, "plan")
-    return LoadedPlan(plan, digest_of(msgspec.to_builtins(plan)), path)
+    return LoadedPlan(plan, sha256_hex(text.encode()), path)
 
 
 def _check(plan: Plan, problems: Problems) -> None:

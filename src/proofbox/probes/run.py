@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,25 +16,23 @@ from proofbox.config import consent
 from proofbox.config.consent import Widening
 from proofbox.config.settings import Settings, load
 from proofbox.core.clock import Clock, SystemClock, isoformat
-from proofbox.core.interpreter import module_child
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.size import megabytes
-from proofbox.errors import ProbeDriverFailed, ProofboxError, UsageError
+from proofbox.errors import UsageError
 from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import documents
 from proofbox.probes.adapters import ADAPTERS, command_line
-from proofbox.probes.channel import KEPT, observe_channel
-from proofbox.probes.judging import judge, rule_on
-from proofbox.probes.lanes import LaneResult, Measured, Progress, measure
-from proofbox.probes.operations import skipped
-from proofbox.probes.plan import Plan
+from proofbox.probes.clean import MeasureRequest, measure_clean, measure_here
+from proofbox.probes.measuring import Measured, Progress
 from proofbox.probes.reading import LoadedPlan, load_plan
-from proofbox.probes.results import ProbeResult, unexplained
+from proofbox.sandbox.probing.judging import judge, rule_on
+from proofbox.sandbox.probing.lanes import LaneResult
+from proofbox.sandbox.probing.operations import skipped
+from proofbox.sandbox.probing.plan import Plan
+from proofbox.sandbox.probing.results import ProbeResult, unexplained
 
 Channel = Literal["direct", "clean"]
-MEASURE_SECONDS: Final = 600.0
-END_SECONDS: Final = 20.0
 
 
 class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,14 +54,6 @@ class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unexplained(self) -> list[ProbeResult]:
         return unexplained(list(self.results))
-
-
-class MeasureRequest(msgspec.Struct, frozen=True):
-    """The request to the clean process."""
-
-    plan: Plan
-    provider: str | None
-    adapter: str | None
 
 
 def run_plan(
@@ -133,9 +119,10 @@ def run_plan(
     with writer as bundle:
         started = isoformat(clock.now())
         bundle.stage = "measuring"
-        measured = (_measure_clean if channel == "clean" else _measure_here)(chosen, provider, adapter, progress)
+        request = MeasureRequest(chosen, provider, adapter)
+        measured = (measure_clean if channel == "clean" else measure_here)(request, progress or (lambda *_: None))
         measured = _redacted(measured, redactor)
-        results = judge(chosen, measured)
+        results = judge(chosen.probe, measured.scenario, measured.baseline)
         found = documents.preflight(chosen, measured, results)
         manifest = documents.RunManifest(
             run_id=writer.run_id,
@@ -214,81 +201,6 @@ def _require_consent(loaded: LoadedPlan, plan: Plan, provider: str | None, *, tr
     consent.require(loaded.path, asked, command=f"proofbox plan run {quote(str(loaded.path))} --trust")
 
 
-def _measure_here(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
-    channel = observe_channel()
-    return measure(
-        plan, provider=provider, adapter=adapter, settings=load(Path("/")), channel=channel, progress=progress
-    )
-
-
-def _measure_clean(plan: Plan, provider: str | None, adapter: str | None, progress: Progress | None) -> Measured:
-    """Measure from a process made for it: a scrubbed environment, a new session, default signals, no descriptors."""
-    env = {name: os.environ[name] for name in KEPT if name in os.environ}
-    child = module_child("proofbox.probes.run", env=env)
-    request = msgspec.json.encode(MeasureRequest(plan, provider, adapter))
-    if progress is not None:
-        progress("measuring", 0, 1)
-    process = subprocess.Popen(
-        child.argv,
-        cwd=child.cwd,
-        env=child.env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        restore_signals=True,
-        close_fds=True,
-    )
-    try:
-        output, errors = process.communicate(request, timeout=MEASURE_SECONDS)
-    except BaseException as error:
-        _end(process)
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise ProbeDriverFailed(
-                f"the measurement did not end within {MEASURE_SECONDS:g} s", op="plan run"
-            ) from None
-        raise
-    if process.returncode:
-        shown = errors.decode("utf-8", "replace").strip()[-1000:]
-        raise ProbeDriverFailed(f"the measuring process failed: {shown}", op="plan run")
-    return msgspec.json.decode(output, type=Measured)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate the measuring process, which removes its decoys and boxes; kill it if that takes too long."""
-    process.terminate()
-    try:
-        process.communicate(timeout=END_SECONDS)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def _main() -> int:
-    """Measure what the parent asks for on stdin, and write the result to stdout."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # the interpreter's own
-        signal.signal(number, signal.SIG_DFL)
-    channel = observe_channel()
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a sandbox that ends early must not end this process
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=MeasureRequest)
-    try:
-        measured = measure(
-            request.plan,
-            provider=request.provider,
-            adapter=request.adapter,
-            settings=load(Path("/")),
-            channel=channel,
-        )
-    except ProofboxError as error:
-        print(error.message, file=sys.stderr)
-        return 1
-    sys.stdout.buffer.write(msgspec.json.encode(measured))
-    return 0
-
-
 def _redacted(measured: Measured, redactor: Redactor) -> Measured:
     """Remove secrets from an adapter's command line and from what it printed, which become evidence."""
 
@@ -345,7 +257,3 @@ def _write(
 def _json(document: Any) -> Mapping[str, Any]:
     built: Mapping[str, Any] = msgspec.to_builtins(document)
     return built
-
-
-if __name__ == "__main__":
-    raise SystemExit(_main())

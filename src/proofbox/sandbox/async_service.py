@@ -25,9 +25,10 @@ from anyio.to_thread import run_sync
 from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
+from proofbox.sandbox import DEFAULT_TTL
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.client.async_connection import AsyncConnection
-from proofbox.sandbox.contract import DEFAULT_TTL, ExecResult, OnEvent, ProbeResult
+from proofbox.sandbox.contract import ExecResult, OnEvent, ProbeResult
 from proofbox.sandbox.host import freezing
 from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions

@@ -6,17 +6,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from proofbox.core.files.programs import find_program
 from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
-from proofbox.sandbox.client.calls import ActiveCall
-from proofbox.sandbox.client.requests import CommandRequest, encode_env, make_request
-from proofbox.sandbox.contract import DEFAULT_OUTPUT_CAP, Box, Diagnostic, ExecResult, Isolation, Policy
+from proofbox.sandbox import DEFAULT_OUTPUT_CAP
+from proofbox.sandbox.contract import Box, Diagnostic, ExecResult, Isolation, Policy
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.options import COMMAND_OPTIONS, ExecOptions, refuse_unknown
 from proofbox.sandbox.paths import resolve_cwd
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.client.calls import ActiveCall
+    from proofbox.sandbox.client.requests import CommandRequest
 
 
 class BoxHandle(msgspec.Struct, frozen=True):
@@ -70,6 +74,8 @@ class BoxHandle(msgspec.Struct, frozen=True):
         pty: tuple[int, int] | None = None,
     ) -> CommandRequest:
         """Build the request for a command; `environment` is `encode_env(inside.environment)`."""
+        from proofbox.sandbox.client.requests import encode_env, make_request
+
         refuse_unknown(options, COMMAND_OPTIONS)
         extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | dict(
             options.get("env") or {}
@@ -102,7 +108,7 @@ class BoxHandle(msgspec.Struct, frozen=True):
         except CommandNotFound as error:
             raise self._with_host_hint(error) from None
 
-    def annotate(self, error: ProofboxError) -> ProofboxError:
+    def add_diagnostics(self, error: ProofboxError) -> ProofboxError:
         """Add the provider and its diagnostics to an error from the box."""
         error.details.setdefault("provider", self.provider)
         error.details.setdefault("diagnostics", msgspec.to_builtins(dict(self.diagnostics)))

@@ -8,21 +8,21 @@ really enforces, with the same checks for all.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 from proofbox.core.allowlist import Network as Network
 from proofbox.errors import StartFailed
+from proofbox.sandbox import DEFAULT_TTL
+
+if TYPE_CHECKING:
+    import socket
 
 Access = Literal["rw", "ro", "overlay"]
-
-DEFAULT_OUTPUT_CAP = 10 * 1024 * 1024
-DEFAULT_TTL = 3600.0
 
 
 class Isolation(Enum):
@@ -126,6 +126,8 @@ class Enforcement(msgspec.Struct, frozen=True):
     """Can hide or freeze parts of the project."""
     images: bool = False
     """Can run an image."""
+    runtimes: bool = False
+    """Can run a container with another runtime of the engine."""
     memory: bool = False
     cpus: bool = False
     pids: bool = False
@@ -172,7 +174,7 @@ class BoxSpec(msgspec.Struct, frozen=True):
     """The result of this box is kept (`provisioning.py`), so more of its file system is writable."""
 
 
-class Placed(NamedTuple):
+class Placed(msgspec.Struct, frozen=True):
     """One mount of a box."""
 
     source: Path | None
@@ -217,7 +219,7 @@ class Box(Protocol):
     def holder(self) -> str:
         """The leader of the box's process group, by `process_name`; empty if a container engine runs the box."""
 
-    def account(self) -> str:
+    def stderr(self) -> str:
         """The stderr of the provider's own programs, which explains why a box died."""
 
     def release(self) -> None:
@@ -243,7 +245,7 @@ class Provider(Protocol):
     name: str
     isolation: Isolation
     systems: frozenset[str]
-    """The operating systems it supports, in the spelling of `platform.system()`."""
+    """The operating systems it supports, in the spelling of `uname -s`."""
 
     def identity(self) -> str:
         """Identify the program or socket behind this provider, so that a trial is repeated when it changes.
@@ -263,7 +265,7 @@ class Provider(Protocol):
         Called only by `enforcement.start_box`, which has refused what `enforcement` does not claim.
         """
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
         """Derive from the stderr of its programs why a box did not start: a reason and hints."""
 
 

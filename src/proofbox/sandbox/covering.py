@@ -14,7 +14,8 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from proofbox.core.dirs import state_dir
 from proofbox.core.files.path_walk import walk
@@ -23,7 +24,7 @@ from proofbox.sandbox.contract import Mount, Placed, Policy
 from proofbox.sandbox.own_files import View
 
 
-class _Covers(NamedTuple):
+class _Covers(msgspec.Struct, frozen=True):
     """Parts of one host directory, by their paths on the host."""
 
     hidden: set[Path]
@@ -55,7 +56,8 @@ def placed(project: Path, policy: Policy) -> list[Placed]:
         found = [each for each in found if not (each.cover and Path(each.place).is_relative_to(mount.guest))]
         found += [Placed(mount.host, mount.guest, mount.writable), *_covering(mount, covers)]
     return [
-        each._replace(loose=each.source is not None and not reached.isdisjoint(each.source.parents)) for each in found
+        msgspec.structs.replace(each, loose=each.source is not None and not reached.isdisjoint(each.source.parents))
+        for each in found
     ]
 
 

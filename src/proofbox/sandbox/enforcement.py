@@ -40,7 +40,7 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement, *
         "doors": (bool(policy.doors), enforced.network_none and "doors" not in enforced.gaps),
         "hidden": (bool(policy.hidden or policy.frozen), enforced.hidden),
         "image": (policy.image is not None, enforced.images),
-        "runtime": (policy.runtime is not None, enforced.images),
+        "runtime": (policy.runtime is not None, enforced.runtimes),
         "memory": (policy.memory_mb is not None, enforced.memory),
         "cpu": (policy.cpus is not None, enforced.cpus),
         "pids": (policy.pids is not None, enforced.pids),

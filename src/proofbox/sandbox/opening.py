@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,15 +17,16 @@ from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider
-from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
-from proofbox.sandbox.egress.outlet import Outlet
 from proofbox.sandbox.enforcement import start_box
 from proofbox.sandbox.options import PolicyOptions, make_policy
 from proofbox.sandbox.paths import refuse_planted_program, resolve_project
 from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
-from proofbox.sandbox.provisioning import provision
 from proofbox.sandbox.selection import choose, probe
 from proofbox.sandbox.sessions import PREFIX, SessionInfo, SessionRecord, State, session_store
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
+    from proofbox.sandbox.egress.outlet import Outlet
 
 
 class OpenedBox(msgspec.Struct, frozen=True):
@@ -49,13 +51,13 @@ class OpenedBox(msgspec.Struct, frozen=True):
     def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:
         """Turn the loss of a box that never greeted into `StartFailed`. Adds the stderr of its programs."""
         if not isinstance(error, SandboxLost):
-            return self.inside.annotate(error)
-        account = self.box.account()
+            return self.inside.add_diagnostics(error)
+        stderr = self.box.stderr()
         if not greeted:
-            reason, hints = self.provider.explain(account)
+            reason, hints = self.provider.explain(stderr)
             error = StartFailed(f"{self.provider.name} did not start a box: {reason}", op="start", fix_hints=hints)
-        error.details["account"] = account
-        return self.inside.annotate(error)
+        error.details["account"] = stderr
+        return self.inside.add_diagnostics(error)
 
 
 class BoxOpener:
@@ -102,9 +104,13 @@ class BoxOpener:
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self.ids.new_id(PREFIX), isoformat(self.clock.now())
         self.emit(Event("session", "starting", id, {"provider": choice.provider.name}))
+        if policy.image is None and choice.provider.name == "docker":
+            self._prepare_default_image(choice.provider.name)
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
             outlet: Outlet | DetachedOutlet | None = None
+            kept: Outlet | None = None
+            released: DetachedOutlet | None = None
             if policy.doors and ttl is not None:
                 raise PolicyRefused(
                     "doors are not supported in a session that outlives its client: no process would serve them",
@@ -113,6 +119,8 @@ class BoxOpener:
                 )
             script = config.script(project, settings, given=self.settings is not None)
             if script is not None:
+                from proofbox.sandbox.provisioning import provision
+
                 spec = provision(choice.provider, spec, script, on_event=self.on_event)
             store = session_store()
             if ttl is not None:
@@ -120,9 +128,14 @@ class BoxOpener:
                 spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
             if policy.network == "allow":
                 if spec.listen is None:
-                    outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
+                    from proofbox.sandbox.egress.outlet import Outlet
+
+                    outlet = kept = Outlet(policy.allow, name=id, on_event=self.on_event)
                 else:
-                    outlet = DetachedOutlet(policy.allow, name=id, session=spec.listen, log=store.network_log(id))
+                    from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
+
+                    log = store.network_log(id)
+                    outlet = released = DetachedOutlet(policy.allow, name=id, session=spec.listen, log=log)
                 on_failure.callback(outlet.close)
                 spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
             box = self._start(choice.provider, spec, choice.diagnostics)
@@ -137,11 +150,10 @@ class BoxOpener:
             )
             if ttl is not None:
                 store.save(SessionRecord(id, created_at, ttl, inside, box.holder))
-            if isinstance(outlet, DetachedOutlet):
-                outlet.release()
-                outlet = None
+            if released is not None:
+                released.release()
             on_failure.pop_all()
-        return OpenedBox(id, created_at, choice.provider, box, inside, outlet)
+        return OpenedBox(id, created_at, choice.provider, box, inside, kept)
 
     def _policy(self, project: Path, provider: str | None, options: PolicyOptions, settings: Settings) -> Policy:
         policy = make_policy(project, options, settings)
@@ -152,6 +164,11 @@ class BoxOpener:
 
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self.settings is None else self.settings
+
+    def _prepare_default_image(self, provider: str) -> None:
+        from proofbox.sandbox.containers.images import prepare_default_image
+
+        prepare_default_image(lambda line: self.emit(Event("provision", "started", provider, {"image": line})))
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
         try:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, TypedDict, TypeVar, cast, get_args
 
 from proofbox.config.settings import Settings
 from proofbox.core.allowlist import parse_network
 from proofbox.core.nearest import nearest
 from proofbox.core.size import Size, megabytes
 from proofbox.errors import RequestInvalid
-from proofbox.sandbox.client.requests import Stdin
 from proofbox.sandbox.contract import Access, Door, Layers, Mount, Network, OnOutput, OnStart, Policy
 from proofbox.sandbox.paths import parse_mount, resolve_mounts
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.client.requests import Stdin
 
 MIN_DOOR = 1024  # a box can't listen on a lower port
 _MINIMUM = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -20,8 +19,6 @@ from proofbox.core.documents import stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
-from proofbox.sandbox.client.connection import Connection
-from proofbox.sandbox.client.requests import encode_env, make_request
 from proofbox.sandbox.contract import (
     BoxSpec,
     Diagnostic,
@@ -34,7 +31,7 @@ from proofbox.sandbox.contract import (
     stream_of,
 )
 from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
-from proofbox.sandbox.providers import AUTO, AUTO_ORDER, WITH_AN_IMAGE, provider_named
+from proofbox.sandbox.providers import AUTO, AUTO_ORDER, provider_named
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 
 TRIAL_TIMEOUT = 10.0
@@ -104,7 +101,7 @@ def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bo
     diagnostics: dict[str, Diagnostic] = {}
     chosen: Provider | None = None
     passed_over: str | None = None
-    for name in AUTO_ORDER if policy.image is None else (*AUTO_ORDER, *WITH_AN_IMAGE):
+    for name in AUTO_ORDER:
         provider = provider_named(name)
         diagnostic = diagnostics[provider.name] = diagnose(provider, policy)
         _emit(on_event, provider, diagnostic)
@@ -112,7 +109,7 @@ def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bo
             chosen = chosen or provider
             if not look_further:
                 break
-        elif chosen is None and passed_over is None and platform.system() in provider.systems:
+        elif chosen is None and passed_over is None and os.uname().sysname in provider.systems:
             passed_over = provider.name
     if chosen is None:
         reasons = "; ".join(f"{name}: {found.reason}" for name, found in diagnostics.items())
@@ -121,7 +118,7 @@ def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bo
 
 
 def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUnavailable:
-    here = [found for name, found in diagnostics.items() if platform.system() in provider_named(name).systems]
+    here = [found for name, found in diagnostics.items() if os.uname().sysname in provider_named(name).systems]
     hints = [hint for found in (here or diagnostics.values()) for hint in found.fix_hints]
     return ProviderUnavailable(
         message,
@@ -144,6 +141,9 @@ def trial_project(provider: Provider) -> Iterator[Path]:
 
 
 def _run_trial(provider: Provider, policy: Policy) -> None:
+    from proofbox.sandbox.client.connection import Connection
+    from proofbox.sandbox.client.requests import encode_env, make_request
+
     with trial_project(provider) as project:
         # The label contains the directory's name, which is unique: trials may run in parallel.
         box = start_box(provider, BoxSpec(label=project.name, project=project, policy=policy))
@@ -151,10 +151,10 @@ def _run_trial(provider: Provider, policy: Policy) -> None:
             request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_TIMEOUT)
             call = Connection(stream_of(box), box.kill).run(request)
         except ProofboxError as error:
-            account = box.account()
-            reason, hints = provider.explain(account)
+            stderr = box.stderr()
+            reason, hints = provider.explain(stderr)
             raise ProviderUnavailable(
-                reason, op="probe", fix_hints=[*hints, *error.fix_hints], details={"account": account}
+                reason, op="probe", fix_hints=[*hints, *error.fix_hints], details={"account": stderr}
             ) from error
         finally:
             box.destroy()
@@ -173,7 +173,7 @@ def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return platform.node()
+        return os.uname().nodename
 
 
 def _namespace() -> str:

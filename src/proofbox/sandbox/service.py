@@ -12,35 +12,22 @@ import contextlib
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
+from proofbox.sandbox import DEFAULT_TTL
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.client.blocking import Blocking, BlockingConnection, wait
-from proofbox.sandbox.client.connection import RunningCall
-from proofbox.sandbox.client.signals import forwarding_signals
-from proofbox.sandbox.client.terminal import (
-    following_size,
-    is_terminal,
-    own_stdin,
-    pass_on,
-    raw_terminal,
-    terminal_size,
-)
-from proofbox.sandbox.contract import (
-    DEFAULT_TTL,
-    ExecResult,
-    OnEvent,
-    ProbeResult,
-    RunningCommand,
-)
-from proofbox.sandbox.host import freezing
+from proofbox.sandbox.contract import ExecResult, OnEvent, ProbeResult
 from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions
 from proofbox.sandbox.service_core import ServiceCore, SessionCore
 from proofbox.sandbox.sessions import SessionInfo
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.contract import RunningCommand
 
 
 class Session:
@@ -68,7 +55,9 @@ class Session:
 
     def frozen(self) -> contextlib.AbstractContextManager[None]:
         """Freeze all processes in the box within the block; see `freezing.py`."""
-        return freezing.frozen(self.id)
+        from proofbox.sandbox.host.freezing import frozen
+
+        return frozen(self.id)
 
     def commands_alive(self) -> int:
         """Count the commands with processes in the box. Without control groups, only this client's are counted."""
@@ -203,6 +192,17 @@ class Sandboxes:
 
 def _interact(session: SessionCore[BlockingConnection], argv: Sequence[str | bytes]) -> ExecResult:
     """Run a command with the caller's stdin, stdout and stderr; in a pty, if they are a terminal."""
+    from proofbox.sandbox.client.connection import RunningCall
+    from proofbox.sandbox.client.signals import forwarding_signals
+    from proofbox.sandbox.client.terminal import (
+        following_size,
+        is_terminal,
+        own_stdin,
+        pass_on,
+        raw_terminal,
+        terminal_size,
+    )
+
     with own_stdin() as stdin, contextlib.ExitStack() as stack:
         options: ExecOptions = {"stdin": stdin, "on_output": pass_on}
         if not is_terminal():

@@ -3,20 +3,18 @@
 Each method is written once, as a coroutine. `Waiting` decides what its awaits do: in `async_service.py` they wait on an
 event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread
 (`client/blocking.py`).
+
+Modules that are only needed once a box has started are imported then, while its agent starts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import socket
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox.client.calls import ActiveCall
-from proofbox.sandbox.client.requests import CommandRequest, check_ttl, encode_env
-from proofbox.sandbox.client.wire import Hello
 from proofbox.sandbox.contract import Event, ExecResult, OnOutput, OnStart, stream_of
 from proofbox.sandbox.host import freezing
 from proofbox.sandbox.opening import BoxOpener, OpenedBox
@@ -30,6 +28,13 @@ from proofbox.sandbox.sessions import (
     session_store,
     stop_recorded,
 )
+
+if TYPE_CHECKING:
+    import socket
+
+    from proofbox.sandbox.client.calls import ActiveCall
+    from proofbox.sandbox.client.requests import CommandRequest
+    from proofbox.sandbox.client.wire import Hello
 
 START_PATIENCE = 30.0
 ENDED_REMEMBERED = 1000
@@ -81,6 +86,8 @@ class SessionCore(Generic[ConnectionT]):
         origin: OpenedBox | SessionRecord,
         on_end: Callable[[SessionInfo], None] | None = None,
     ) -> None:
+        from proofbox.sandbox.client.requests import encode_env
+
         self.connection = connection
         self.inside = origin.inside
         self.environment = encode_env(origin.inside.environment)
@@ -182,6 +189,8 @@ class ServiceCore(Generic[ConnectionT]):
     ) -> SessionCore[ConnectionT]:
         """Start a session; with a ttl, one that outlives this process."""
         if ttl is not None:
+            from proofbox.sandbox.client.requests import check_ttl
+
             check_ttl(ttl)
         session = await self.start(provider, policy, ttl)
         if ttl is None:

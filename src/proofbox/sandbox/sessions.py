@@ -22,16 +22,12 @@ import msgspec
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
-from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import is_id
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown, VersionUnknown
 from proofbox.sandbox.box_handle import BoxHandle
-from proofbox.sandbox.containers.engine import ContainerEngine
-from proofbox.sandbox.containers.ownership import kill_container, our_containers, reap_containers
 from proofbox.sandbox.contract import Isolation, Policy
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.processes import kill_group_of
-from proofbox.sandbox.host.scratch import sweep_scratch
 from proofbox.sandbox.host.unix_sockets import connect_at
 
 PREFIX = "ses"
@@ -91,7 +87,7 @@ class SessionRecord(msgspec.Struct, frozen=True):
         return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=self.ttl)
 
     def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:  # noqa: ARG002 (same as `OpenedBox`)
-        return self.inside.annotate(error)
+        return self.inside.add_diagnostics(error)
 
 
 class SessionStore:
@@ -169,6 +165,8 @@ class SessionStore:
         return False
 
     def forget(self, id: str) -> None:
+        from proofbox.core.files.removal import remove_tree
+
         remove_tree(self._root / id)
 
     def _sockets(self, id: str) -> Path:
@@ -192,6 +190,9 @@ def kill_detached(record: SessionRecord) -> None:
         cgroups.sweep(cgroups.tree(), record.id)
         kill_group_of(record.holder)
         return
+    from proofbox.sandbox.containers.engine import ContainerEngine
+    from proofbox.sandbox.containers.ownership import kill_container, our_containers
+
     engine = ContainerEngine.find()
     container = our_containers(engine).get(record.id)
     if container is not None:
@@ -212,6 +213,9 @@ def list_detached() -> list[SessionInfo]:
 
 def prune_detached() -> list[str]:
     """Remove every session that has ended, and the leftovers of interrupted starts."""
+    from proofbox.sandbox.containers.ownership import reap_containers
+    from proofbox.sandbox.host.scratch import sweep_scratch
+
     store = session_store()
     gone = [record.id for record in store.records() if not store.running(record.id)] + store.leftovers()
     for id in gone:

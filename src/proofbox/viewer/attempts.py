@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from proofbox.core.ids import is_id
@@ -15,6 +16,8 @@ from proofbox.core.text import path_fields
 from proofbox.errors import NotFoundError, ProofboxError
 from proofbox.evidence.documents import outcome as outcomes
 from proofbox.evidence.documents import tree
+from proofbox.evidence.documents.base_tree import read_tree
+from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import DIFFS, OUTPUTS, STEPS
 from proofbox.viewer.reading import OpenedEvidence
@@ -229,11 +232,9 @@ def files_after(evidence: OpenedEvidence, step: StepRef | None) -> StepFiles:
     Raises NotFoundError if this machine does not have the store.
     """
     final = evidence.document(artifacts.FINAL_SNAPSHOT)
-    if step is None or step.snapshot_after == final.get("snapshot"):
-        entries = evidence.document(tree.PATH).get("entries") or []
-        files = [ListedFile(each["path"], each["mode"], each["size"], each["sha256"]) for each in entries[:MAX_FILES]]
-        if entries or step is None:
-            return StepFiles(tuple(files), len(entries) > MAX_FILES, "the evidence: tree_manifest.json")
+    manifest = evidence.document(tree.PATH)
+    if step is None or (manifest and step.snapshot_after == final.get("snapshot")):
+        return _final_files(manifest, evidence)
     store_id = str(final.get("store", ""))
     place = registry.store_path(store_id) if is_id(store_id, "store") else None
     if place is None or not place.is_dir():
@@ -250,6 +251,20 @@ def files_after(evidence: OpenedEvidence, step: StepRef | None) -> StepFiles:
     except (ProofboxError, OSError, ValueError, KeyError) as error:
         raise NotFoundError(f"the workspace store cannot be read: {error}", op="view") from error
     return StepFiles(tuple(found), False, "the workspace store on this machine")
+
+
+def _final_files(manifest: dict[str, Any], evidence: OpenedEvidence) -> StepFiles:
+    if not manifest:
+        return StepFiles((), False, "the evidence")
+    try:
+        found = read_tree(manifest, str(evidence.path))
+        shown = [
+            ListedFile(path_fields(each.path)["path"], each.mode, each.size, each.sha256)
+            for each in islice(found.entries, MAX_FILES)
+        ]
+    except ShapeError as error:
+        raise NotFoundError(f"the list of files cannot be read: {error}", op="view") from error
+    return StepFiles(tuple(shown), found.files > MAX_FILES, f"the evidence: {tree.PATH}")
 
 
 def _listed(store: ObjectStore, snapshot: bytes, below: str = "") -> Iterator[ListedFile]:

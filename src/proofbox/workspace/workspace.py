@@ -68,7 +68,7 @@ from proofbox.workspace.timeline.history import History
 from proofbox.workspace.timeline.overlay import Overlay
 from proofbox.workspace.timeline.restore import Restorer, write_new
 from proofbox.workspace.timeline.rollback import Rollbacks
-from proofbox.workspace.tree import EMPTY_TREE
+from proofbox.workspace.tree import EMPTY_TREE, Directory
 
 if TYPE_CHECKING:
     from proofbox.sandbox.service import Session
@@ -122,6 +122,8 @@ class Workspace:
         self._rollbacks = Rollbacks(self.path, self._home, self._store, self._history, self._working_tree, self._record)
         self.lower = lower
         """The directory over which the files are mounted; None if the workspace is an ordinary directory."""
+        self._lower_files: Directory | None = None
+        """The files over which forks of this workspace are mounted. The forks share this copy, and never change it."""
         self.unfinished = ""
         """Why an interrupted rollback could not be completed; empty otherwise. The files are partly restored. A
         rollback to any snapshot replaces it; otherwise the next open tries again."""
@@ -385,7 +387,8 @@ class Workspace:
             directory = self._working_tree.directory
             if directory is None or directory.tree_id.hex() != source.id or self._working_tree.skipped:
                 raise WorkspaceChanging(f"{self.path} is not as in the snapshot", op="workspace fork")
-            lower = directory.copy()
+            if self._lower_files is None or self._lower_files.tree_id != directory.tree_id:
+                self._lower_files = directory.copy()
             new, known = make_fork(self._store, self._registration, source, dest, self._clock, directory.copy())
         try:
             stack = Stack(self.path, Path(new.path), layers)
@@ -393,7 +396,9 @@ class Workspace:
             registry.forget(new)
             os.rmdir(new.path)
             raise
-        return Workspace(new, track=True, clock=self._clock, known=known, lower=LowerDirectory(self.path, lower, stack))
+        return Workspace(
+            new, track=True, clock=self._clock, known=known, lower=LowerDirectory(self.path, self._lower_files, stack)
+        )
 
     def export_over(self, name: str, dest: Path, layers: Path) -> Stack:
         """Write the files of a snapshot like `export`, without a copy. Only possible for a fork made by `fork_over`."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 
 import msgspec
 import pytest
+from acp_lab import SmallAcp
 from capabilities import OrdinaryUser
 
 from proofbox.agents import hosted_session
@@ -21,6 +23,7 @@ from proofbox.agents.runtimes.scripted.runtime import ScriptedSession
 from proofbox.errors import AgentError, StrategyUnavailable, StrategyUnsupported, UsageError
 
 NAMES = [check.name for check in CHECKS]
+SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 
 
 def verdict(report: RuntimeReport) -> None:
@@ -66,6 +69,20 @@ def test_codex_conforms_in_a_box(check: str) -> None:
 @pytest.mark.parametrize("check", NAMES)
 def test_claude_conforms_in_a_box(check: str) -> None:
     verdict(run_conformance("claude_code", provider="bubblewrap", only=[check]))
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize("check", NAMES)
+def test_acp_conforms_in_a_box_with_a_small_agent(check: str) -> None:
+    registry = Registry({"small_acp": SmallAcp})
+    verdict(run_conformance("small_acp", provider="bubblewrap", only=[check], registry=registry))
+
+
+@pytest.mark.skipif(not SOAK, reason="OpenCode takes seconds to start: run scripts/soak for its conformance")
+@pytest.mark.needs("bubblewrap", "opencode")
+@pytest.mark.parametrize("check", NAMES)
+def test_opencode_conforms_in_a_box(check: str) -> None:
+    verdict(run_conformance("acp", provider="bubblewrap", only=[check]))
 
 
 def test_unknown_checks_and_runtimes_are_refused() -> None:

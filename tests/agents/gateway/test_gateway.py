@@ -35,11 +35,21 @@ from hypothesis import strategies as st
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, ModelScript, ResponseRule, load_rules
 from proofbox.agents.gateway.endpoint import ModelEndpoint
+from proofbox.agents.gateway.failures import kind_of_exchange
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
 from proofbox.agents.gateway.rate_windows import read_duration, read_windows
 from proofbox.agents.gateway.server import MAX_ERROR_BODY, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange, StreamReader, read_body
-from proofbox.errors import AuthFailed, UsageError
+from proofbox.errors import (
+    AgentError,
+    AuthFailed,
+    ModelFailed,
+    Overloaded,
+    RateLimited,
+    StreamDisconnected,
+    UsageError,
+    UsageLimited,
+)
 
 LONG_LINE = 256 << 10
 KEY = "sk-proj-Zq81kfjs93Hs8dkf93jf02"
@@ -220,6 +230,15 @@ def test_requests_to_other_targets_are_refused(tmp_path: Path, target: str) -> N
         assert not lab.model.seen
 
     run(tmp_path, work)
+
+
+def test_deeply_nested_header_does_not_break_the_connection(tmp_path: Path) -> None:
+    async def check(lab: Lab) -> None:
+        response = await lab.ask("hello", headers={"x-codex-turn-metadata": "[" * 20_000})
+        assert response.status_code == 200
+        assert (lab.last.turn, lab.gateway.faults) == ("", 0)
+
+    run(tmp_path, check)
 
 
 @pytest.mark.parametrize("target", ["/model", "/model/"])
@@ -619,5 +638,64 @@ def test_fake_model_continues_after_tool_results(tmp_path: Path) -> None:
             answer = await lab.client.post("/model/responses", json={"input": items})
             done = next(e for e in events(answer) if e["type"] == "response.output_item.done")
             assert expected in json.dumps(done).replace("\\\\", "\\"), (items, done)
+
+    run(tmp_path, work)
+
+
+STREAM = "/model/v1beta/models/gemini-3:streamGenerateContent?alt=sse&key=the-box-made-this-up"
+
+
+async def ask_gemini(lab: Lab, prompt: str, path: str = STREAM) -> httpx2.Response:
+    body = {"contents": [{"role": "user", "parts": [{"text": prompt}]}]}
+    return await lab.client.post(path, json=body, headers={"x-goog-api-key": "the-box-made-this-up"})
+
+
+def test_gemini_requests_get_the_key_in_its_header_and_count_thoughts(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        prompt = "[[usage input=7 output=3 cached=2 reasoning=1]] [[think hm]] [[say hello there]]"
+        counted = TokenUsage(input_tokens=7, output_tokens=3, cached_input_tokens=2, reasoning_tokens=1)
+        for path in (STREAM, STREAM.replace("streamGenerateContent", "generateContent")):
+            answer = await ask_gemini(lab, prompt, path)
+            chunks = events(answer) or [answer.json()]
+            texts = [part for each in chunks for c in each.get("candidates", ()) for part in c["content"]["parts"]]
+            assert [part["text"] for part in texts] == ["hm", "hello ", "there", ""]
+            assert (lab.last.outcome, lab.last.usage, lab.last.unmeasured) == ("completed", counted, "")
+        for seen in lab.model.seen:
+            assert (dict(seen.headers)["x-goog-api-key"], "authorization" in dict(seen.headers)) == (KEY, False)
+            assert seen.target.endswith("enerateContent?alt=sse")
+        assert (await ask_gemini(lab, "x", STREAM.replace("streamGenerateContent", "countTokens"))).status_code == 200
+        assert (lab.last.usage, lab.last.unmeasured) == (None, "")
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "outcome", "kind", "more"),
+    [
+        ("[[http 429]]", "http_error", RateLimited, {"error_type": "RESOURCE_EXHAUSTED"}),
+        ("[[http 429 resets=60]]", "http_error", UsageLimited, {"retry_after": 60.0}),
+        ("[[http 401]]", "http_error", AuthFailed, {"error_type": "UNAUTHENTICATED"}),
+        ("[[http 503]]", "http_error", Overloaded, {"error_type": "UNAVAILABLE"}),
+        ("[[fail UNAVAILABLE message=slow]]", "failed", Overloaded, {"error_message": "slow"}),
+        ("[[garbage]]", "cut", StreamDisconnected, {"unmeasured": "broken_off"}),
+        ("[[http 400]]", "http_error", ModelFailed, {}),
+    ],
+)
+def test_gemini_failures_are_classified(
+    tmp_path: Path, prompt: str, outcome: str, kind: type[AgentError], more: dict[str, Any]
+) -> None:
+    async def work(lab: Lab) -> None:
+        await ask_gemini(lab, prompt)
+        assert (lab.last.outcome, kind_of_exchange(lab.last)) == (outcome, kind)
+        assert {name: getattr(lab.last, name) for name in more} == more
+
+    run(tmp_path, work)
+
+
+def test_gemini_stream_without_its_last_chunk_is_cut(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        with pytest.raises(httpx2.TransportError):
+            await ask_gemini(lab, "[[drop mid]] [[say a few words]]")
+        assert (lab.last.outcome, lab.last.unmeasured) == ("cut", "broken_off")
 
     run(tmp_path, work)

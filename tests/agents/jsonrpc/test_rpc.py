@@ -385,6 +385,29 @@ def test_on_result_runs_before_later_messages_are_handled() -> None:
     run(work)
 
 
+def test_response_of_an_ordered_peer_is_handled_after_earlier_messages() -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, received: Heard) -> None:
+        received.gate = anyio.Event()
+        seen: list[tuple[str, Any]] = []
+
+        async def ask() -> None:
+            await peer.request("m")
+            seen.extend(received.notifications)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            asked = await pipe.received()
+            for number in range(5):
+                await pipe.say(method="update", params=number)
+            await pipe.say(id=asked["id"], result={})
+            await anyio.wait_all_tasks_blocked()
+            assert not seen
+            received.gate.set()
+        assert seen == [("update", number) for number in range(5)]
+
+    run(work, ordered=True)
+
+
 def test_program_that_reads_no_input_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_SECONDS", 0.1)
 

@@ -169,7 +169,7 @@ def test_unpacking_over_links_never_writes_through_them(tmp_path: Path) -> None:
         with watched(tmp_path) as dest:
             (dest / "a").symlink_to("..")
             if data is None:
-                OverlayWriter(dest).lay(given_dir)
+                OverlayWriter(dest).copy_tree(given_dir)
             else:
                 unpacked(data, dest)
             assert (dest / "a/canary").read_text() == "overwritten"
@@ -182,7 +182,7 @@ def test_a_directory_keeps_its_modes(tmp_path: Path) -> None:
     (source / "closed").chmod(0o555)
     dest = tmp_path / "dest"
     dest.mkdir()
-    OverlayWriter(dest).lay(source)
+    OverlayWriter(dest).copy_tree(source)
     assert stat.S_IMODE((dest / "closed").stat().st_mode) == 0o555
     assert (dest / "closed/below/file").read_text() == "1"
     for each in (source, dest):
@@ -309,7 +309,7 @@ def test_unreadable_directory_is_an_error(ordinary_user: OrdinaryUser) -> None:
         "import pathlib, sys, tempfile\n"
         "from proofbox.core.files.overlaying import OverlayWriter\n"
         "with tempfile.TemporaryDirectory() as dest:\n"
-        "    try: OverlayWriter(pathlib.Path(dest)).lay(pathlib.Path(sys.argv[1]))\n"
+        "    try: OverlayWriter(pathlib.Path(dest)).copy_tree(pathlib.Path(sys.argv[1]))\n"
         "    except PermissionError as error: print('refused', error.filename)\n"
     )
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,7 +15,7 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.delivery.patch.baseline import parse_baseline
 from proofbox.errors import ConsentRequired, CorruptError, UsageError
-from proofbox.sandbox.images.catalogue import Image
+from proofbox.sandbox.images.image import Image
 from proofbox.sandbox.images.pull import LOCK_FILE, check_lock
 
 DAMAGED = (b"", b"\xff", b'{"schema_version": "\xf0"}', b"[" * 100_000, b'{"a":' * 100_000, b"{} x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from proofbox.evidence.documents.outcome import Outcome, Verdict, parse_outcome
 from proofbox.evidence.documents.schedule import ScheduleLog, read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, scan_tree, tree_manifest
-from proofbox.evidence.documents.witnesses import check_witnesses, witness, witnesses_document
+from proofbox.evidence.documents.witnesses import PathWitness, check_witnesses, witnesses_document
 
 # Outcomes
 
@@ -161,41 +160,11 @@ def test_dropped_attempt_is_detected() -> None:
 # Path witnesses
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the spelling comes from /proc on Linux")
-def test_kernel_path_is_recorded(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "file").touch()
-    (tmp_path / "link").symlink_to("real")
-    os.mkfifo(tmp_path / "pipe")
-    seen = witness(tmp_path / "link" / "file")
-    assert seen.requested_path == str(tmp_path / "link" / "file")
-    assert seen.observed_path == str(tmp_path / "real" / "file") == seen.normalized_path
-    assert seen.observed_path_nofirmlink is None
-    assert witness(tmp_path / "pipe").observed_path == str(tmp_path / "pipe")
-
-
-def test_missing_path_has_no_observation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    seen = witness("no/../where")
-    assert (seen.observed_path, seen.normalized_path) == (None, str(tmp_path / "where"))
-    assert seen.error == "No such file or directory"
-    assert witness("a\0b").observed_path is None
-
-
-def test_macos_path_comes_from_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the documented interface: this says nothing about a real macOS."""
-    answers = {50: b"/Users/x\0\0", 102: b"/System/Volumes/Data/Users/x\0\0"}
-    monkeypatch.setattr("fcntl.fcntl", lambda fd, command, room: answers[command])
-    seen = witness(tmp_path, platform="darwin")
-    assert (seen.observed_path, seen.observed_path_nofirmlink) == ("/Users/x", "/System/Volumes/Data/Users/x")
-    assert seen.normalized_path == "/System/Volumes/Data/Users/x"
-
-
 def test_witnesses_are_stored_in_a_bundle(tmp_path: Path) -> None:
-    strange = tmp_path / os.fsdecode(b"\xff")
-    strange.touch()
+    strange = os.fsdecode(b"/\xff")
+    seen = [PathWitness(strange, strange, None, strange), PathWitness("/absent", None, None, "/absent", "not found")]
     with BundleWriter.create(tmp_path / "out") as bundle:
-        bundle.write_json("path_witnesses.json", witnesses_document([witness(strange), witness("/absent")]))
+        bundle.write_json("path_witnesses.json", witnesses_document(seen))
     document = load_bundle(tmp_path / "out").read_json("path_witnesses.json", schema="proofbox.path_witnesses/1")
     check_witnesses(document)
     assert document["witnesses"][0]["observed_path"].endswith("\\xff")

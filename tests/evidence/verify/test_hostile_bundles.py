@@ -25,7 +25,7 @@ from proofbox.evidence.documents.outcome import Outcome, Verdict, parse_outcome
 from proofbox.evidence.documents.schedule import read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
-from proofbox.evidence.documents.witnesses import check_witnesses, witness, witnesses_document
+from proofbox.evidence.documents.witnesses import PathWitness, check_witnesses, witnesses_document
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.packet import PREDICATE_TYPES, parse_packet
 from proofbox.evidence.promotion.policies import POLICIES
@@ -70,7 +70,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "envelope": json.loads(Path(signed.path).read_bytes()),
         "outcome": Outcome().as_json(),
         "tree": tree_manifest([TreeEntry(b"a", "100644", 1, "0" * 64), TreeEntry(b"\xff", "120000", 1, "0" * 64)]),
-        "witnesses": witnesses_document([witness("/")]),
+        "witnesses": witnesses_document([PathWitness("/", "/", None, "/")]),
         "schedule": SCHEDULE,
         "policy": POLICIES["run"],
     }

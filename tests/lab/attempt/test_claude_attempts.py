@@ -1,13 +1,15 @@
-"""Real Claude Code attempts against a fake model: concurrent ones, and evidence with the same shape as Codex's."""
+"""Real Claude Code attempts against a fake model: concurrent ones, and the same evidence as Codex and an ACP agent."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from acp_lab import fake_settings
 from suites import HEAD, attempts, conduct, document, lines, plan, serving
 
 from proofbox.evidence.bundle.reader import load_bundle
@@ -17,6 +19,8 @@ from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 
 pytestmark = pytest.mark.needs("bubblewrap", "claude")
+LOOK = "cat /proc/[0-9]*/environ /run/*/home/* 2>/dev/null | tr '\\0' '\\n'"
+"""Shows the environments of all processes in the box, and what their agent stores."""
 FOREVER = "while :; do sleep 0.2; done"
 
 
@@ -32,9 +36,9 @@ def model() -> Iterator[str]:
         yield url
 
 
-def made(source: str, out: Path, model: str, strategy: str = "claude_code", **options: Any) -> Plan:
-    said = {"base_url": model.removesuffix("/v1")} if strategy == "claude_code" else {"base_url": model}
-    return plan(source, out, out.parent, chain=f"{strategy}!", flags=said, **options)
+def made(source: str, out: Path, model: str, **options: Any) -> Plan:
+    said = {"base_url": model.removesuffix("/v1")}
+    return plan(source, out, out.parent, chain="claude_code!", flags=said, **options)
 
 
 def test_concurrent_attempts_have_separate_sessions_and_traces(
@@ -72,22 +76,44 @@ def test_concurrent_attempts_have_separate_sessions_and_traces(
     assert [each.code for each in validate(load_bundle(run), strict=True)] == []
 
 
+MISSIONS = (
+    f"[[run {LOOK} > seen.txt; cat seen.txt; echo 42 > answer.txt]] [[run exit 3]] [[say done]]",
+    "[[run echo 41 > answer.txt]] [[run exit 3]] [[say done]]",
+    "[[think hm]] [[run echo 42 > answer.txt]] [[run exit 3]] [[say done]]",
+    "[[usage input=70 output=3]] [[run echo 42 > answer.txt]] [[run exit 3]] [[say done]]",
+    "[[run echo 42 > answer.txt; mkdir d; touch d/e]] [[run exit 3]] [[wait 0.1]] [[say done]]",
+)
+
+
 @pytest.mark.needs("codex")
-def test_evidence_has_the_same_shape_as_that_of_codex(tmp_path: Path, model: str) -> None:
-    source = HEAD + prompt("m", "[[run echo 42 > answer.txt]] [[run exit 3]] [[say done]]")
-    shapes = {}
-    for strategy in ("claude_code", "codex_app_server"):
+def test_missions_have_the_same_evidence_on_every_runtime_and_no_key(
+    tmp_path: Path, model: str, rounds: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "sk-ant-" + "kQ7" * 13
+    monkeypatch.setenv("MISSION_MODEL_KEY", key)
+    source = HEAD + "".join(prompt(f"m{n}", text) for n, text in enumerate(MISSIONS[: rounds(1, 5)]))
+    shapes: dict[str, Any] = {}
+    for strategy in ("claude_code", "codex_app_server", "acp"):
         out = tmp_path / strategy
-        planned = made(source, out, model, strategy)
+        flags = {"base_url": model.removesuffix("/v1") if strategy == "claude_code" else model}
+        flags |= {"api_key_env": "MISSION_MODEL_KEY", **(fake_settings(model) if strategy == "acp" else {})}
+        planned = plan(source, out, tmp_path, chain=f"{strategy}!", flags=flags)
         run = conduct(planned, out)
-        attempt = attempts(planned, out)["m.1"]
         assert [each.code for each in validate(load_bundle(run), strict=True)] == []
-        calls = [each for each in lines(out, planned, attempt, "events.jsonl") if each["event"] == "tool_call"]
-        assert [each["exit_code"] for each in calls] == [0, 3]
-        documents = ("runner.ref.json", "attempt.json", "outcome.json", "runner.metrics.json")
-        shapes[strategy] = (
-            sorted(calls[0]),
-            [sorted(step) for step in lines(out, planned, attempt, "steps.jsonl")],
-            {name: sorted(document(out, planned, attempt, name)) for name in documents},
-        )
-    assert shapes["claude_code"] == shapes["codex_app_server"]
+        shapes[strategy] = {}
+        for id, attempt in attempts(planned, out).items():
+            calls = [each for each in lines(out, planned, attempt, "events.jsonl") if each["event"] == "tool_call"]
+            assert [each["exit_code"] for each in calls] == [0, 3]
+            assert attempt.result is not None
+            documents = ("runner.ref.json", "attempt.json", "outcome.json", "runner.metrics.json")
+            shapes[strategy][id] = (
+                attempt.result.verified,
+                sorted(calls[0]),
+                [sorted(step) for step in lines(out, planned, attempt, "steps.jsonl")],
+                {name: sorted(document(out, planned, attempt, name)) for name in documents},
+            )
+            if id == "m0.1":
+                assert "PATH=" in calls[0]["output"]  # it saw environments
+        files = [Path(folder) / name for folder, _, names in os.walk(out) for name in names]
+        assert [path for path in files if key.encode() in path.read_bytes()] == []
+    assert shapes["claude_code"] == shapes["codex_app_server"] == shapes["acp"]

@@ -1,4 +1,4 @@
-"""Real Codex attempts against a fake model: concurrent ones, limits that pause them, and parity with a command line."""
+"""Real Codex attempts against a fake model: concurrent ones, and limits that pause them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from suites import HEAD, attempts, conduct, document, lines, plan, serving
 
-from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.verifier import verify
-from proofbox.lab.reports.parity import compare
 from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.limiter import Limiter
@@ -147,54 +145,3 @@ def test_an_account_without_credit_ends_the_run_after_its_retries(tmp_path: Path
     conduct(made, tmp_path / "out")
     found = {id: each.result and each.result.infra for id, each in attempts(made, tmp_path / "out").items()}
     assert found == {"limited.1": "RUNTIME_USAGE_LIMIT", "limited.1.r1": "RUNTIME_USAGE_LIMIT"}
-
-
-MISSIONS = HEAD + "".join(
-    [
-        prompt("does-it", "[[run echo 42 > answer.txt]] [[say done]]"),
-        prompt("lies", "[[say done]]"),
-        prompt("gives-up", "[[run cat nothing-here]] [[say failed: it is not there]]"),
-        prompt(
-            "two-steps", "[[run echo 4 > a]] [[run tr -d '\\n' < a > answer.txt; echo 2 >> answer.txt]] [[say done]]"
-        ),
-    ]
-)
-
-
-def test_protocol_and_command_line_score_the_same(tmp_path: Path, model: str) -> None:
-    native = codex(MISSIONS, tmp_path / "native", model)
-    binary = find_binary()
-    port = model.split(":")[2].split("/")[0]
-    config = {
-        "model": "fake-model",
-        "model_provider": "fake",
-        "model_providers.fake.name": "fake",
-        "model_providers.fake.base_url": model,
-        "model_providers.fake.wire_api": "responses",
-        "check_for_update_on_startup": False,
-        "features.plugins": False,
-        "features.apps": False,
-    }
-    words = [word for name, value in config.items() for word in ("-c", f"{name}={json.dumps(value)}")]
-    line = 'mkdir -p /tmp/home && export CODEX_HOME=/tmp/home && exec "$@"'
-    command = ["sh", "-c", line, "sh", str(binary.path), "exec", "--json", "--skip-git-repo-check"]
-    command += ["--dangerously-bypass-approvals-and-sandbox", *words, "-"]
-    process = plan(
-        MISSIONS.replace("[[mission]]", f'[[mission]]\nnetwork = "allow:127.0.0.1:{port}"'),
-        tmp_path / "process",
-        tmp_path,
-        trust=True,
-        chain="process!",
-        runtimes={
-            "process": {
-                "command": command,
-                "output": "codex_exec",
-                "mounts": [f"{binary.path.parent}:{binary.path.parent}:ro"],
-            }
-        },
-    )
-    one = load_bundle(conduct(native, tmp_path / "native"))
-    other = load_bundle(conduct(process, tmp_path / "process"))
-    assert compare(one, other) == []
-    results = {id: each.result and each.result.verified for id, each in attempts(native, tmp_path / "native").items()}
-    assert results == {"does-it.1": "passed", "lies.1": "failed", "gives-up.1": "failed", "two-steps.1": "passed"}

@@ -74,6 +74,8 @@ def problems_of(text: str) -> list[Problem]:
         (GOOD + '[[gate]]\ntype = "coverage"\nmax = 1\n', 10, "has no max", "min = "),
         (GOOD + '[[gate]]\ntype = "coverage"\nflow = "b"\n', 10, "no flow is called 'b'", "a"),
         (GOOD + '[[gate]]\ntype = "comparison"\n', 8, "needs flow, against and verdicts", "better"),
+        (GOOD.replace('id = "first"', 'id = "first"\nwatchdog = 0'), 3, "> 0", ""),
+        (GOOD + '[evaluation]\nscript = "absent.sh"\n', 9, "is not an executable file", "chmod +x"),
         (CAMPAIGN + FLOW, 1, "needs 'missions'", ""),
         (CAMPAIGN + MISSIONS, 1, "needs 'flow'", ""),
     ],
@@ -111,9 +113,37 @@ def test_exam_refuses_an_oracle_that_the_agent_gets(here: Path) -> None:
     assert read_campaign(Path("campaign.toml")).missions == ("answer",)
 
 
-def test_exam_refuses_a_flow_without_a_sandbox() -> None:
+def test_exam_refuses_an_evaluator_that_the_agent_gets(here: Path) -> None:
+    evaluator = here / "files" / "evaluate.sh"
+    evaluator.parent.mkdir()
+    evaluator.write_text("#!/bin/sh\n")
+    evaluator.chmod(0o755)
+    Path("suite.toml").write_text(HEAD + mission("answer", say("done"), workspace="files"))
+    exam = GOOD.replace('id = "first"', 'id = "first"\nprompt_mode = "exam"')
+    found = problems_of(exam + '[evaluation]\nscript = "files/evaluate.sh"\n')
+    assert found[0].message.endswith("verify.mounts /evaluation/evaluate.sh is inside the files that the agent gets")
+
+
+def test_exam_refuses_a_flow_without_a_box_of_its_own() -> None:
     exam = GOOD.replace('id = "first"', 'id = "first"\nprompt_mode = "exam"')
     assert "an exam needs a sandbox" in problems_of(exam + 'provider = "off"\n')[0].message
+    assert "an exam needs a process per attempt" in problems_of(exam + 'isolation = "shared"\n')[0].message
+
+
+def test_campaign_sets_timeouts_hooks_and_the_evaluator_of_its_missions(here: Path) -> None:
+    (here / "evaluate.sh").write_text("#!/bin/sh\n")
+    (here / "evaluate.sh").chmod(0o755)
+    Path("suite.toml").write_text(HEAD + mission("answer", say("done"), verify=ANSWER, cleanup=["first"], watchdog=9))
+    more = 'attempt_timeout = 30\nhook_timeout = 20\nwatchdog = 10\ncleanup = ["second"]\n'
+    text = CAMPAIGN + more + MISSIONS + FLOW + '[evaluation]\nscript = "evaluate.sh"\n'
+    Path("campaign.toml").write_text(text)
+    found = read_campaign(Path("campaign.toml")).suites["a"].missions[0]
+    assert (found.timeout, found.hook_timeout, found.watchdog) == (30, 20, 10)
+    assert found.cleanup == ("first", "second")
+    assert found.verify.commands == (("/evaluation/evaluate.sh",),)
+    assert found.verify.mounts == {"/evaluation/evaluate.sh": "evaluate.sh"}
+    Path("campaign.toml").write_text(GOOD)
+    assert read_campaign(Path("campaign.toml")).suites["a"].missions[0].watchdog == 9
 
 
 def test_flow_changes_its_missions_and_no_others(here: Path) -> None:
@@ -191,10 +221,22 @@ def flow_report(**changes: Any) -> FlowReport:
         "tokens": None,
         "tool_calls": None,
         "tokens_spent": 1000,
+        "tokens_unknown": 0,
+        "cost": None,
+        "cost_spent": None,
+        "idle": None,
         "friction": Friction(
-            repeated_calls=0, tool_failures=3, declined=2, model_retries=0, attempt_retries=0, contradictions=1
+            repeated_calls=0,
+            dead_ends=0,
+            tool_failures=3,
+            declined=2,
+            model_retries=0,
+            attempt_retries=0,
+            contradictions=1,
         ),
         "reasons": {},
+        "contradicted_claims": 2,
+        "cleanup_failures": {"ATTEMPT_CLEANUP_FAILED": 1, "ATTEMPT_CLEANUP_TIMEOUT": 2},
     }
     return FlowReport(**{**values, **changes})
 
@@ -212,6 +254,10 @@ def flow_report(**changes: Any) -> FlowReport:
         (Gate(type="trace", max=1), True),
         (Gate(type="tool_policy", max=1), False),
         (Gate(type="tool_policy", max=2), True),
+        (Gate(type="semantic", max=1), False),
+        (Gate(type="semantic", max=2), True),
+        (Gate(type="cleanup", max=2), False),
+        (Gate(type="cleanup", max=3), True),
         (Gate(type="budget", max=999), False),
         (Gate(type="budget", max=1000), True),
         (Gate(type="comparison", flow="a", against="b", verdicts=(Verdict.BETTER,)), True),

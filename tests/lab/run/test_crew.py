@@ -135,6 +135,15 @@ def test_other_worker_output_is_ignored(tmp_path: Path, monkeypatch: pytest.Monk
     assert sum(each["event"] == "ended" for each in events) == 3
 
 
+def test_run_starts_no_more_workers_than_it_has_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = tmp_path / "started"
+    patch_workers(monkeypatch, f"print('worker', file=open({str(started)!r}, 'a'))")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    made = plan(HEAD + mission("answer", write("answer.txt", "42\n"), verify=ANSWER), tmp_path / "out", tmp_path)
+    conduct(made, tmp_path / "out")
+    assert started.read_text() == "worker\n"
+
+
 def test_workers_that_die_at_start_end_the_run_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + WORKS, out, tmp_path)

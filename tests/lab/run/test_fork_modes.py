@@ -11,10 +11,17 @@ import pytest
 from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, results, say, write
 
 from proofbox.config.settings import Settings
-from proofbox.errors import EvidenceIncomplete, SetupFailed, WorkspaceChanging
+from proofbox.core.digest import sha256_file
+from proofbox.errors import SetupFailed, WorkspaceChanging
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.documents.base_tree import read_tree
+from proofbox.evidence.documents.outcome import parse_outcome
+from proofbox.lab.reports.results import read_run
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run import fork_modes
 from proofbox.lab.run.fork_modes import OVERLAY, overlay_obstacle, recorded_mode
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import ledger_path
 from proofbox.lab.suite.spec import Mission
 
 pytestmark = [
@@ -59,9 +66,12 @@ def evidence(out: Path, source: str) -> tuple[str, dict[str, Any]]:
     for run in (verification, *verification["commands"]):
         del run["duration_ms"]
     steps = [json.loads(line) for line in (place / "steps.jsonl").read_text().splitlines()]
+    found = read_tree(document(out, made, attempt, "tree_manifest.json"), str(place))
+    tree = found.tree_sha256, found.files, list(found.entries)
     documents = {
+        "findings": validate(load_bundle(out / made.run_id), strict=True),
         "results": results(made, out),
-        "tree": document(out, made, attempt, "tree_manifest.json"),
+        "tree": tree,
         "diff": (place / "final.diff").read_text(),
         "snapshot": document(out, made, attempt, "final_snapshot.json")["snapshot"],
         "steps": [(step.get("before"), step.get("after")) for step in steps],
@@ -80,6 +90,9 @@ def test_mounted_attempt_has_the_same_evidence_as_a_copied_one(
     how, mounted = evidence(out, suite())
     assert how == OVERLAY
     assert mounted == copied
+    assert mounted["findings"] == []
+    [base] = out.glob("*/trees/*.json")
+    assert base.stem == sha256_file(base)[0]
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
@@ -119,9 +132,15 @@ def test_change_of_the_template_after_an_attempt_is_found_before_the_run_commits
     patch_workers(monkeypatch, f"{MOUNT_ALWAYS}\n{tamper}")
     made = plan(suite(), out, tmp_path, trust=True)
     run = conduct(made, out)
-    assert load_bundle(run).index.status == "partial"
-    summary = json.loads((run / "summary.json").read_bytes())
-    assert summary["totals"]["infra"] == {EvidenceIncomplete.code: 1}
+    committed = load_bundle(run)
+    assert committed.index.status == "partial"
+    assert results(made, out) == {"edit.1": ("none", "none", WorkspaceChanging.code, "infra_failed")}
+    assert committed.read_json("summary.json")["totals"]["infra"] == {WorkspaceChanging.code: 1}
+    [attempt] = committed.nested.values()
+    assert parse_outcome(attempt.read_json("outcome.json")).infra.result == "failed"
+    assert validate(committed, strict=False) == []
+    with Ledger(ledger_path(out, made.run_id), read_only=True) as ledger:
+        assert read_run(run, ledger).findings == ()
 
 
 def a_mission(**fields: Any) -> Mission:

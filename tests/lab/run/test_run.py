@@ -352,7 +352,7 @@ def test_run_killed_at_any_point_resumes_to_the_same_result(tmp_path: Path, roun
         ]
     )
     expected = {"good": ("success", "passed"), "lies": ("success", "failed"), "works": ("success", "passed")}
-    for number in range(rounds(4, 100)):
+    for number in range(rounds(2, 100)):
         out = tmp_path / f"out-{number}"
         made = plan(source, out, tmp_path)
         seed = random.randrange(1 << 30)  # noqa: S311

@@ -88,7 +88,7 @@ def test_directory_replaced_by_a_link_while_it_is_copied_is_not_followed(
     dest = tmp_path / "dest"
     dest.mkdir()
     with pytest.raises(NotADirectoryError, match="app/sub"):
-        OverlayWriter(dest).lay(base / "app")
+        OverlayWriter(dest).copy_tree(base / "app")
     assert not secrets_below(dest)
 
 

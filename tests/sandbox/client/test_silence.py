@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from pacing import LIMITS, in_time
 from raw_agent import PATIENCE, alive, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
@@ -59,8 +60,15 @@ def assert_ended(marker: str, agent: int) -> None:
 
 def lose(session: Session, marker: str) -> None:
     agents: list[int] = []
-    with pytest.raises(SandboxLost, match="does not answer"):
-        session.exec(beat(marker), timeout=0.5, on_output=lambda _: agents.append(stop_agent_above(marker)))
+
+    def attempt(limit: float) -> str:
+        try:
+            session.exec(beat(marker), timeout=limit, on_output=lambda _: agents.append(stop_agent_above(marker)))
+        except SandboxLost as error:
+            return error.message
+        return ""  # it timed out before its output
+
+    assert "does not answer" in in_time(attempt, bool)
     assert_ended(marker, agents[0])
     assert session.info.state == "lost"
     with pytest.raises(SandboxLost):
@@ -118,10 +126,15 @@ def test_async_client_kills_the_silent_box(tmp_path: Path, marker: str, loop: st
         agents: list[int] = []
         async with AsyncSandboxes(tmp_path) as boxes:
             session = await boxes.start_session(provider="bubblewrap", detached=detached)
+
+            async def attempt() -> None:
+                for limit in LIMITS:  # until one is long enough for the command to be under way
+                    await session.exec(
+                        beat(marker), timeout=limit, on_output=lambda _: agents.append(stop_agent_above(marker))
+                    )
+
             with pytest.raises(SandboxLost, match="does not answer"):
-                await session.exec(
-                    beat(marker), timeout=0.5, on_output=lambda _: agents.append(stop_agent_above(marker))
-                )
+                await attempt()
             assert_ended(marker, agents[0])
             assert session.info.state == "lost"
             await session.stop()

@@ -20,9 +20,12 @@ from pacing import SOON, in_time
 from proofbox.errors import ProviderUnknown, UsageError
 from proofbox.sandbox import conformance
 from proofbox.sandbox.conformance import CHECKS, CheckResult, ProviderCheck, Report, run_conformance
+from proofbox.sandbox.conformance import context as context_module
 from proofbox.sandbox.conformance.check import MEMORY, NETWORK, NOTHING, Need, NotChecked, expect
 from proofbox.sandbox.conformance.context import CheckContext, processes_with
+from proofbox.sandbox.conformance.probing import probed
 from proofbox.sandbox.contract import Enforcement
+from proofbox.sandbox.probing.plan import Probe
 
 NAMES = [check.name for check in CHECKS]
 
@@ -166,6 +169,24 @@ def test_unclaimed_check_is_not_applicable_with_the_provider_reason(monkeypatch:
     assert "the provider is off" in result.detail
 
 
+def test_check_of_probes_fails_for_an_attack_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_one(monkeypatch, probed("outside.write", "network.tcp", network="full"))
+    assert result.outcome == "failed"
+    assert "outside.write: unexpected_allow, changed on the host" in result.detail
+    assert "network.tcp: unexpected_allow, the listener received it" in result.detail
+
+
+def test_attack_that_fails_without_a_box_too_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Probe(id="read", operation="file-read", args=("{directory}",), expect="deny", reason="it is a directory")
+    monkeypatch.setattr("proofbox.sandbox.conformance.probing.corpus_probes", lambda *_: [probe])
+    result = run_one(monkeypatch, probed("read", network="full"))
+    assert (result.outcome, result.detail) == ("not_checked", "read: denied without a sandbox too")
+
+
+def test_unknown_probes_fail_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the corpus has no probe outside.wrote" in run_one(monkeypatch, probed("outside.wrote")).detail
+
+
 def test_gap_without_a_reason_is_named() -> None:
     assert MEMORY.unmet("box", Enforcement()) == "box does not enforce memory"
     assert MEMORY.unmet("box", Enforcement(memory=True)) is None
@@ -177,6 +198,7 @@ def test_process_left_by_a_check_is_a_failure_and_is_killed(monkeypatch: pytest.
     def run(context: CheckContext) -> None:
         left.append(subprocess.Popen(["sh", "-c", "read -r _", context.marker], stdin=subprocess.PIPE))
 
+    monkeypatch.setattr(context_module, "SETTLE_SECONDS", 0.3)
     result = run_one(monkeypatch, run)
     assert result.outcome == "failed"
     assert "still running" in result.detail

@@ -32,8 +32,8 @@ from proofbox.errors import (
     UsageError,
     VersionUnknown,
 )
-from proofbox.sandbox.images.catalogue import architecture
 from proofbox.sandbox.images.download import FRUITLESS, download
+from proofbox.sandbox.images.image import architecture
 from proofbox.sandbox.images.pull import LOCK_FILE
 
 BODY = b"".join(hashlib.sha256(str(n).encode()).digest() for n in range(9_375))  # 300 kB without repeated parts
@@ -303,26 +303,33 @@ def test_concurrent_processes_download_once_and_one_resumes_after_a_kill(server:
 # The catalogue, and the lock.
 
 
-def test_empty_catalogue_has_a_fix_hint(project: Path) -> None:
-    assert proofbox.list_images() == []
+def test_built_in_images_are_listed_without_a_catalogue(project: Path) -> None:
+    listed = proofbox.list_images("x86_64")
+    assert [image.name for image in listed] == ["debian-12", "debian-12-python", "debian-12-node", "debian-12-build"]
+    assert [image.name for image in listed if image.default] == ["debian-12"]
+    assert proofbox.resolve_default_image("x86_64").name == "debian-12"
     with pytest.raises(ImageUnavailable) as raised:
-        proofbox.resolve_default_image()
-    assert "images.toml" in raised.value.fix_hints[0]
+        proofbox.pull_image("debian-12", project_root=project)
+    assert raised.value.fix_hints[0] == "proofbox images build debian-12"
     with pytest.raises(ImageUnknown):
         proofbox.pull_image("small", project_root=project)
+    with pytest.raises(ImageUnavailable) as raised:
+        proofbox.resolve_default_image("riscv64")
+    assert "images.toml" in raised.value.fix_hints[0]
 
 
 def test_images_are_listed_by_architecture(project: Path, server: Server) -> None:
     foreign = "aarch64" if architecture() != "aarch64" else "x86_64"
     catalogue(entry(server), entry(server, "large", default=True), entry(server, "far", arch=foreign))
-    assert [image.name for image in proofbox.list_images()] == ["small", "large"]
-    assert [image.name for image in proofbox.list_images(foreign)] == ["far"]
+    assert [image.name for image in proofbox.list_images() if image.source == "archive"] == ["small", "large"]
+    assert [image.name for image in proofbox.list_images(foreign) if image.source == "archive"] == ["far"]
     assert proofbox.list_images("arm64") == proofbox.list_images("aarch64")
     assert proofbox.resolve_default_image().name == "large"
     assert proofbox.resolve_default_image(foreign).name == "far", "the only image is the default"
     catalogue(entry(server), entry(server, "large"))
+    assert proofbox.resolve_default_image().source == "build", "no image of the catalogue is marked"
     with pytest.raises(ImageUnavailable, match="no default"):
-        proofbox.resolve_default_image()
+        proofbox.resolve_default_image(catalogue=config_dir() / "images.toml")
 
 
 @pytest.mark.parametrize(
@@ -401,8 +408,8 @@ def test_damaged_lock_is_refused(project: Path, server: Server, text: str) -> No
 
 def test_images_commands(project: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["images", "list"]) == 0
-    assert "no images" in capsys.readouterr().out
-    assert main(["images", "default", "--json"]) == 3
+    assert "proofbox images build debian-12" in capsys.readouterr().out
+    assert main(["images", "default", "--arch", "riscv64", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "SANDBOX_IMAGE_UNAVAILABLE"
     catalogue(entry(server, description="a \x1b[31mred\x1b[0m one"))
     assert main(["images", "pull", "--project", str(project), "--json"]) == 0

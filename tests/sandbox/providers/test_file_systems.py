@@ -19,9 +19,10 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox.errors import PathRefused
-from proofbox.sandbox.conformance.checks.kernel import OPEN_SETTINGS
 from proofbox.sandbox.contract import Mount, Policy
+from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.paths import resolve_mounts, resolve_project
+from proofbox.sandbox.probing.corpus import corpus_probes
 from proofbox.sandbox.providers import bubblewrap
 
 BASE = 'mount -t tmpfs tmpfs "$1" && cd "$1" && mkdir project lower upper work'
@@ -38,22 +39,34 @@ UNSUPPORTED = ("overlay", "fuse", "mount inside")
 KINDS = [pytest.param(kind, marks=pytest.mark.needs("fuse") if kind == "fuse" else ()) for kind in MOUNTS]
 
 PROGRAM = """
-import json, os, sys
+import json, os, shutil, sys
 from proofbox import Sandboxes
 from proofbox.errors import ProofboxError
-project, script, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+project, driver, requests, options = *sys.argv[1:4], json.loads(sys.argv[4])
 def read(session, name):
     lines = session.exec(["cat", "/proc/self/" + name]).stdout.splitlines()
     return [line.split()[1] for line in lines]
 try:
     with Sandboxes(project) as boxes, boxes.start_session(provider="bubblewrap", **options) as session:
         made = session.exec(["touch", "made"]).exit_code == 0 and os.path.exists(project + "/made")
-        opened = session.exec(["sh", "-c", script], timeout=60).stdout.split()
-        print(json.dumps({"opened": opened, "made": made, **{n: read(session, n) for n in ("uid_map", "gid_map")}}))
+        shutil.copy(driver, project + "/driver")
+        answers = session.exec(["./driver", "20"], stdin=requests, timeout=60).stdout.splitlines()
+        print(json.dumps({"answers": answers, "made": made, **{n: read(session, n) for n in ("uid_map", "gid_map")}}))
 except ProofboxError as error:
     print(json.dumps(error.as_dict()))
 """
 Answer = dict[str, Any]
+
+
+def requests(control: str) -> str:
+    """Return the driver's input that opens kernel settings for writing, and a file that can be opened."""
+    lines = [f"{probe.id}\t{probe.operation}\t{probe.args[0]}\n" for probe in corpus_probes("kernel.write-*")]
+    return "".join((f"control\tfile-open-write\t{control}\n", *lines))
+
+
+def opened(answers: Sequence[str]) -> list[str]:
+    """Return the requests that succeeded."""
+    return [answer["id"] for answer in map(json.loads, answers) if answer["result"] >= 0]
 
 
 @pytest.fixture
@@ -78,12 +91,12 @@ def try_box(
     # The mounts end with the namespace; a FUSE server ends when its mount does.
     end = f"status=$?; cd /; umount -R {place}/project; exit $status"
     script = f'{MOUNTS[kind]} && chown {owner} project && shift && "$@"; {end}'
-    words = [str(place / project), OPEN_SETTINGS, json.dumps(options)]
+    words = [str(place / project), str(program("boxprobe")), requests("made"), json.dumps(options)]
     argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(place), *run, python, "-c", PROGRAM, *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     answer: Answer = json.loads(done.stdout)
-    return answer
+    return {**answer, "opened": opened(answer["answers"])} if "answers" in answer else answer
 
 
 def idmaps(kind: str, place: Path) -> bool:
@@ -154,9 +167,12 @@ def test_writable_mount_without_idmapping_is_refused(place: Path) -> None:
 
 @pytest.mark.needs("bubblewrap", "root")
 def test_command_line_drops_root_ids(place: Path) -> None:
-    argv = [*bubblewrap.command_line(place, Policy()), "sh", "-c", f"id -u; id -G; cd /tmp; {OPEN_SETTINGS}"]
-    shown = subprocess.run(argv, capture_output=True, text=True)
-    assert shown.stdout.split() == [str(bubblewrap.COMMAND_ID)] * 2 + ["control"], shown.stderr
+    shutil.copy(program("boxprobe"), place / "driver")
+    argv = [*bubblewrap.command_line(place, Policy()), "sh", "-c", 'id -u; id -G; exec "$0" 20', str(place / "driver")]
+    shown = subprocess.run(argv, input=requests("/dev/null"), capture_output=True, text=True)
+    user, group, *answers = shown.stdout.splitlines()
+    assert [user, group] == [str(bubblewrap.COMMAND_ID)] * 2, shown.stderr
+    assert opened(answers) == ["control"]
 
 
 @pytest.mark.needs("root")

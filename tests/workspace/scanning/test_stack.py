@@ -76,6 +76,39 @@ def apply(root: Path, edit: Edit) -> None:
             path.mkdir(parents=True)
 
 
+REPLACED: dict[str, list[Edit]] = {
+    "directory by a file": [("delete", "a", ""), ("write", "a", "text")],
+    "directory by a link": [("delete", "a", ""), ("symlink", "a", "b")],
+    "directory by a new one": [("delete", "a/below", ""), ("mkdir", "a/below", "")],
+    "directory by another one": [("delete", "a", ""), ("rename", "b", "a")],
+    "file by a directory": [("delete", "five", ""), ("mkdir", "five", "")],
+}
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "tracked"])
+@pytest.mark.parametrize("edits", REPLACED.values(), ids=REPLACED)
+def test_snapshot_of_a_mounted_fork_sees_that_an_entry_was_replaced(
+    tmp_path: Path, edits: list[Edit], sealed: bool
+) -> None:
+    """The replaced directories have a directory with the same name and other files."""
+
+    def compare() -> None:
+        origin = make(tmp_path / "origin")
+        (origin.path / "b/below").mkdir()
+        (origin.path / "b/below/three").write_text("another one")
+        given = origin.snapshot("with two directories of one name")
+        origin.settle()
+        with origin.fork_over(given.id, tmp_path / "mounted", tmp_path / "layers") as mounted:
+            for edit in edits:
+                apply(mounted.path, edit)
+            found = mounted.snapshot("replaced", sealed=sealed).id
+            shutil.copytree(mounted.path, tmp_path / "copied", symlinks=True)
+        with Workspace.init(tmp_path / "copied", track=False) as copied:
+            assert copied.snapshot("copied").id == found != given.id
+
+    in_private_mounts(compare)
+
+
 def test_mounted_fork_has_the_same_snapshots_as_a_copy(tmp_path: Path) -> None:
     def compare() -> None:
         origin, number = make(tmp_path / "origin"), count()

@@ -1,4 +1,4 @@
-"""The rigs of Codex and Claude Code: the real program, with a fake model that plays scenes.
+"""The rigs of Codex, Claude Code and OpenCode: the real program, with a fake model that plays scenes.
 
 The model is stateless: it derives the turn and its history from each request.
 """
@@ -19,6 +19,7 @@ from proofbox.agents.conformance.rig import (
     Recall,
     ReportSteering,
     ReportUsage,
+    Rig,
     Run,
     Say,
     Scene,
@@ -47,6 +48,20 @@ class ClaudeRig:
         _refuse_garbage(scenes, "claude")
         async with SceneModel(scenes).listening() as url:
             yield {"base_url": url, "max_retries": 0}
+
+
+class AcpRig:
+    """Drives OpenCode, as the agent that speaks ACP."""
+
+    @contextlib.asynccontextmanager
+    async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
+        del scratch
+        _refuse_garbage(scenes, "opencode")
+        async with SceneModel(scenes).listening() as url:
+            yield {"agent": "opencode", "base_url": url, "model": "fake-model"}
+
+
+MODEL_RIGS: dict[str, type[Rig]] = {"acp": AcpRig, "claude_code": ClaudeRig, "codex_app_server": CodexRig}
 
 
 def _refuse_garbage(scenes: Sequence[Scene], program: str) -> None:

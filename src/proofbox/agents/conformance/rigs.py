@@ -29,10 +29,10 @@ from proofbox.sandbox.conformance.check import NotApplicable
 
 
 def rig_for(runtime: AgentRuntime) -> Rig:
-    if runtime.id in ("codex_app_server", "claude_code"):
-        from proofbox.agents.conformance.model_rigs import ClaudeRig, CodexRig  # imports an HTTP server
+    if runtime.id in ("acp", "codex_app_server", "claude_code"):
+        from proofbox.agents.conformance.model_rigs import MODEL_RIGS  # imports an HTTP server
 
-        return CodexRig() if runtime.id == "codex_app_server" else ClaudeRig()
+        return MODEL_RIGS[runtime.id]()
     if runtime.id in RIGS:
         return RIGS[runtime.id]()
     own = getattr(runtime, "conformance_rig", None)

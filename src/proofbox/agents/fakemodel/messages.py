@@ -30,7 +30,13 @@ def conversation(body: Mapping[str, Any]) -> list[Entry]:
     return found
 
 
-def events(answers: Sequence[ScriptedResponse], number: int) -> list[dict[str, Any]]:
+def shell_of(body: Mapping[str, Any]) -> str:
+    """Return the name of the tool that runs commands: the one that the request offers."""
+    offered = [tool.get("name") for tool in body.get("tools") or [] if isinstance(tool, dict)]
+    return next((name for name in offered if isinstance(name, str) and name.lower() == "bash"), "Bash")
+
+
+def events(answers: Sequence[ScriptedResponse], number: int, shell: str) -> list[dict[str, Any]]:
     counts = {**DEFAULT_USAGE, **answers[0].usage}
     used = {
         "input_tokens": counts["input"] - counts["cached"],
@@ -49,7 +55,7 @@ def events(answers: Sequence[ScriptedResponse], number: int) -> list[dict[str, A
     found: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
     index = 0
     for at, answer in enumerate(answers):
-        for block, deltas in _blocks(answer, f"{number}_{at}"):
+        for block, deltas in _blocks(answer, f"{number}_{at}", shell):
             found.append({"type": "content_block_start", "index": index, "content_block": block})
             found += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
             found.append({"type": "content_block_stop", "index": index})
@@ -59,7 +65,7 @@ def events(answers: Sequence[ScriptedResponse], number: int) -> list[dict[str, A
     return [*found, {"type": "message_stop"}]
 
 
-def _blocks(answer: ScriptedResponse, id: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def _blocks(answer: ScriptedResponse, id: str, shell: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Return the content blocks of an answer: each as it starts, and its deltas."""
     found: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     if answer.think:
@@ -76,7 +82,7 @@ def _blocks(answer: ScriptedResponse, id: str) -> list[tuple[dict[str, Any], lis
     arguments = answer.text or "{}"
     if answer.kind == "run":
         arguments = msgspec.json.encode({"command": answer.text, "description": "a command"}).decode()
-    block = {"type": "tool_use", "id": f"toolu_{id}", "name": answer.tool or "Bash", "input": {}}
+    block = {"type": "tool_use", "id": f"toolu_{id}", "name": answer.tool or shell, "input": {}}
     return [*found, (block, [{"type": "input_json_delta", "partial_json": arguments}])]
 
 
@@ -86,8 +92,8 @@ def failure_event(start: Mapping[str, Any], code: str, message: str) -> dict[str
     return {"type": "error", "error": {"type": code, "message": message}}
 
 
-def error(kind: str, message: str, more: Mapping[str, Any]) -> bytes:
-    del more
+def error(kind: str, message: str, more: Mapping[str, Any], status: int = 400) -> bytes:
+    del more, status
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 

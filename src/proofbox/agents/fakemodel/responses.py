@@ -30,15 +30,21 @@ def text_of(content: Any) -> str:
     return "".join(str(part.get("text", "")) for part in content or [] if isinstance(part, dict))
 
 
-def events(answers: Sequence[ScriptedResponse], number: int) -> list[dict[str, Any]]:
+def shell_of(body: Mapping[str, Any]) -> str:
+    """Return the name of the tool that runs commands."""
+    del body
+    return "exec_command"
+
+
+def events(answers: Sequence[ScriptedResponse], number: int, shell: str) -> list[dict[str, Any]]:
     response = {"id": f"resp_{number}"}
     found: list[dict[str, Any]] = [{"type": "response.created", "response": response}]
     for at, answer in enumerate(answers):
-        found += _item_events(answer, f"{number}_{at}" if at else f"{number}")
+        found += _item_events(answer, f"{number}_{at}" if at else f"{number}", shell)
     return [*found, {"type": "response.completed", "response": {**response, "usage": _usage(answers[0].usage)}}]
 
 
-def _item_events(answer: ScriptedResponse, id: str) -> list[dict[str, Any]]:
+def _item_events(answer: ScriptedResponse, id: str, shell: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if answer.think:
         summary = [{"type": "summary_text", "text": answer.think}]
@@ -63,7 +69,7 @@ def _item_events(answer: ScriptedResponse, id: str) -> list[dict[str, Any]]:
     if answer.kind == "run":
         arguments = msgspec.json.encode({"cmd": answer.text}).decode()
     call = {"type": "function_call", "id": f"fc_{id}", "call_id": f"call_{id}"}
-    namespace, _, name = (answer.tool or "exec_command").rpartition(".")
+    namespace, _, name = (answer.tool or shell).rpartition(".")
     call |= {"name": name, **({"namespace": namespace} if namespace else {})}
     return [*found, {"type": "response.output_item.done", "item": {**call, "arguments": arguments}}]
 
@@ -77,7 +83,8 @@ def failure_event(start: Mapping[str, Any], code: str, message: str) -> dict[str
     }
 
 
-def error(kind: str, message: str, more: Mapping[str, Any]) -> bytes:
+def error(kind: str, message: str, more: Mapping[str, Any], status: int = 400) -> bytes:
+    del status
     return msgspec.json.encode({"error": {"type": kind, "code": kind, "message": message, "param": None, **more}})
 
 

@@ -1,6 +1,6 @@
 """The fake model's server: HTTP/1.1 with server-sent events, in the format of the API that a request uses.
 
-`responses.py` and `messages.py` implement the formats.
+`responses.py`, `messages.py` and `gemini.py` implement the formats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from proofbox.agents.fakemodel import messages, responses
+from proofbox.agents.fakemodel import gemini, messages, responses
 from proofbox.agents.fakemodel.script import Entry, Fault, ModelScript, ResponseRule, ScriptedResponse
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
 from proofbox.core.clock import Clock, SystemClock
@@ -24,8 +24,10 @@ from proofbox.errors import UsageError
 
 REMEMBERED = 10_000
 IDLE_SECONDS = 3600.0
+_COUNTS = {"/messages/count_tokens": b'{"input_tokens":1000}', ":countTokens": b'{"totalTokens":1000}'}
 _CONTEXT = ("<", "# ", "[Request interrupted")  # how the texts begin that agents add to a conversation
-_APIS = {"/responses": responses, "/messages": messages}
+_WHOLE = ":generateContent"
+_APIS = {"/responses": responses, "/messages": messages, ":streamGenerateContent": gemini, _WHOLE: gemini}
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
@@ -67,8 +69,9 @@ class FakeModel:
             if len(self.seen) < REMEMBERED:
                 self.seen.append(RecordedRequest(request.method, request.target, request.headers, body))
             path = request.target.partition("?")[0]
-            if request.method == "POST" and path.endswith("/messages/count_tokens"):
-                await responder.send(200, b'{"input_tokens":1000}', {"content-type": "application/json"})
+            counted = next((body for end, body in _COUNTS.items() if path.endswith(end)), None)
+            if request.method == "POST" and counted is not None:
+                await responder.send(200, counted, {"content-type": "application/json"})
                 return
             api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
             if request.method != "POST" or api is None:
@@ -78,11 +81,14 @@ class FakeModel:
             conversation = api.conversation(body)
             try:
                 answers = self._choose(conversation)
-                events = api.events(answers, next(self._numbers))
+                events = api.events(answers, next(self._numbers), api.shell_of(body))
             except UsageError as error:
                 await responder.send(400, api.error("invalid_request_error", error.message, {}))
                 return
             key = hashlib.sha256(msgspec.json.encode(conversation)).hexdigest()
+            if path.endswith(_WHOLE) and not answers[0].faults:
+                await responder.send(200, gemini.body_of(events), {"content-type": "application/json"})
+                return
             await self._play(api, answers[0], events, key, responder)
         finally:
             self.open -= 1
@@ -130,7 +136,9 @@ class FakeModel:
                 headers["retry-after"] = f"{fault.retry_after:g}"
             status = int(fault.value)
             headers |= api.fault_headers(self._reset(fault))
-            body = api.error(fault.type or "server_error", fault.message or f"fake {status}", self._reset(fault))
+            body = api.error(
+                fault.type or "server_error", fault.message or f"fake {status}", self._reset(fault), status
+            )
             await responder.send(status, body, {"content-type": "application/json", **headers})
         elif fault.kind == "drop" and fault.value != "mid":
             await responder.abort()
@@ -165,10 +173,11 @@ class FakeModel:
 def _body(request: HttpRequest) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(request.body) if request.body else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = {"undecodable_bytes": len(request.body)}
     return body if isinstance(body, dict) else {"body": body}
 
 
 def _sse(event: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+    name = b"event: %b\n" % event["type"].encode() if "type" in event else b""
+    return b"%bdata: %b\n\n" % (name, msgspec.json.encode(event))

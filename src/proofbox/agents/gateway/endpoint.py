@@ -10,6 +10,9 @@ from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import AuthFailed, UsageError
 
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+"""The only headers in which the APIs of Anthropic and Google accept an API key."""
+
 
 class ModelEndpoint:
     """The address of the model and its key. The key never appears in the repr or in an error."""
@@ -64,11 +67,11 @@ class ModelEndpoint:
     def has_key(self) -> bool:
         return self._key is not None
 
-    def authorization(self, *, as_api_key: bool = False) -> dict[str, str]:
-        """Return the header with the key. Anthropic's API accepts an API key only in `x-api-key`."""
+    def authorization(self, header: str = "") -> dict[str, str]:
+        """Return the header with the key: one of `KEY_HEADERS`, or else `authorization`."""
         if self._key is None:
             return {}
-        return {"x-api-key": self._key} if as_api_key else {"authorization": f"Bearer {self._key}"}
+        return {header: self._key} if header in KEY_HEADERS else {"authorization": f"Bearer {self._key}"}
 
     def redactor(self) -> Redactor:
         return Redactor([self._key] if self._key is not None else [], patterns=())

@@ -32,6 +32,10 @@ _BY_CODE: dict[str, type[AgentError]] = {
     "overloaded_error": Overloaded,
     "invalid_api_key": AuthFailed,
     "authentication_error": AuthFailed,
+    "RESOURCE_EXHAUSTED": RateLimited,
+    "UNAVAILABLE": Overloaded,
+    "UNAUTHENTICATED": AuthFailed,
+    "PERMISSION_DENIED": AuthFailed,
 }
 _BY_STATUS: dict[int, type[AgentError]] = {
     401: AuthFailed,
@@ -75,10 +79,13 @@ def note(turn: Turn, exchange: Exchange, *, first_is_ours: bool = False) -> None
     """Update the turn's observed failure: set it if the endpoint failed, clear it if a response was completed.
 
     A failure that the request itself may have caused is ignored. With `first_is_ours` the agent has run nothing before
-    its first response, so it can't have caused any failure until then.
+    its first response, so it can't have caused any failure until then. A request that was abandoned because the session
+    is ending the turn is no failure.
     """
     if exchange.outcome == "completed" and exchange.method == "POST":
         turn.answered, turn.observed_failure = True, None
+    if exchange.outcome == "abandoned" and turn.is_stopping:
+        return
     kind = kind_of_exchange(exchange)
     blameless = first_is_ours and not turn.answered
     if kind is None or kind is ContextExceeded or not (blameless or _is_endpoint_failure(exchange)):

@@ -27,7 +27,7 @@ import msgspec
 
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
-from proofbox.agents.gateway.endpoint import ModelEndpoint
+from proofbox.agents.gateway.endpoint import KEY_HEADERS, ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
 from proofbox.agents.gateway.rate_windows import number_of, read_windows
 from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body
@@ -53,7 +53,10 @@ _FORWARDED_HEADERS = frozenset(
     {"accept", "content-type", "content-encoding", "user-agent", "originator", "session-id", "session_id"}
     | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id", "x-app"}
     | {"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-claude-code-session-id"}
+    | {"x-goog-api-client"}
 )
+_THREAD_HEADERS = ("thread-id", "x-claude-code-session-id", "x-session-id")
+"""The headers in which Codex, Claude Code and OpenCode name the thread of a request."""
 _RETURNED_HEADERS = frozenset(
     {"content-type", "retry-after", "x-should-retry", "x-request-id", "request-id"}
     | {"openai-model", "openai-processing-ms"}
@@ -179,7 +182,7 @@ class ModelGateway:
             method=request.method[:16],
             path=(path or "")[:500],
             at_ms=self._elapsed(0),
-            thread=(request.header("thread-id") or request.header("x-claude-code-session-id"))[:100],
+            thread=next(filter(None, map(request.header, _THREAD_HEADERS)), "")[:100],
             turn=_turn_of(request)[:100],
         )
         if len(self.exchanges) < REMEMBERED:
@@ -214,12 +217,13 @@ class ModelGateway:
         # No percent-encoding, and no segment that begins with a dot: servers must not interpret the path differently.
         if not _PATH.fullmatch(path) or not _QUERY.fullmatch(query):
             return None
+        query = "&".join(word for word in query.split("&") if not word.startswith("key="))  # the gateway adds the key
         return f"{path}?{query}" if query else path
 
     async def _forward(self, request: HttpRequest, path: str, exchange: Exchange, responder: Responder) -> None:
         headers = {name: value for name, value in request.headers if _is_forwarded(name, _FORWARDED_HEADERS)}
-        as_api_key = bool(request.header("x-api-key"))  # send the key in the header that the client uses
-        headers |= {"accept-encoding": "identity", **self._endpoint.authorization(as_api_key=as_api_key)}
+        used = next(filter(request.header, KEY_HEADERS), "")  # send the key in the header that the client uses
+        headers |= {"accept-encoding": "identity", **self._endpoint.authorization(used)}
         url = self._endpoint.base_url + path
         try:
             async with self._client.stream(
@@ -301,7 +305,7 @@ def _is_forwarded(name: str, names: frozenset[str]) -> bool:
 def _turn_of(request: HttpRequest) -> str:
     try:
         metadata = msgspec.json.decode(request.header("x-codex-turn-metadata") or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return ""
     turn = metadata.get("turn_id") if isinstance(metadata, dict) else ""
     return turn if isinstance(turn, str) else ""

@@ -1,8 +1,8 @@
 """Parse token usage, tool calls and errors from the responses that pass through the gateway. No I/O here.
 
-Three formats are supported, each as a stream of server-sent events or as a JSON body: OpenAI Responses, OpenAI Chat
-Completions, and Anthropic Messages. Anything else is ignored. No response can raise an error here or exhaust memory. A
-response whose usage could not be read counts as unknown, never as zero.
+Four formats are supported, each as a stream of server-sent events or as a JSON body: OpenAI Responses, OpenAI Chat
+Completions, Anthropic Messages, and Gemini. Anything else is ignored. No response can raise an error here or exhaust
+memory. A response whose usage could not be read counts as unknown, never as zero.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Literal
 import msgspec
 
 from proofbox.agents.events import RateWindow, TokenUsage
-from proofbox.agents.gateway.rate_windows import number_of
+from proofbox.agents.gateway.rate_windows import number_of, read_duration
 from proofbox.core.text import preview, printable
 
 MAX_EVENT = 8 << 20
 TEXT_LIMIT = 500
 _MARKERS = (
     *(b"response.completed", b"response.failed", b"response.incomplete", b"response.output_item.done", b'"error"'),
-    *(b'"usage"', b'"finish_reason"', b"message_stop", b"[DONE]"),
+    *(b'"usage"', b'"finish_reason"', b"message_stop", b"[DONE]", b'"usageMetadata"', b'"finishReason"'),
 )
 ARGUMENTS = 64 << 10
-_FREE = ("/count_tokens", "/input_tokens")
+_FREE = ("/count_tokens", "/input_tokens", ":countTokens")
 """Requests that are answered without running a model."""
 
 Outcome = Literal["completed", "failed", "http_error", "unreachable", "redirected", "cut", "abandoned", "refused"]
@@ -126,6 +126,11 @@ class StreamReader:
         elif kind is None and isinstance(event.get("choices"), list):
             self._count(event.get("usage"))  # in the last chunk, or cumulative in every chunk
             self._finished = self._finished or any(_table(each).get("finish_reason") for each in event["choices"])
+        elif kind is None and ("candidates" in event or "usageMetadata" in event):
+            self._count(event.get("usageMetadata"))  # cumulative
+            candidates = event.get("candidates")
+            ended = [_table(each).get("finishReason") for each in candidates] if isinstance(candidates, list) else []
+            self._finished = self._finished or any(ended)
 
     def _count(self, usage: Any) -> None:
         if isinstance(usage, dict) and self._exchange.method == "POST":
@@ -150,7 +155,7 @@ def read_body(exchange: Exchange, body: bytes) -> None:
         if exchange.status < 300:
             exchange.outcome = "failed" if value.get("status") == "failed" else "completed"
             if exchange.method == "POST":
-                exchange.usage = read_usage(value.get("usage"))
+                exchange.usage = read_usage(value.get("usage") or value.get("usageMetadata"))
 
 
 def measure(exchange: Exchange) -> None:
@@ -166,10 +171,23 @@ def measure(exchange: Exchange) -> None:
 def read_error(exchange: Exchange, error: Any) -> None:
     if not isinstance(error, dict):
         return
-    exchange.error_type = _short_text(error.get("type"))
+    exchange.error_type = _short_text(error.get("type") or error.get("status"))
     exchange.error_code = _short_text(error.get("code"))
     exchange.error_message = _short_text(error.get("message"))
     exchange.resets_at = number_of(error.get("resets_at")) or exchange.resets_at
+    _read_details(exchange, error.get("details"))
+
+
+def _read_details(exchange: Exchange, details: Any) -> None:
+    """Read the limits in the details of an error of Gemini: when to retry, and whether a day's quota is used up."""
+    for detail in details[:100] if isinstance(details, list) else []:
+        delay = _table(detail).get("retryDelay")
+        if isinstance(delay, str) and exchange.retry_after is None:
+            exchange.retry_after = read_duration(delay)
+        violations = _table(detail).get("violations")
+        for each in violations[:100] if isinstance(violations, list) else []:
+            if "PerDay" in str(_table(each).get("quotaId")):
+                exchange.error_code = exchange.error_code or "usage_limit_reached"
 
 
 def read_call(item: Any) -> RequestedCall | None:
@@ -183,7 +201,7 @@ def read_call(item: Any) -> RequestedCall | None:
 
 
 def read_usage(usage: Any) -> TokenUsage | None:
-    """Parse the `usage` of any of the three formats. Return None if it contains no token counts."""
+    """Parse the `usage` of any of the formats. Return None if it contains no token counts."""
     if not isinstance(usage, dict):
         return None
 
@@ -199,6 +217,14 @@ def read_usage(usage: Any) -> TokenUsage | None:
             output_tokens=count("completion_tokens") or 0,
             cached_input_tokens=count("prompt_tokens_details", "cached_tokens") or 0,
             reasoning_tokens=count("completion_tokens_details", "reasoning_tokens") or 0,
+        )
+    if count("promptTokenCount") is not None:  # Gemini counts thoughts separately from the output
+        thoughts = count("thoughtsTokenCount") or 0
+        return TokenUsage(
+            input_tokens=(count("promptTokenCount") or 0) + (count("toolUsePromptTokenCount") or 0),
+            output_tokens=(count("candidatesTokenCount") or 0) + thoughts,
+            cached_input_tokens=count("cachedContentTokenCount") or 0,
+            reasoning_tokens=thoughts,
         )
     if count("input_tokens") is None and count("output_tokens") is None:
         return None

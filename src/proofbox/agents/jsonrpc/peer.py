@@ -5,8 +5,9 @@ bounded in both directions, malformed input is counted and reported, and the end
 every pending request.
 
 Notifications and incoming requests are handled in order, one at a time, from a bounded queue. A slow handler stops the
-reading, and thus blocks the program. Responses to our own requests bypass the queue until it is full. Our ids are
-strings with their own prefix, so that they can't be confused with the ids of the other side.
+reading, and thus blocks the program. Responses to our own requests bypass the queue until it is full. With `ordered`, a
+response is handled after everything that arrived before it. Our ids are strings with their own prefix, so that they
+can't be confused with the ids of the other side.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from proofbox.agents.jsonrpc.messages import (
 from proofbox.core.text import preview, printable
 from proofbox.errors import (
     AgentError,
-    InternalError,
     Overloaded,
     RuntimeProtocolError,
     RuntimeTimedOut,
@@ -90,6 +90,7 @@ class RpcPeer:
         on_garbage: OnGarbage,
         on_failure: OnFailure,
         strict: bool = False,
+        ordered: bool = False,
         seconds: float = 30.0,
         max_line: int = MAX_LINE,
         queue: int = QUEUE,
@@ -101,6 +102,7 @@ class RpcPeer:
         self._on_garbage = on_garbage
         self._on_failure = on_failure
         self._strict = strict
+        self._ordered = ordered
         self._seconds = seconds
         self._lines = MessageSplitter(strict=strict, max_line=max_line)
         self._queue_size = queue
@@ -171,7 +173,7 @@ class RpcPeer:
     async def _read_all(self, put: Callable[[Message | Garbage], Awaitable[None]]) -> None:
         while data := await self._transport.receive():
             for message in self._lines.feed(data):
-                if isinstance(message, Response):
+                if isinstance(message, Response) and not self._ordered:
                     self._resolve(message)
                 else:
                     await put(message)
@@ -203,7 +205,7 @@ class RpcPeer:
             elif isinstance(message, Garbage):
                 await self._on_garbage(message)
             else:
-                raise InternalError("unexpected message in the queue", op="rpc")
+                self._resolve(message)
 
     async def _note(self, notification: Notification) -> None:
         try:

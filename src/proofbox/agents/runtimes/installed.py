@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from proofbox.core.files.programs import directories_of, find_program, is_inside
 from proofbox.errors import RuntimeStartFailed, StrategyUnavailable
+from proofbox.sandbox.host.scratch import Scratch
 from proofbox.workspace.registry import is_registered
 
 ASK_SECONDS = 30.0
@@ -59,8 +59,8 @@ def program_on_path(name: str, path: str | None = None) -> Path | None:
 
 def ask_program(program: Path, arguments: Sequence[str], home_variable: str, install: Sequence[str]) -> str:
     """Run the program and return its output, with a temporary home and without our environment."""
-    with tempfile.TemporaryDirectory(prefix="proofbox-agent-") as home:
-        env = {"PATH": os.environ.get("PATH", ""), "HOME": home, home_variable: home}
+    with Scratch() as home:
+        env = {"PATH": os.environ.get("PATH", ""), "HOME": str(home), home_variable: str(home)}
         try:
             done = subprocess.run(
                 [str(program), *arguments],

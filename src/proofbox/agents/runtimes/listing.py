@@ -8,6 +8,8 @@ import anyio
 import msgspec
 
 from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe
+from proofbox.agents.health.counters import StrategyHealth, read_health
+from proofbox.agents.health.recommendation import Recommendation, recommend
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.config.settings import load
@@ -25,6 +27,10 @@ class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     fix_hints: tuple[str, ...]
     capabilities: RuntimeCapabilities
+    health: StrategyHealth
+    """Its attempts on this machine, across runs."""
+    recommendation: Recommendation | None
+    """Whether it is recommended here; null: it is not a native strategy."""
 
 
 def list_runtimes(project: Path, registry: Registry | None = None) -> tuple[RuntimeFacts, ...]:
@@ -60,4 +66,6 @@ async def _probe(strategy: str, registry: Registry, settings: RuntimeSettings) -
         reason=probe.reason,
         fix_hints=probe.fix_hints,
         capabilities=capabilities,
+        health=read_health(strategy),
+        recommendation=recommend(strategy, probe.version),
     )

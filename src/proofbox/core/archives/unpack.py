@@ -91,6 +91,18 @@ def unpack_tar(
                 raise ArchiveRefused(f"{member.name!r} is a device or a pipe")
 
 
+def members(archive: IO[bytes]) -> list[str]:
+    """Return the checked names of a tar's members, relative to its root, without unpacking it."""
+    found: list[str] = []
+    checking = _Unpacking(Path(), MAX_ARCHIVE)
+    with _reading():
+        for member in TarReader(_decompressed(archive)):
+            place = checking.take(member.name)
+            if place is not None:
+                found.append(place)
+    return found
+
+
 def unpack_zip(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MAX_ARCHIVE) -> None:
     into = _Unpacking(dest, limits)
     with _reading(), zipfile.ZipFile(archive) as packed:

@@ -28,6 +28,19 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[N
             os.close(fd)
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the exclusive lock. On read-only storage, nobody can."""
+    try:
+        if path.exists():
+            with locked(path, shared=True, wait=False):
+                return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _is_at(fd: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))

@@ -6,16 +6,19 @@ link or another directory is swapped in during the walk, the open fails or stays
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import functools
 import os
 import stat
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import ctypes
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -84,10 +87,6 @@ def opened_directory(name: str, folder: int | None) -> Iterator[int]:
         os.close(fd)
 
 
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
 def open_beneath(root: int, path: str) -> int | None:
     """Return a handle of a nested directory with one call of openat2, if the kernel supports it.
 
@@ -96,12 +95,17 @@ def open_beneath(root: int, path: str) -> int | None:
     syscall = _syscall()
     if syscall is None:
         return None
-    how = _How(_HANDLE_FLAGS, 0, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
-    long = ctypes.c_long
-    fd: int = syscall(long(_OPENAT2), long(root), os.fsencode(path), ctypes.byref(how), long(ctypes.sizeof(how)))
+    from ctypes import c_long  # most commands open nothing in this way
+
+    how = struct.pack("=3Q", _HANDLE_FLAGS, 0, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)  # flags, mode, resolve
+    fd: int = syscall(c_long(_OPENAT2), c_long(root), os.fsencode(path), how, c_long(len(how)))
     return fd if fd >= 0 else None
 
 
 @functools.cache
 def _syscall() -> ctypes._NamedFuncPointer | None:
-    return ctypes.CDLL(None).syscall if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    return ctypes.CDLL(None).syscall

@@ -54,7 +54,7 @@ class OverlayWriter:
         """Copy an open regular file, or the content of an open directory, to `path`."""
         mode = os.fstat(source).st_mode
         if stat.S_ISDIR(mode):
-            self.lay(source, path, skip, name=name)
+            self.copy_tree(source, path, skip, name=name)
         elif stat.S_ISREG(mode):
             with open(os.dup(source), "rb") as original:
                 original.seek(0)
@@ -62,7 +62,7 @@ class OverlayWriter:
         else:
             raise OSError(errno.EINVAL, "not a regular file", path)
 
-    def lay(self, source: Path | int, at: str = "", skip: Collection[Identity] = (), *, name: str = "") -> None:
+    def copy_tree(self, source: Path | int, at: str = "", skip: Collection[Identity] = (), *, name: str = "") -> None:
         """Copy every file, link and directory below `source` over the root directory, or over `at` in it.
 
         Links below `source` are not followed, and replacing a directory with a link during the copy is an error. An
@@ -72,7 +72,7 @@ class OverlayWriter:
         if isinstance(source, Path):
             root = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                self.lay(root, at, skip, name=str(source))
+                self.copy_tree(root, at, skip, name=str(source))
             finally:
                 os.close(root)
             return

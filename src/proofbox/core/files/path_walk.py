@@ -9,14 +9,15 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from proofbox.errors import PathRefused
 
 MAX_LINKS = 40  # the kernel's limit
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True):
     path: str
     """The entry, below a directory whose own path contains no symbolic link."""
     target: str | None

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from proofbox.core.files.nofollow import DIRECTORY, open_below, open_regular
 
-_INHERITED = re.compile(r"/dev/stdin|(?:/dev|/proc/self)/fd/[0-9]+")
+_INHERITED = r"/dev/stdin|(?:/dev|/proc/self)/fd/[0-9]+"
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -20,7 +20,7 @@ def open_plain(path: Path) -> BinaryIO:
 
     A path that names an inherited descriptor, as from a shell's `<(…)`, is opened whatever its type.
     """
-    if _INHERITED.fullmatch(str(path)):
+    if str(path).startswith(("/dev/", "/proc/self/")) and re.fullmatch(_INHERITED, str(path)):
         return open(path, "rb")
     descriptor = os.open(path, _FLAGS)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

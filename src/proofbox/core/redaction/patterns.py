@@ -9,7 +9,7 @@ which the stream redactor relies on.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SECRET_VARIABLE = re.compile(
     r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?<=[A-Z0-9]_)PWD|WEBHOOK(?:_UR[LI])?)S?"
@@ -19,8 +19,7 @@ SECRET_VARIABLE = re.compile(
 """Environment variables whose values are secrets. Those ending in _FILE, _PATH or _DIR only hold a path."""
 
 
-@dataclass(frozen=True, slots=True)
-class SecretPattern:
+class SecretPattern(NamedTuple):
     """A pattern for one kind of secret.
 
     `literals` are lower-case; `regex` is tried only if one of them occurs in the lower-cased text. `regex` is ASCII and

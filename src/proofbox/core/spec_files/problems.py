@@ -115,9 +115,10 @@ def invalid(
     """Return one error for all problems, in the order of the file."""
     problems = sorted(problems, key=lambda problem: (problem.line, problem.column))
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    first = msgspec.structs.replace(problems[0], fix_hint="")  # the hint is among the others
     return kind(
-        f"{name}:{problems[0]}{more}",
+        f"{name}:{first}{more}",
         op=op,
-        fix_hints=[problem.fix_hint for problem in problems if problem.fix_hint][:5],
+        fix_hints=list(dict.fromkeys(problem.fix_hint for problem in problems if problem.fix_hint))[:5],
         details={"problems": msgspec.to_builtins(problems)},
     )

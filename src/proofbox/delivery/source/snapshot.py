@@ -17,6 +17,7 @@ from proofbox.delivery.source.tree import FoundFile, Pieces, refused
 from proofbox.errors import SourceRefused
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.documents import tree as evidence_tree
+from proofbox.evidence.documents.base_tree import read_tree
 from proofbox.evidence.documents.shape import SHA256, ShapeError
 from proofbox.workspace import registry
 from proofbox.workspace.store.objects import ObjectStore
@@ -48,14 +49,14 @@ def attempt_files(place: str) -> Iterator[Iterator[FoundFile]]:
     """
     bundle = load_bundle(place)
     try:
-        proven = evidence_tree.parse_tree_manifest(bundle.read_json(evidence_tree.PATH))
+        proven = read_tree(bundle.read_json(evidence_tree.PATH), bundle.path)
     except (ShapeError, CanonicalError) as error:
         raise refused(f"its {evidence_tree.PATH} is malformed: {error}", place) from error
     document: Any = bundle.read_json(FINAL_SNAPSHOT, schema=FINAL_SNAPSHOT_SCHEMA)
     store, snapshot = document.get("store"), document.get("snapshot")
     if not (isinstance(store, str) and is_id(store, "store") and SHA256.fullmatch(str(snapshot))):
         raise refused(f"its {FINAL_SNAPSHOT} does not name a snapshot", place)
-    expected = {os.fsdecode(entry.path): entry for entry in proven}
+    expected = {os.fsdecode(entry.path): entry for entry in proven.entries}
     with _stored(store, snapshot) as files:
         yield _compared(files, expected)
 

@@ -88,21 +88,24 @@ def _entry(top: bytes, path: bytes) -> TreeEntry:
     return TreeEntry(path, git_mode(info.st_mode), size, digest)
 
 
+PATH_MEMBERS = (
+    {"path": shape.text(1 << 14).meaning("Relative to the tree; escaped if it is not UTF-8.")},
+    {"path_b64": shape.text(1 << 14).meaning("The exact bytes of a path that is not UTF-8.")},
+)
+ENTRY = shape.record(
+    {
+        **PATH_MEMBERS[0],
+        "mode": shape.one_of(*MODES).meaning("Git's mode of a file, an executable or a symbolic link."),
+        "size": shape.count.meaning("Size in bytes; for a link, of its target."),
+        "sha256": shape.sha256.meaning("SHA-256 of the content; for a link, of its target."),
+    },
+    PATH_MEMBERS[1],
+)
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
         "tree_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of the entries."),
-        "entries": shape.array(
-            shape.record(
-                {
-                    "path": shape.text(1 << 14).meaning("Relative to the tree; escaped if it is not UTF-8."),
-                    "mode": shape.one_of(*MODES).meaning("Git's mode of a file, an executable or a symbolic link."),
-                    "size": shape.count.meaning("Size in bytes; for a link, of its target."),
-                    "sha256": shape.sha256.meaning("SHA-256 of the content; for a link, of its target."),
-                },
-                {"path_b64": shape.text(1 << 14).meaning("The exact bytes of a path that is not UTF-8.")},
-            )
-        ).meaning("Sorted by the bytes of their path."),
+        "entries": shape.array(ENTRY).meaning("Sorted by the bytes of their path."),
     }
 )
 declare(
@@ -120,14 +123,19 @@ def parse_tree_manifest(document: Any) -> list[TreeEntry]:
     _DOCUMENT(document, "tree_manifest")
     if digest_of(document["entries"]) != document["tree_sha256"]:
         raise ShapeError("tree_manifest.tree_sha256 is not the digest of its entries")
-    entries = [_parsed(entry) for entry in document["entries"]]
+    entries = [parse_entry(entry) for entry in document["entries"]]
     paths = [entry.path for entry in entries]
     if paths != sorted(set(paths)):
         raise ShapeError("tree_manifest.entries are not sorted or have duplicate paths")
     return entries
 
 
-def _parsed(entry: dict[str, Any]) -> TreeEntry:
+def parse_entry(entry: dict[str, Any]) -> TreeEntry:
+    return TreeEntry(parse_path(entry), entry["mode"], entry["size"], entry["sha256"])
+
+
+def parse_path(entry: dict[str, Any]) -> bytes:
+    """Return the exact path of an entry. Raises ShapeError if it leads outside the tree."""
     try:
         raw = base64.b64decode(entry["path_b64"], validate=True) if "path_b64" in entry else entry["path"].encode()
     except ValueError:
@@ -137,4 +145,4 @@ def _parsed(entry: dict[str, Any]) -> TreeEntry:
         raise ShapeError("a path leads outside the tree or is not normalised")
     if path_fields(raw) != {name: entry[name] for name in ("path", "path_b64") if name in entry}:
         raise ShapeError("path and path_b64 don't name the same path")
-    return TreeEntry(raw, entry["mode"], entry["size"], entry["sha256"])
+    return raw

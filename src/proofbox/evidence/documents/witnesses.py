@@ -1,16 +1,12 @@
 """`path_witnesses.json`: the kernel's own path for each requested path.
 
-A probe requests one path, but a policy may match another because of links, firmlinks or mounts. The kernel's path is
-therefore read from the open descriptor: /proc/self/fd on Linux, F_GETPATH and F_GETPATH_NOFIRMLINK on macOS (the latter
-is written from its documentation and untested). `normalized_path` is a conservative join key: the observed path, or
-else the requested path made absolute; it is never guessed.
+A probe requests one path, but a policy may match another because of links, firmlinks or mounts. The probe's driver
+therefore reads the kernel's path from the open descriptor. `normalized_path` is a conservative join key: the observed
+path, or else the requested path made absolute; it is never guessed.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +18,6 @@ from proofbox.evidence.documents import shape
 
 PATH = "path_witnesses.json"
 SCHEMA = "proofbox.path_witnesses/1"
-
-_F_GETPATH = 50
-_F_GETPATH_NOFIRMLINK = 102
-_MAXPATHLEN = 1024
-_DELETED = " (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +39,6 @@ class PathWitness:
             "normalized_path": shown(self.normalized_path),
             "error": self.error,
         }
-
-
-def witness(path: str | os.PathLike[str], *, platform: str = sys.platform) -> PathWitness:
-    """Open `path` and record the kernel's path for it."""
-    requested = os.fspath(path)
-    absolute = os.path.normpath(os.path.join(os.getcwd(), requested))
-    # O_PATH needs no permission on the file and can't block on a FIFO.
-    flags = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
-    try:
-        fd = os.open(requested, flags)
-    except (OSError, ValueError) as error:
-        return PathWitness(requested, None, None, absolute, getattr(error, "strerror", None) or "not a path")
-    try:
-        if platform == "darwin":
-            observed, unlinked = _by_fcntl(fd, _F_GETPATH), _by_fcntl(fd, _F_GETPATH_NOFIRMLINK)
-        else:
-            observed, unlinked = _by_proc(fd), None
-    finally:
-        os.close(fd)
-    error_text = None if observed else "the kernel returned no path"
-    return PathWitness(requested, observed, unlinked, unlinked or observed or absolute, error_text)
 
 
 def witnesses_document(witnesses: Iterable[PathWitness]) -> dict[str, Any]:
@@ -107,19 +77,3 @@ def check_witnesses(document: Any) -> None:
     shape.table(shape.anything)(document, "path_witnesses")
     refuse_other_schema(document, SCHEMA)
     _DOCUMENT(document, "path_witnesses")
-
-
-def _by_proc(fd: int) -> str | None:
-    try:
-        name = os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return None
-    # A deleted file has no path any more; the kernel marks it.
-    return name if name.startswith("/") and not (name.endswith(_DELETED) and not os.path.lexists(name)) else None
-
-
-def _by_fcntl(fd: int, command: int) -> str | None:
-    try:
-        return os.fsdecode(fcntl.fcntl(fd, command, bytes(_MAXPATHLEN)).partition(b"\0")[0]) or None
-    except OSError:
-        return None

@@ -14,6 +14,7 @@ from proofbox.evidence.bundle.index import refuse_other_schema
 from proofbox.evidence.bundle.paths import read_bounded, shown
 from proofbox.evidence.bundle.reader import Bundle, as_bundle
 from proofbox.evidence.documents import outcome, schedule, shape, tree
+from proofbox.evidence.documents.base_tree import read_tree
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.policies import FIELDS, POLICIES, SCHEMA
 from proofbox.evidence.verify.check import BundleCheck
@@ -281,8 +282,8 @@ def _one_of(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
 
 
 def _tree_manifest(evidence: _Evidence, _: Mapping[str, Any]) -> _Answer:
-    entries = tree.parse_tree_manifest(evidence.bundle.read_json(tree.PATH))
-    return True, f"{len(entries)} files"
+    found = read_tree(evidence.bundle.read_json(tree.PATH), evidence.bundle.path)
+    return True, f"{found.files} files"
 
 
 def _coverage(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:

@@ -14,6 +14,7 @@ Codes of findings:
     chain_…           of a log, followed by the code of `verify_chain`
     schedule_malformed                                   a run's schedule is malformed, or was never closed
     attempt_absent, attempt_replaced, attempt_unplanned  the run's bundles do not match its schedule
+    tree_base_absent  the base of an attempt's tree manifest is missing, has changed, or is not in the run's index
     more              not all findings are listed
 """
 
@@ -39,6 +40,7 @@ from proofbox.evidence.bundle.paths import (
     INDEX,
     IRREGULAR,
     MAX_INDEX_BYTES,
+    MAX_JSON_BYTES,
     MAX_SCHEDULE_BYTES,
     MAX_STATUS_BYTES,
     STATUS,
@@ -47,9 +49,11 @@ from proofbox.evidence.bundle.paths import (
     above,
 )
 from proofbox.evidence.bundle.status import RunStatus, parse_status
+from proofbox.evidence.documents.base_tree import SCHEMA_OF_CHANGES, base_path, base_sha256, require_base
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
-from proofbox.evidence.documents.schedule import coverage_gaps, read_schedule
+from proofbox.evidence.documents.schedule import ScheduledAttempt, coverage_gaps, read_schedule
 from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.documents.tree import PATH as TREE
 from proofbox.evidence.pool import in_threads
 
 MAX_FINDINGS = 1000
@@ -101,6 +105,8 @@ class BundleCheck:
     """The digest of the index file, which a packet pins and a signature covers."""
     index_size: int = 0
     nested: dict[str, BundleCheck] = field(default_factory=dict)
+    schedule: Mapping[str, ScheduledAttempt] | None = None
+    """The attempts that a run planned; None if it has no schedule that can be read."""
     findings: list[BundleFinding] = field(default_factory=list)
     checked: CheckCounts = field(default_factory=CheckCounts)
 
@@ -150,7 +156,9 @@ def check_bundle(directory: str | BundleDirectory, *, chains: bool = False, limi
     With `limit`, files beyond that many bytes in total are findings (`not_checked`) instead of being read.
     """
     opened = BundleDirectory(directory) if isinstance(directory, str) else directory
-    return _check(opened, opened.walk, chains, ReadBudget(limit), MAX_NESTING)
+    return _check(
+        opened, opened.walk, chains, ReadBudget(limit), MAX_NESTING, lambda sha256: require_base(opened.path, sha256)
+    )
 
 
 def _check(
@@ -159,7 +167,9 @@ def _check(
     chains: bool,
     budget: ReadBudget,
     depth: int,
+    require: Callable[[str], None],
 ) -> BundleCheck:
+    """`require` raises ShapeError if the enclosing bundle lacks a base, given by its digest."""
     bundle = BundleCheck(directory.path, directory)
     bundle.checked.bundles = 1
     # Read status, index and directory in this order. The index is written last, so a reader during a commit sees the
@@ -175,16 +185,24 @@ def _check(
     wrong = _check_files(bundle, listed, present, budget)
     if bundle.committed and STATUS not in wrong:
         _check_parsed(bundle, STATUS, bundle.status_sha256, listed)
+    if TREE in listed and TREE in present.files and TREE not in wrong:
+        _check_base(bundle, listed[TREE], require)
     nested = {path.removesuffix("/" + INDEX): path for path in listed if path.endswith("/" + INDEX)}
     _check_coverage(bundle, listed, nested, present)
     inside = _partition(present, nested)
+
+    def listed_base(sha256: str) -> None:
+        path = base_path(sha256)
+        if path not in listed or listed[path].sha256 != sha256 or path in wrong or path not in present.files:
+            raise ShapeError(f"its base {path} is missing from the run, or has changed")
+
     for place, path in nested.items():
         if path not in present.files or any(outer in nested for outer in above(place)):
             continue
         if depth == 0:
             bundle.found("inconsistent", path, f"bundles are nested deeper than {MAX_NESTING}")
             continue
-        inner = _check(directory.nested(place), _given(inside[place]), chains, budget, depth - 1)
+        inner = _check(directory.nested(place), _given(inside[place]), chains, budget, depth - 1, listed_base)
         bundle.nested[place] = inner
         bundle.checked.add(inner.checked)
         if path not in wrong:
@@ -309,9 +327,7 @@ def _check_coverage(
         extra: set[str] = set()
     else:
         extra = {
-            path
-            for path in present.files
-            if path not in listed and path != INDEX and not any(place in nested for place in above(path))
+            path for path in present.files if path not in listed and path != INDEX and _outermost(path, nested) is None
         }
     for path in sorted(extra):
         bundle.found("unlisted", path, "a file that no index covers")
@@ -320,6 +336,20 @@ def _check_coverage(
     for path in sorted(present.directories - holding):
         if not any(place in nested for place in above(path)):
             bundle.found("unlisted", path, "an empty directory")
+
+
+def _check_base(bundle: BundleCheck, manifest: Artifact, require: Callable[[str], None]) -> None:
+    """Check that the base of a tree manifest is intact, if the manifest lists only what differs from it."""
+    if manifest.schema_version != SCHEMA_OF_CHANGES:
+        return
+    try:
+        data = bundle.directory.read(manifest.path, min(manifest.file_size, MAX_JSON_BYTES))
+        _check_parsed(bundle, manifest.path, sha256_hex(data), {manifest.path: manifest})
+        named = base_sha256(parse_strict(data))
+        if named is not None:
+            require(named)
+    except (OSError, CanonicalError, ShapeError) as error:
+        bundle.found("tree_base_absent", manifest.path, str(error))
 
 
 def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None:
@@ -332,6 +362,7 @@ def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None
         lines = bundle.directory.lines(SCHEDULE, min(listed.file_size, MAX_SCHEDULE_BYTES), digest)
         planned = read_schedule(map(parse_strict, lines), cut_short=failed)
         _check_parsed(bundle, SCHEDULE, digest.hexdigest(), index.artifacts)
+        bundle.schedule = planned
     except OSError as error:
         bundle.found("too_large" if isinstance(error, TooLarge) else "unreadable", SCHEDULE, str(error))
     except (CanonicalError, ShapeError) as error:
@@ -348,16 +379,22 @@ def _partition(present: DirectoryContents, nested: Mapping[str, str]) -> dict[st
     if not nested:
         return inside
     for path in present.files:
-        for place in above(path):
-            if place in nested:
-                inside[place].files.add(path[len(place) + 1 :])
-                break
+        if (place := _outermost(path, nested)) is not None:
+            inside[place].files.add(path[len(place) + 1 :])
     for path in present.directories:
-        for place in above(path):
-            if place in nested:
-                inside[place].directories.add(path[len(place) + 1 :])
-                break
+        if (place := _outermost(path, nested)) is not None:
+            inside[place].directories.add(path[len(place) + 1 :])
     return inside
+
+
+def _outermost(path: str, nested: Mapping[str, str]) -> str | None:
+    """Return the outermost nested bundle that contains a path; None if it is in none of them."""
+    end = path.find("/")
+    while end >= 0:
+        if path[:end] in nested:
+            return path[:end]
+        end = path.find("/", end + 1)
+    return None
 
 
 def _given(found: DirectoryContents) -> Callable[[], DirectoryContents]:

@@ -12,9 +12,8 @@ from proofbox.agents.contract import TurnResult
 from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.strategies import CandidateResult
 from proofbox.core.digest import sha256_file
-from proofbox.core.files.modes import git_mode
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.errors import ProofboxError
+from proofbox.errors import ProofboxError, WorkerLost
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import outcome, tree
@@ -36,6 +35,7 @@ from proofbox.lab.attempt.documents import (
     TornAttempt,
 )
 from proofbox.lab.attempt.expectations import UnmetCondition
+from proofbox.lab.attempt.final_manifest import SharedBase, manifest_of
 from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
@@ -44,14 +44,14 @@ from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.suite.spec import Isolation, Mission, comparability
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.unified_diff import unified
-from proofbox.workspace.tree import EMPTY_TREE
 from proofbox.workspace.workspace import Workspace
 
 ATTEMPT, PROMPT, RUNNER, METRICS = "attempt.json", "prompt.txt", "runner.ref.json", "runner.metrics.json"
 ENVIRONMENT, FEEDBACK, REPORT = "attempt.runtime.env.json", "feedback.json", "attempt.report.json"
 TORN = "attempt.torn.json"
+CLEANUP = "cleanup.json"
+"""Only of missions with cleanup commands."""
 VERIFICATION, FINAL_DIFF, FINAL_SNAPSHOT = "verification.json", "final.diff", "final_snapshot.json"
 
 EXPECTED = (
@@ -132,7 +132,7 @@ def _environment(record: EnvironmentRecord, received: Iterable[str]) -> AttemptE
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
-    """Write the documents for a worker that died, next to those that it had written."""
+    """Write the documents for a worker that died or whose verdict does not count, next to those that it had written."""
     torn = TornAttempt(
         attempt_id=attempt.id,
         run_id=run_id,
@@ -146,7 +146,8 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
     if not (bundle.path / TORN).exists():  # an earlier process may have written it and died
         bundle.write_json(TORN, msgspec.to_builtins(torn))
     unknown = outcome.Verdict("unknown")
-    infra = outcome.Verdict("failed", "proofbox", "its worker died", lost.message)
+    how = "its worker died" if isinstance(lost, WorkerLost) else "its files were checked before the run's commit"
+    infra = outcome.Verdict("failed", "proofbox", how, lost.message)
     if not (bundle.path / outcome.PATH).exists():
         bundle.write_json(outcome.PATH, outcome.Outcome(unknown, unknown, infra).as_json())
     bundle.mark_partial(f"infra: {lost.code}")
@@ -229,25 +230,18 @@ def _report(facts: FinishedAttempt) -> AttemptReport:
     )
 
 
-def write_final(bundle: BundleWriter, workspace: Workspace, given: str, final: Snapshot, redactor: Redactor) -> None:
+def write_final(
+    bundle: BundleWriter,
+    workspace: Workspace,
+    given: str,
+    final: Snapshot,
+    redactor: Redactor,
+    base: SharedBase | None = None,
+) -> None:
     """Write the agent's final tree, and how it differs from the tree that it was given."""
 
     def write(store: ObjectStore, old: bytes, new: bytes) -> None:
-        entries = {
-            each.path: each.new
-            for each in differences(store, EMPTY_TREE, new)
-            if each.new is not None and each.new.kind != "directory"
-        }
-        manifest = tree.tree_manifest(
-            tree.TreeEntry(
-                path.encode("utf-8", "surrogateescape"),
-                git_mode(entry.mode),
-                store.size(entry.digest),
-                entry.digest.hex(),
-            )
-            for path, entry in entries.items()
-        )
-        bundle.write_json(tree.PATH, manifest)
+        bundle.write_json(tree.PATH, manifest_of(store, new, base))
         text = "".join(f"{line.text}\n" for line in unified(store, old, new))
         bundle.write_bytes(FINAL_DIFF, redactor.redact(text).encode("utf-8", "replace"))
 

@@ -10,13 +10,14 @@ import anyio
 import msgspec
 
 from proofbox.agents.contract import AgentRuntime
-from proofbox.agents.events import Listener
+from proofbox.agents.events import Event, Listener
 from proofbox.agents.registry import Registry
 from proofbox.agents.strategies import Chain
 from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
+from proofbox.lab.attempt.final_manifest import SharedBase
 from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.attempt.states import Reason, State
 from proofbox.lab.suite.reading import Suite
@@ -37,6 +38,8 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     """Makes the workspace of an attempt at a mission, at a path below `work`."""
     fork_mode: Callable[[str], str] | None = None
     """Returns how the attempts at a mission get its files; None for an attempt on a workspace of the user."""
+    shared_base: Callable[[Path], SharedBase | None] = lambda _: None
+    """Returns the manifest of a template over which attempts are mounted, if the run's bundle has it."""
     chain: Chain
     registry: Registry
     settings: Callable[[AgentRuntime], dict[str, Any]]
@@ -94,3 +97,22 @@ class AttemptControl:
 
     async def interrupted(self) -> None:
         await self._interrupt.wait()
+
+
+class Watchdog:
+    """Listens to an agent, and stops an attempt whose agent has been silent for too long."""
+
+    def __init__(self, control: AttemptControl, clock: Clock) -> None:
+        self._control = control
+        self._clock = clock
+        self._heard = 0.0
+
+    async def __call__(self, _event: Event) -> None:
+        self._heard = self._clock.monotonic()
+
+    async def watch(self, seconds: float) -> None:
+        """Wait until there was no event for `seconds`, and stop the attempt as `stalled`."""
+        self._heard = self._clock.monotonic()
+        while (left := self._heard + seconds - self._clock.monotonic()) > 0:  # noqa: ASYNC110 (events only move the end)
+            await anyio.sleep(left)
+        self._control.stop("stalled", f"no event for {seconds:g} s")

@@ -18,7 +18,7 @@ from proofbox.core.documents import stored
 from proofbox.lab.attempt.expectations import UnmetCondition
 from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.states import StateEntered
-from proofbox.lab.attempt.verifier import VerifierResult
+from proofbox.lab.attempt.verifier import CommandRun, VerifierResult
 from proofbox.lab.reports.totals import Totals
 from proofbox.lab.suite.spec import BoxLimits, Isolation, Origin
 from proofbox.workspace.model import Method, SkippedPath
@@ -115,7 +115,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @stored("proofbox.torn_attempt/1", at="BUNDLE/attempt.torn.json of an attempt")
 class TornAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Written for a worker that died, next to the documents that the worker had written."""
+    """Written for a worker that died or whose verdict does not count, next to the documents that it had written."""
 
     schema_version: str = "proofbox.torn_attempt/1"
     attempt_id: str
@@ -183,6 +183,23 @@ class AttemptVerification(VerifierResult, frozen=True, kw_only=True):
     """Result of commands and conditions together. `none`: the mission has neither, or the result is unknown."""
     unmet: tuple[UnmetCondition, ...]
     """Conditions of `expect` that were not met."""
+
+
+@stored("proofbox.attempt_cleanup/1", at="BUNDLE/cleanup.json of an attempt whose mission has cleanup commands")
+class CleanupRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the mission's cleanup commands did, after the result was decided."""
+
+    schema_version: str = "proofbox.attempt_cleanup/1"
+    ok: bool
+    """Whether all commands passed."""
+    code: str | None
+    """The code of the failure: `ATTEMPT_CLEANUP_FAILED`, `ATTEMPT_CLEANUP_TIMEOUT`, or that of the sandbox."""
+    message: str
+    """What failed; empty if nothing did."""
+    commands: tuple[CommandRun, ...]
+    """In order, up to the first that did not pass."""
+    provider: str
+    """The sandbox that ran them; empty if no box started."""
 
 
 class Durations(msgspec.Struct, frozen=True):

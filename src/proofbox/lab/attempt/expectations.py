@@ -47,11 +47,11 @@ class ObservedCall(msgspec.Struct, frozen=True):
 
 
 def unmet(
-    expect: Expect, feedback: Feedback, calls: Sequence[ObservedCall], find: Find, *, doubt: str = ""
+    expect: Expect, feedback: Feedback, calls: Sequence[ObservedCall], find: Find, *, incomplete_reason: str = ""
 ) -> list[UnmetCondition]:
     """Return every condition that was not met, in the order of the spec.
 
-    `doubt` says why calls may be missing from the record. If it is set, no condition on calls is met.
+    `incomplete_reason` says why calls may be missing from the record. If it is set, no condition on calls is met.
     """
     found: list[UnmetCondition] = []
 
@@ -60,8 +60,8 @@ def unmet(
             found.append(UnmetCondition(condition, str(what)[:500], str(instead)[:500]))
 
     def check_calls(holds: bool, condition: str, what: object, instead: object) -> None:
-        undecided = f"undecided, because calls may be missing from the record: {doubt}"
-        check(holds and not doubt, condition, what, undecided if doubt else instead)
+        undecided = f"undecided, because calls may be missing from the record: {incomplete_reason}"
+        check(holds and not incomplete_reason, condition, what, undecided if incomplete_reason else instead)
 
     message = feedback.text[:MATCHED_TEXT]
     if expect.claimed is not None:

@@ -1,4 +1,4 @@
-"""The boxes of a mission: their policy, and the box that runs the mission's setup commands."""
+"""The boxes of a mission: their policy, and the boxes that run the mission's setup and cleanup commands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from proofbox.errors import SetupFailed
+from proofbox.errors import CleanupFailed, CleanupTimedOut, ProofboxError, SetupFailed
 from proofbox.lab.attempt.context import RunContext
-from proofbox.lab.attempt.verifier import argv_of
-from proofbox.lab.suite.spec import Mission
+from proofbox.lab.attempt.documents import CleanupRecord
+from proofbox.lab.attempt.verifier import VerifierResult, argv_of, check
+from proofbox.lab.suite.spec import Mission, Verify
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.options import PolicyOptions
 from proofbox.sandbox.service import Sandboxes
@@ -19,7 +20,6 @@ from proofbox.workspace.capabilities.grants import PRESETS
 
 PROVIDER = "bubblewrap"
 """The provider whose boxes see what this process has mounted."""
-SETUP_TIMEOUT = 600.0
 SHOWN = 2000
 
 
@@ -90,13 +90,42 @@ class MissionBoxes:
             self.over(self._workspace) as boxes,
             boxes.start_session(provider=self.provider, **self.policy()) as session,
         ):
+            end = self._context.clock.monotonic() + self._mission.hook_timeout
             for command in self._mission.setup:
-                result = session.exec(argv_of(command), timeout=SETUP_TIMEOUT)
-                if result.exit_code != 0:
+                left = max(end - self._context.clock.monotonic(), 0.001)
+                result = session.exec(argv_of(command), timeout=left)
+                if result.exit_code != 0 or result.timed_out:
                     shown = self._context.redactor.preview_end(result.stderr_bytes, SHOWN)[0]
+                    late = f"timed out: setup has {self._mission.hook_timeout:g} s"
+                    how = late if result.timed_out else f"exited {result.exit_code}"
                     raise SetupFailed(
-                        f"a setup command of mission {self._mission.id} exited {result.exit_code}",
+                        f"a setup command of mission {self._mission.id} {how}",
                         op="attempt",
                         fix_hints=["run the command by hand in a box: proofbox exec"],
                         details={"command": list(argv_of(command)), "stderr": shown},
                     )
+
+    def clean_up(self) -> CleanupRecord:
+        """Run the mission's cleanup commands in the workspace, in a new box. Record failures, do not raise."""
+        mission = self._mission
+        hook = Verify(commands=mission.cleanup, timeout=mission.hook_timeout, network=mission.network)
+        found, error = VerifierResult(passed=None), None
+        try:
+            with self.over(self._workspace) as boxes:
+                policy, redactor, clock = self.policy(), self._context.redactor, self._context.clock
+                found = check(boxes, hook, redactor, provider=self.provider, policy=policy, clock=clock)
+        except ProofboxError as failure:
+            error = failure
+        except OSError as failure:
+            error = CleanupFailed(f"no box could be started: {failure}", op="attempt")
+        if error is None and not found.passed:
+            last = found.commands[-1]
+            kind = CleanupTimedOut if last.timed_out else CleanupFailed
+            error = kind(f"a cleanup command of mission {mission.id} did not pass: {last.why}", op="attempt")
+        return CleanupRecord(
+            ok=error is None,
+            code=None if error is None else error.code,
+            message="" if error is None else self._context.redactor.redact(error.message),
+            commands=found.commands,
+            provider=found.provider,
+        )

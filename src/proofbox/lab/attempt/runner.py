@@ -48,8 +48,8 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.claims import Feedback, read_feedback
-from proofbox.lab.attempt.cleaning import cleaned
-from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext
+from proofbox.lab.attempt.cleaning import cleaned, encodable
+from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext, Watchdog
 from proofbox.lab.attempt.documents import ForkedFrom
 from proofbox.lab.attempt.expectations import UnmetCondition, unmet
 from proofbox.lab.attempt.final_tree import finder
@@ -163,14 +163,16 @@ class Supervisor:
         self._checked = VerifierResult(passed=None)
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[UnmetCondition] = []
-        self._doubt = ""
+        self._incomplete_reason = ""
         self._session: AgentSession | None = None
         self._given = ""
         self._final: Snapshot | None = None
+        self._workspace: Workspace | None = None
         self.place = context.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
         self._files = self.place / "workspace"
         self._boxes = MissionBoxes(self._mission, context, self._files)
         self._common = context.work / "shared"
+        self._watchdog = Watchdog(control, context.clock)
 
     def enter(self, state: State) -> None:
         self._states.enter(state)
@@ -210,8 +212,8 @@ class Supervisor:
         if self._control.is_interrupted:
             raise _Interrupted("before it started")
         self.enter("preparing")
-        workspace = await self._unless_interrupted(self._prepare, "during setup")
         try:
+            workspace = await self._unless_interrupted(self._prepare, "during setup")
             if self._control.is_interrupted:
                 raise _Interrupted("before the agent started")
             self._given = await run_sync(_latest, workspace)
@@ -230,7 +232,11 @@ class Supervisor:
                 await self._unless_interrupted(verify, "during verification")
         finally:
             with anyio.CancelScope(shield=True):
-                await run_sync(self._release, workspace)
+                if self._workspace is not None:
+                    try:
+                        await run_sync(self._clean_up, bundle)
+                    finally:
+                        await run_sync(self._release, self._workspace)
 
     async def _unless_interrupted(self, work: Callable[[], Done], when: str) -> Done:
         """Run `work` in a thread. On an interrupt, kill its box and raise `_Interrupted` in place of the failure."""
@@ -260,17 +266,18 @@ class Supervisor:
         self.place.mkdir(parents=True)
         (self.place / "scratch").mkdir()
         self._common.mkdir(exist_ok=True)
-        workspace = self.context.make_workspace(mission.id, self._files)
+        workspace = self._workspace = self.context.make_workspace(mission.id, self._files)
         if workspace.lower is not None:
             self._boxes.pin_provider()
-        try:
-            if mission.setup:
-                self._boxes.set_up()
-                workspace.snapshot("after setup")
-        except BaseException:
-            workspace.forget()
-            raise
+        if mission.setup:
+            self._boxes.set_up()
+            workspace.snapshot("after setup")
         return workspace
+
+    def _clean_up(self, bundle: BundleWriter) -> None:
+        """Run the mission's cleanup commands, whatever happened before. They never change the result."""
+        if self._mission.cleanup:
+            bundle.write_json(artifacts.CLEANUP, encodable(msgspec.to_builtins(self._boxes.clean_up())))
 
     def _release(self, workspace: Workspace) -> None:
         workspace.forget()
@@ -303,7 +310,7 @@ class Supervisor:
         self._considered, self._environment = started.considered, started.environment
         self._runner = {"runtime": session.runtime, "version": session.version, "session_id": session.id}
         self._runner["settings"] = cleaned(started.settings, self.context.redactor)
-        recording, thread = Recording(session, trace, *self._control.listeners), ""
+        recording, thread = Recording(session, trace, self._watchdog, *self._control.listeners), ""
         try:
             if shared is None:
                 recording.start()
@@ -321,7 +328,7 @@ class Supervisor:
                     facts["fork"] = self.context.fork_mode(self._mission.id)
                 self._runner |= {"facts": facts, "shared": shared is not None}
                 await recording.finish(thread, close=shared is None)
-                self._doubt = recording.doubt
+                self._incomplete_reason = recording.incomplete_reason
         self._judge_turn(self._result)
         if recording.failure is not None and self._infra is None:
             self.fail(ListenerFailed(f"the record is incomplete: {typed(recording.failure).message}", op="listen"))
@@ -395,6 +402,8 @@ class Supervisor:
             tasks.start_soon(interrupt_when_stopped)
             if self._timeout is not None:
                 tasks.start_soon(interrupt_on_timeout, self._timeout)
+            if self._mission.watchdog is not None:
+                tasks.start_soon(self._watchdog.watch, self._mission.watchdog)
             if self._mission.limits.disk_mb is not None:
                 tasks.start_soon(interrupt_when_disk_full, self._mission.limits.disk_mb)
             result = await session.wait_turn(turn)
@@ -412,7 +421,8 @@ class Supervisor:
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
         if stopped is not None and was_stopped:
             self._reason, self._detail = stopped, self._control.detail
-            if stopped == "timed_out" and seen is not None:  # the agent was waiting for a model that had failed
+            waited = stopped in ("timed_out", "stalled")
+            if waited and seen is not None:  # the agent was waiting for a model that had failed
                 self._reason, self._infra = "infra_failed", seen
         elif result.status == "interrupted":
             self._reason = "interrupted"
@@ -439,7 +449,8 @@ class Supervisor:
 
     def _seal(self, bundle: BundleWriter, workspace: Workspace) -> Snapshot:
         self._final = workspace.snapshot(f"after {self.attempt.id}", sealed=True)
-        artifacts.write_final(bundle, workspace, self._given, self._final, self.context.redactor)
+        base = None if workspace.lower is None else self.context.shared_base(workspace.lower.path)
+        artifacts.write_final(bundle, workspace, self._given, self._final, self.context.redactor, base)
         return self._final
 
     def _verify(self, bundle: BundleWriter, workspace: Workspace) -> None:
@@ -469,7 +480,13 @@ class Supervisor:
             if unscored and self._reason == "completed":
                 self._reason = unscored
         calls = self._trace.observed_calls() if self._trace else []
-        self._unmet = unmet(self._mission.expect, self._feedback, calls, finder(workspace, final), doubt=self._doubt)
+        self._unmet = unmet(
+            self._mission.expect,
+            self._feedback,
+            calls,
+            finder(workspace, final),
+            incomplete_reason=self._incomplete_reason,
+        )
         if workspace.lower is not None:
             workspace.lower.require_unchanged()
 

@@ -14,6 +14,7 @@ Reason = Literal[
     "completed",  # the agent finished its turn
     "turn_failed",  # the turn failed for a reason that counts against the agent
     "timed_out",
+    "stalled",  # no event of the agent for longer than the mission's watchdog allows
     "interrupted",
     "budget_exceeded",
     "reward_missing",  # the agent finished its turn, but the verifier's commands wrote no reward

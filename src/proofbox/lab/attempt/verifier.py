@@ -140,7 +140,7 @@ def lay_out(
             stack = mounted.enter_context(workspace.export_over(final, dest, dest.with_name(f"{dest.name}.layers")))
         workspace.compare(given, final, undo)
         if files is not None:
-            overlaid.lay(files)
+            overlaid.copy_tree(files)
         if stack is not None:
             stack.give()
         yield tuple(dict.fromkeys(map(shown, put_back))), tuple(dict.fromkeys(map(shown, left_out)))

@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
-
 from proofbox.core.results import Document, ErrorBody
-from proofbox.core.spec_files.positions import read_toml
 from proofbox.errors import CampaignRegressed, UsageError
 from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
-from proofbox.lab.campaign.spec import CampaignDocument
 from proofbox.lab.reports.campaign import load_campaign
 from proofbox.lab.reports.campaign_results import CampaignReport
 from proofbox.lab.reports.finding import EvidenceFinding
@@ -45,7 +41,7 @@ def compare_campaigns(first: _Path, second: _Path) -> CampaignComparison:
 
     For example:
 
-        found = compare_campaigns("earlier", "out")
+        found = proofbox.compare_campaigns("earlier", "out")
         for each in found.comparisons:
             print(each.first, each.verdict, each.difference)
 
@@ -59,7 +55,7 @@ def compare_campaigns(first: _Path, second: _Path) -> CampaignComparison:
     shared = [flow for flow in names[1] if flow in names[0]]
     if not shared:
         raise UsageError(f"{first} and {second} have no flow in common", op="campaign compare")
-    fields = msgspec.convert(read_toml(manifests[1].source)[0], CampaignDocument).campaign
+    fields = manifests[1].document.campaign
     pairs = [((f"{flow} (later)", _scores(new, flow)), (f"{flow} (earlier)", _scores(old, flow))) for flow in shared]
     comparisons = compare_pairs(pairs, margin=fields.margin, alpha=fields.alpha, seed=fields.seed)
     findings = (*old.findings, *new.findings)

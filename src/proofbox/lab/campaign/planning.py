@@ -9,8 +9,8 @@ from typing import Final
 
 from proofbox.core.results import Document
 from proofbox.errors import UsageError
+from proofbox.lab.campaign.history import past_flows
 from proofbox.lab.campaign.reading import read_campaign
-from proofbox.lab.reports.campaign import load_campaign
 from proofbox.lab.statistics import detectable_difference, missions_needed, replicates_needed
 
 _Path = str | os.PathLike[str]
@@ -49,9 +49,13 @@ class CampaignPlan(Document, frozen=True, kw_only=True):
     replicates_needed: int | None = None
     """Replicates that detect it with these missions; null: only more missions can."""
     seconds: float | None = None
-    """Estimated duration, from the earlier campaign; null: unknown."""
+    """Estimated duration, from the earlier results; null: unknown."""
     tokens: float | None = None
-    """Estimated tokens, from the earlier campaign; null: unknown."""
+    """Estimated tokens, from the earlier results; null: unknown."""
+    cost: float | None = None
+    """Estimated cost in the campaign's currency, from the earlier costs; null: unknown."""
+    currency: str | None = None
+    """The currency of the cost; null: the campaign states no prices."""
 
 
 def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = None) -> CampaignPlan:
@@ -59,11 +63,12 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
 
     For example:
 
-        plan = plan_campaign("campaign.toml", mde="5pt", past="earlier")
+        plan = proofbox.plan_campaign("campaign.toml", mde="5pt", past="earlier")
         print(plan.attempts, plan.detectable_difference, plan.replicates_needed)
 
     `mde` is a difference of pass rates to detect, in points: `5pt`. `past` is the directory of an earlier campaign,
-    which gives medians for the estimates and the pass rate. The difference is that of a paired comparison between two
+    which gives medians for the estimates and the pass rate. Without it, the last campaign or canary of the same file
+    that was committed here is used. The difference is that of a paired comparison between two
     flows, with 80 % power, at alpha divided by the number of comparisons. It assumes that flows differ alike on all
     missions; otherwise more missions are needed.
     """
@@ -72,9 +77,9 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
     pairs = max(1, flows - 1 if fields.against else flows * (flows - 1) // 2)
     alpha = fields.alpha / pairs
     attempts = flows * missions * fields.replicates
-    rate, seconds, tokens = 0.5, None, None
-    if past is not None:
-        earlier = load_campaign(past).flows
+    rate, seconds, tokens, cost = 0.5, None, None, None
+    earlier = past_flows(campaign.path, None if past is None else Path(past))
+    if earlier:
         scored = sum(flow.rate.scored for flow in earlier)
         rate = sum(flow.rate.passed for flow in earlier) / scored if scored else rate
         rate = min(max(rate, 1 / (scored + 2)), 1 - 1 / (scored + 2))  # a rate of 0 or 1 would have no variance
@@ -82,6 +87,8 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
         used = [flow.tokens.median for flow in earlier if flow.tokens is not None]
         seconds = sum(medians) / len(medians) * attempts / fields.concurrency if medians else None
         tokens = sum(used) / len(used) * attempts if used else None
+        costs = [flow.cost.median for flow in earlier if flow.cost is not None]
+        cost = sum(costs) / len(costs) * attempts if len(costs) == len(earlier) else None
     wanted = None if mde is None else difference(mde)
     deviation = (2 * rate * (1 - rate) / fields.replicates) ** 0.5
     reachable = 2.0 ** (1 - missions) < alpha
@@ -109,6 +116,8 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
         ),
         seconds=seconds,
         tokens=tokens,
+        cost=cost,
+        currency=fields.currency if campaign.document.price else None,
     )
 
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from proofbox.core.results import Document, ErrorBody
-from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.words import counted
 from proofbox.errors import BundleError, CampaignNotPublishable
+from proofbox.evidence.attest.keys import load_private_key
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.packet import SUFFIX
+from proofbox.evidence.verify.verification import Verification
 from proofbox.evidence.verify.verifier import verify
-from proofbox.lab.campaign.registration import CampaignManifest, read_manifest, registered_digest
-from proofbox.lab.campaign.spec import CampaignDocument
+from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
 from proofbox.lab.reports.campaign import load_campaign, run_path
 from proofbox.lab.reports.campaign_results import CampaignReport
 from proofbox.lab.reports.validation import validate
 
+POLICY: Final = "campaign"
 _Path = str | os.PathLike[str]
 
 
@@ -53,12 +56,12 @@ def check_publishable(out: _Path = "campaign", *, sign: _Path | None = None) -> 
 
     For example:
 
-        found = check_publishable("out", sign="release")
+        found = proofbox.check_publishable("out", sign="release")
         print(found.ok, [each.code for each in found.reasons], found.packet)
 
     Required are: the whole campaign and not a canary, a score for every attempt, all gates passed, strict validation
     of every bundle, and that everything that was run is what was registered. `sign` is the path of a private key. A
-    packet that exists is verified and never replaced.
+    packet that exists is verified and never replaced: with `sign`, it must be signed with that key.
     """
     place = Path(out)
     manifest, report = read_manifest(place), load_campaign(place)
@@ -67,12 +70,12 @@ def check_publishable(out: _Path = "campaign", *, sign: _Path | None = None) -> 
     if not reasons:
         path = f"{report.bundle}{SUFFIX}"
         if os.path.lexists(path):
-            found = verify(path)
-            reasons = tuple(PublishReason(each.code, each.detail) for each in found.findings)
-            packet = None if reasons else path
+            found = _verified(path, sign)
+            reasons = tuple(_objections(found))
+            packet, signed_by = (None, None) if reasons else (path, found.signed_by)
         else:
-            made = emit_promotion(report.bundle, policy="campaign", require_promotable=True, sign=sign)
-            packet, signed_by = made.path, made.signed_by
+            made = emit_promotion(report.bundle, policy=POLICY, require_promotable=True, sign=sign)
+            packet, signed_by = path, made.signed_by
     error = None
     if reasons:
         first = reasons[0]
@@ -89,6 +92,25 @@ def check_publishable(out: _Path = "campaign", *, sign: _Path | None = None) -> 
     )
 
 
+def _verified(packet: str, sign: _Path | None) -> Verification:
+    """Verify a packet that exists, with the public key that belongs to `sign`."""
+    if sign is None:
+        return verify(packet)
+    with tempfile.NamedTemporaryFile("w", prefix="proofbox-", suffix=".pub") as public:
+        public.write(load_private_key(sign).public.pem)
+        public.flush()
+        return verify(packet, key=public.name)
+
+
+def _objections(found: Verification) -> Iterator[PublishReason]:
+    """Yield why a packet that exists is not the one that would be written."""
+    for each in found.findings:
+        yield PublishReason(each.code, f"{each.detail}; to write a new packet, remove {found.packet}")
+    if not found.findings and (found.policy != POLICY or not found.promotable):
+        detail = f"{found.packet} exists and was emitted with another policy, or states that it is not promotable"
+        yield PublishReason("packet_other", f"{detail}; remove it to write a new one")
+
+
 def _reasons(out: Path, manifest: CampaignManifest, report: CampaignReport) -> Iterator[PublishReason]:
     results = report.results
     if manifest.canary is not None:
@@ -102,9 +124,6 @@ def _reasons(out: Path, manifest: CampaignManifest, report: CampaignReport) -> I
     for gate in results.gates:
         if not gate.passed:
             yield PublishReason("gate_failed", f"{gate.type} of {gate.flow}: {gate.detail}")
-    document = msgspec.convert(read_toml(manifest.source)[0], CampaignDocument)
-    if registered_digest(document, manifest.canary, manifest.runs) != manifest.sha256:
-        yield PublishReason("not_registered", "the manifest does not match its registered digest")
     for each in report.findings:
         yield PublishReason(each.code, f"{each.path}: {each.detail}")
     for run in manifest.runs:

@@ -6,7 +6,7 @@ import fnmatch
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +25,14 @@ from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import LARGEST_PROMPT, check_values
 from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite, parse_suite
-from proofbox.lab.suite.spec import Mission
+from proofbox.lab.suite.spec import Mission, Verify
 from proofbox.workspace.capabilities.grants import PRESETS
 
 SIZE_LIMIT: Final = 1 << 20
 MAX_ATTEMPTS: Final = 100_000
 """The maximum over all flows; a typo in `replicates` is more likely than such a campaign."""
+EVALUATOR: Final = "/evaluation"
+"""The directory of the evaluator script in the verifier's box."""
 _SHARES: Final = ("coverage", "pass_rate", "infra")
 
 
@@ -83,7 +85,7 @@ def parse_campaign(text: str, path: Path, *, first: int | None = None) -> Campai
         _check(document, problems)
         base = path.parent.resolve()
         chosen = _chosen(document.missions, base, problems)[:first]
-        _check_missions(document, chosen, problems)
+        _check_missions(document, chosen, base, problems)
         if not problems.found:
             suites = {flow.id: _suite(document, number, chosen, base, problems) for number, flow in _flows(document)}
     if problems.found or document is None:
@@ -119,6 +121,13 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
         problems.say(at, f"no flow is called {campaign.against!r}", nearest(campaign.against, ids))
     for number, gate in enumerate(document.gate):
         _check_gate(gate, ("gate", number), ids, problems)
+    priced = [flow.runner.model or flow.id for flow in document.flow]
+    for number, each in enumerate(document.price):
+        at = ("price", number, "model")
+        if each.model not in priced:
+            problems.say(at, f"no flow uses the model {each.model[:200]!r}", nearest(each.model, priced))
+        elif each.model in [earlier.model for earlier in document.price[:number]]:
+            problems.say(at, f"duplicate price of {each.model!r}", "a model has one price")
 
 
 def _check_gate(gate: Gate, at: tuple[str | int, ...], flows: list[str], problems: Problems) -> None:
@@ -184,40 +193,61 @@ def _chosen(choices: tuple[MissionChoice, ...], base: Path, problems: Problems) 
     return found
 
 
-def _check_missions(document: CampaignDocument, chosen: list[_Chosen], problems: Problems) -> None:
+def _check_missions(document: CampaignDocument, chosen: list[_Chosen], base: Path, problems: Problems) -> None:
     attempts = len(chosen) * len(document.flow) * document.campaign.replicates
     if attempts > MAX_ATTEMPTS:
         what = f"{counted(attempts, 'attempt')} are more than {MAX_ATTEMPTS}"
         problems.say(("campaign", "replicates"), what, "use fewer replicates or missions")
-    evaluation = document.evaluation
+    evaluation, exam = document.evaluation, document.campaign.prompt_mode == "exam"
+    if evaluation.script is not None:
+        script = base / evaluation.script
+        if not script.is_file() or not os.access(script, os.X_OK):
+            what = f"{evaluation.script[:200]!r} is not an executable file"
+            problems.say(("evaluation", "script"), what, f"check the path, or: chmod +x {evaluation.script[:200]}")
     for each in chosen:
         mission, at = each.mission, ("missions", each.number)
-        verify, expect = evaluation.verify or mission.verify, evaluation.expect or mission.expect
+        verify, expect = _verify(document, mission), evaluation.expect or mission.expect
         if not verify.commands and not expect.asks:
             hint = "define when it is done: verify.commands, or expect"
             problems.say(at, f"nothing verifies mission {mission.id!r}", hint)
-        if document.campaign.prompt_mode == "exam":
-            for what in _reachable_oracle(mission, each.suite):
+        if exam:
+            prefix = each.suite.base if evaluation.verify is None and evaluation.script is None else base
+            oracle = oracle_files(verify, prefix) | oracle_files(Verify(), each.suite.base, mission.solution)
+            for what in _given_oracle(oracle, mission, each.suite.base):
                 problems.say(at, f"mission {mission.id!r}: {what}", "an exam keeps its oracle out of the agent's reach")
-    if document.campaign.prompt_mode == "exam":
-        for number, flow in _flows(document):
-            if flow.provider == "off" or any(each.mission.provider == "off" for each in chosen):
-                problems.say(("flow", number), f"flow {flow.id!r}: an exam needs a sandbox", 'remove provider = "off"')
+    for number, flow in _flows(document) if exam else ():
+        if flow.provider == "off" or any(each.mission.provider == "off" for each in chosen):
+            problems.say(("flow", number), f"flow {flow.id!r}: an exam needs a sandbox", 'remove provider = "off"')
+        if flow.isolation == "shared":  # its box contains the directories of all attempts, also while they are verified
+            what = f"flow {flow.id!r}: an exam needs a process per attempt"
+            problems.say(("flow", number, "isolation"), what, 'remove isolation = "shared"')
 
 
-def _reachable_oracle(mission: Mission, suite: Suite) -> list[str]:
-    """Return the oracle's files that are also among those given to the agent."""
-    given = [suite.base / path for path in (mission.workspace, *mission.files.values()) if path is not None]
-    oracle = {"verify.files": mission.verify.files, "solution": mission.solution}
-    oracle |= {f"verify.mounts {place}": path for place, path in mission.verify.mounts.items()}
-    found = []
+def oracle_files(verify: Verify, base: Path, solution: str | None = None) -> dict[str, Path]:
+    """Return the files that decide a mission's result or contain its solution, by their names in the suite."""
+    named = {"verify.files": verify.files, "solution": solution}
+    named |= {f"verify.mounts {place}": path for place, path in verify.mounts.items()}
+    return {field: Path(os.path.realpath(base / path)) for field, path in named.items() if path is not None}
+
+
+def _given_oracle(oracle: Mapping[str, Path], mission: Mission, base: Path) -> Iterator[str]:
+    """Yield the files of the oracle that are also among those given to the agent."""
+    given = [os.path.realpath(base / path) for path in (mission.workspace, *mission.files.values()) if path is not None]
     for field, path in oracle.items():
-        for other in given if path is not None else ():
-            a, b = Path(os.path.realpath(suite.base / str(path))), Path(os.path.realpath(other))
-            if a.is_relative_to(b) or b.is_relative_to(a):
-                found.append(f"{field} is inside the files that the agent gets")
-                break
-    return found
+        if any(path.is_relative_to(other) or Path(other).is_relative_to(path) for other in given):
+            yield f"{field} is inside the files that the agent gets"
+
+
+def _verify(document: CampaignDocument, mission: Mission) -> Verify:
+    """Return the verifier of a mission: its own, or the campaign's."""
+    evaluation = document.evaluation
+    if evaluation.script is None:
+        return evaluation.verify or mission.verify
+    verify = evaluation.verify or Verify(timeout=mission.verify.timeout)
+    place = f"{EVALUATOR}/{Path(evaluation.script).name}"
+    return msgspec.structs.replace(
+        verify, commands=(*verify.commands, (place,)), mounts={**verify.mounts, place: evaluation.script}
+    )
 
 
 def _suite(document: CampaignDocument, number: int, chosen: list[_Chosen], base: Path, problems: Problems) -> Suite:
@@ -248,9 +278,10 @@ def _mission(document: CampaignDocument, flow: Flow, each: _Chosen, base: Path) 
     changes: dict[str, Any] = {
         name: value
         for name, value in (
-            ("verify", document.evaluation.verify),
             ("expect", document.evaluation.expect),
             ("timeout", document.campaign.attempt_timeout),
+            ("hook_timeout", document.campaign.hook_timeout),
+            ("watchdog", document.campaign.watchdog),
             ("tools", flow.tools),
             ("provider", flow.provider),
             ("network", flow.network),
@@ -267,6 +298,7 @@ def _mission(document: CampaignDocument, flow: Flow, each: _Chosen, base: Path) 
                 prompt = files.read(found, LARGEST_PROMPT)
         changes |= {"prompt": flow.prompt_template.replace(PROMPT, prompt), "prompt_file": None}
     env = (*mission.env, *(name for name in flow.env if name not in mission.env))
+    changes |= {"verify": _verify(document, mission), "cleanup": (*mission.cleanup, *document.campaign.cleanup)}
     changed = msgspec.structs.replace(mission, **changes, env=env, replicates=document.campaign.replicates)
     values: dict[str, Any] = msgspec.to_builtins(changed)
     return values

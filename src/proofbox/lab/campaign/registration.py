@@ -23,9 +23,10 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import digest_of
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import create_only
-from proofbox.core.files.locks import locked
+from proofbox.core.files.locks import is_locked, locked
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, CorruptError, RunBusy
 from proofbox.lab.campaign.reading import Campaign
@@ -38,6 +39,7 @@ from proofbox.lab.suite.widening import widenings
 SCHEMA: Final = "proofbox.campaign_manifest/1"
 MANIFEST: Final = "campaign.json"
 FLOWS: Final = "flows"
+LOCK: Final = ".campaign.lock"
 _MAX_BYTES: Final = 64 << 20
 
 
@@ -82,6 +84,11 @@ class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[FlowRun, ...]
     """The run of each flow."""
 
+    @property
+    def document(self) -> CampaignDocument:
+        """The campaign's file."""
+        return msgspec.convert(read_toml(self.source)[0], CampaignDocument)
+
     def run(self, flow: str) -> FlowRun:
         return next(each for each in self.runs if each.flow == flow)
 
@@ -91,12 +98,17 @@ def flow_out(out: Path, flow: str) -> Path:
     return out / FLOWS / flow
 
 
+def is_running(out: Path) -> bool:
+    """Return whether a process is running the campaign in a directory."""
+    return is_locked(out / LOCK)
+
+
 @contextlib.contextmanager
 def exclusive(out: Path) -> Iterator[None]:
     """Lock a campaign for the process that runs it. Raises `RunBusy`."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(out / ".campaign.lock", wait=False))
+            stack.enter_context(locked(out / LOCK, wait=False))
         except BlockingIOError:
             raise RunBusy(f"another process is running the campaign in {out}", op="campaign") from None
         yield
@@ -142,16 +154,19 @@ def registered_digest(document: CampaignDocument, canary: int | None, runs: Sequ
     return digest_of({"spec": msgspec.to_builtins(document), "canary": canary, "flows": flows})
 
 
-def register(manifest: CampaignManifest, out: Path) -> None:
-    """Write the manifest. Raises `CampaignExists` if the directory has one."""
-    try:
-        create_only(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
-    except FileExistsError:
+def refuse_existing(out: Path) -> None:
+    """Raise `CampaignExists` if the directory has a campaign."""
+    if (out / MANIFEST).exists():
         raise CampaignExists(
             f"{out} has a campaign already",
             op="campaign",
             fix_hints=[f"resume it: proofbox campaign resume {quote(str(out))}", "choose another --out"],
-        ) from None
+        )
+
+
+def register(manifest: CampaignManifest, out: Path) -> None:
+    """Write the manifest. A file that exists is never replaced."""
+    create_only(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
 
 
 def read_manifest(out: Path) -> CampaignManifest:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,15 +12,15 @@ import msgspec
 
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
-from proofbox.core.ids import is_id
 from proofbox.core.results import Document
-from proofbox.errors import CampaignIncomplete, SnapshotUnknown, StepFilesGone, UsageError
+from proofbox.errors import CampaignIncomplete, UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import FinalSnapshot
 from proofbox.lab.attempt.mission_box import requested_options
+from proofbox.lab.attempt.stored_trees import stored_trees
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
 from proofbox.lab.campaign.reading import Campaign, read_campaign
 from proofbox.lab.campaign.registration import CampaignManifest, describe, read_manifest, require_consent
@@ -31,14 +30,11 @@ from proofbox.lab.reports.results import attempts_by_evidence
 from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import box_settings, redactor_for
+from proofbox.lab.run.running import in_thread
 from proofbox.lab.statistics import Comparison, PassRate, compare_all, pass_rate
 from proofbox.lab.suite.reading import Suite
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.service import Sandboxes
-from proofbox.workspace import registry
-from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline.history import History
-from proofbox.workspace.timeline.restore import write_new
 
 REGRADE: Final = "regrade.json"
 _SPEC: Final = "campaign.toml"
@@ -96,7 +92,7 @@ def regrade_campaign(campaign: _Path, spec: _Path, *, out: _Path = "regraded", t
 
     For example:
 
-        done = regrade_campaign("out", "stricter.toml", out="regraded")
+        done = proofbox.regrade_campaign("out", "stricter.toml", out="regraded")
         print(done.changed, done.regrade.rates)
 
     `campaign` is the campaign's directory. The file must have its flows and missions; only `verify` of the missions is
@@ -168,7 +164,7 @@ def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path) -> st
     files = None if mission.verify.files is None else suite.at(mission.verify.files)
     place.mkdir(parents=True)
     with (
-        _stored_trees(found, attempt.id) as trees,
+        stored_trees(found, attempt.id, "campaign regrade") as trees,
         lay_out(trees, found.given, found.snapshot, mission.verify, files, place / "verified"),
     ):
         pass  # a copy, which stays
@@ -182,37 +178,6 @@ def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path) -> st
     return {True: "passed", False: "failed", None: "none"}[result.passed]
 
 
-class _StoredTrees:
-    """The snapshots in a store, without a workspace."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-
-    def export(self, name: str, dest: _Path) -> None:
-        os.makedirs(dest)
-        write_new(self._store, os.path.realpath(dest), bytes.fromhex(name))
-
-    def compare(self, a: str, b: str, how: Callable[[ObjectStore, bytes, bytes], None]) -> None:
-        how(self._store, bytes.fromhex(a), bytes.fromhex(b))
-
-
-@contextlib.contextmanager
-def _stored_trees(found: FinalSnapshot, attempt: str) -> Iterator[_StoredTrees]:
-    """Open the store with an attempt's final files. Raises `StepFilesGone` if it is not on this machine."""
-    hints = ["regrade on the machine where it ran"]
-    place = registry.store_path(found.store)
-    if not is_id(found.store, "store") or not place.is_dir():
-        why = f"the files of {attempt} cannot be restored: their store is not on this machine"
-        raise StepFilesGone(why, op="campaign regrade", fix_hints=hints)
-    with contextlib.closing(ObjectStore(place)) as store, store.use():
-        try:
-            History(store, None).find(found.snapshot)
-        except SnapshotUnknown as error:
-            why = f"the files of {attempt} cannot be restored: {error.message}"
-            raise StepFilesGone(why, op="campaign regrade", fix_hints=hints) from None
-        yield _StoredTrees(store)
-
-
 def _scores(attempts: list[RegradedAttempt], flow: str) -> Mapping[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for each in attempts:
@@ -220,3 +185,17 @@ def _scores(attempts: list[RegradedAttempt], flow: str) -> Mapping[str, tuple[in
             passed, scored = found.get(each.mission_id, (0, 0))
             found[each.mission_id] = (passed + (each.after == "passed"), scored + 1)
     return found
+
+
+regrade_campaign_async = in_thread(
+    regrade_campaign,
+    stoppable=False,
+    doc="""Verify the final files of a campaign like `regrade_campaign`, without blocking the event loop.
+
+    For example:
+
+        done = await proofbox.regrade_campaign_async("out", "stricter.toml", out="regraded")
+
+    If the task is cancelled, the bundle is committed in the background nevertheless.
+    """,
+)

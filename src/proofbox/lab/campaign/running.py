@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from typing import Final
@@ -16,9 +15,11 @@ from typing import Final
 import msgspec
 
 from proofbox.core.files.removal import remove_tree
-from proofbox.errors import CampaignNotReady, ProofboxError, UsageError
+from proofbox.errors import UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.campaign.history import remember, require_known
+from proofbox.lab.campaign.preflight import plan_flow, preflight
 from proofbox.lab.campaign.reading import Campaign, read_campaign
 from proofbox.lab.campaign.registration import (
     MANIFEST,
@@ -28,6 +29,7 @@ from proofbox.lab.campaign.registration import (
     exclusive,
     flow_out,
     read_manifest,
+    refuse_existing,
     register,
     require_consent,
     require_registered,
@@ -35,26 +37,14 @@ from proofbox.lab.campaign.registration import (
 from proofbox.lab.campaign.spec import SCHEMA as CAMPAIGN_SCHEMA
 from proofbox.lab.reports.campaign import REPORT, RUNS, CommittedRuns, load_campaign, stored_report
 from proofbox.lab.reports.campaign_results import CampaignReport
-from proofbox.lab.run import pressure
 from proofbox.lab.run.conductor import create_run
 from proofbox.lab.run.events import OnSuiteEvent
-from proofbox.lab.run.plan import WORK, Plan, ledger_path
-from proofbox.lab.run.running import conduct_run, in_thread, prepare_run
+from proofbox.lab.run.plan import WORK, ledger_path
+from proofbox.lab.run.running import conduct_run, in_thread
 
 SPEC: Final = "campaign.toml"
 _EXPECTED: Final = (SPEC, MANIFEST, REPORT, RUNS)
 _Path = str | os.PathLike[str]
-
-
-class PreflightFailure(msgspec.Struct, frozen=True):
-    """Why a flow cannot run here."""
-
-    flow: str
-    """The flow's id; empty: the whole campaign."""
-    code: str
-    """The code of the error."""
-    message: str
-    fix_hints: tuple[str, ...]
 
 
 def run_campaign(
@@ -96,7 +86,7 @@ def run_canary(
 
     For example:
 
-        report = run_canary("campaign.toml", missions=2)
+        report = proofbox.run_canary("campaign.toml", missions=2)
         print(report.ok, report.error)
 
     The other keywords are those of `run_campaign`.
@@ -122,6 +112,8 @@ def _start(
     place.mkdir(parents=True, exist_ok=True)
     with exclusive(place):
         manifest = describe(campaign, place, canary=canary)
+        refuse_existing(place)
+        remember(manifest, place)
         register(manifest, place)
         return _conduct(campaign, manifest, place, on_event, stop)
 
@@ -133,7 +125,7 @@ def resume_campaign(
 
     For example:
 
-        report = resume_campaign("out")
+        report = proofbox.resume_campaign("out")
 
     Raises `CampaignChanged` if the campaign's file, a mission, an oracle or another file that it refers to is not the
     registered one. A campaign that is complete is only read.
@@ -142,61 +134,11 @@ def resume_campaign(
     manifest = read_manifest(place)
     if (place / manifest.run_id / INDEX).exists():
         return load_campaign(place)
+    require_known(manifest, place)
     campaign = read_campaign(Path(manifest.path), first=manifest.canary)
     with exclusive(place):
         require_registered(describe(campaign, place, canary=manifest.canary), manifest)
         return _conduct(campaign, manifest, place, on_event, stop)
-
-
-def preflight(campaign: Campaign, out: Path) -> None:
-    """Raise `CampaignNotReady` with everything that prevents a flow from running here."""
-    failures: list[PreflightFailure] = []
-
-    def attempt(flow: str, check: Callable[[], object]) -> None:
-        try:
-            check()
-        except ProofboxError as error:
-            failures.append(PreflightFailure(flow, error.code, error.message, error.fix_hints))
-
-    for flow in campaign.document.flow:
-        key = flow.runner.api_key_env
-        if key is not None and not os.environ.get(key):
-            why = f"the variable {key} is not set"
-            failures.append(PreflightFailure(flow.id, "CAMPAIGN_KEY_ABSENT", why, (f"export {key}=...",)))
-        attempt(flow.id, lambda flow=flow: _plan(campaign, flow.id, None))  # type: ignore[misc]
-    above = next(each for each in (out.absolute(), *out.absolute().parents) if each.is_dir())
-    if why := pressure.reason(above):
-        failures.append(PreflightFailure("", "CAMPAIGN_RESOURCES_LOW", why, ("free some, or choose another --out",)))
-    if failures:
-        first = failures[0]
-        more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        where = f"flow {first.flow}: " if first.flow else ""
-        raise CampaignNotReady(
-            f"{where}{first.message}{more}",
-            op="campaign",
-            fix_hints=list(dict.fromkeys(hint for each in failures for hint in each.fix_hints))[:5],
-            details={"failures": msgspec.to_builtins(failures)},
-        )
-
-
-def _plan(campaign: Campaign, flow_id: str, run_id: str | None) -> Plan:
-    fields = campaign.document.campaign
-    flow = next(each for each in campaign.document.flow if each.id == flow_id)
-    runner = flow.runner
-    return prepare_run(
-        campaign.suites[flow_id],
-        name=campaign.path.name,
-        as_json=True,
-        strategies=f"{runner.type}!",  # a flow never falls back to another agent
-        concurrency=fields.concurrency,
-        isolation=flow.isolation,
-        provider=None,
-        replicates=fields.replicates,
-        retries=fields.retries,
-        flags={"model": runner.model, "base_url": runner.base_url, "api_key_env": runner.api_key_env},
-        tables={runner.type: runner.settings} if runner.settings else None,
-        run_id=run_id,
-    )
 
 
 def _conduct(
@@ -230,7 +172,7 @@ def _ensure_planned(campaign: Campaign, run: FlowRun, out: Path) -> None:
     if ledger_path(place, run.run_id).exists():
         return
     remove_tree(place / WORK / run.run_id)  # left by a process that was killed while it planned the run
-    create_run(_plan(campaign, run.flow, run.run_id), place)
+    create_run(plan_flow(campaign, run.flow, run.run_id), place)
 
 
 def _commit(manifest: CampaignManifest, out: Path, report: CampaignReport) -> None:
@@ -269,6 +211,18 @@ run_campaign_async = in_thread(
     and the campaign can be resumed.
     """,
 )
+run_canary_async = in_thread(
+    run_canary,
+    stoppable=True,
+    doc="""Run the first missions of a campaign like `run_canary`, without blocking the event loop.
+
+    For example:
+
+        report = await proofbox.run_canary_async("campaign.toml", missions=2)
+
+    `on_event` and cancellation are those of `run_campaign_async`.
+    """,
+)
 resume_campaign_async = in_thread(
     resume_campaign,
     stoppable=True,
@@ -276,8 +230,20 @@ resume_campaign_async = in_thread(
 
     For example:
 
-        report = await resume_campaign_async("out")
+        report = await proofbox.resume_campaign_async("out")
 
     `on_event` and cancellation are those of `run_campaign_async`.
+    """,
+)
+load_campaign_async = in_thread(
+    load_campaign,
+    stoppable=False,
+    doc="""Return the results of a campaign like `load_campaign`, without blocking the event loop.
+
+    For example:
+
+        report = await proofbox.load_campaign_async("out")
+
+    Cancelling it has no effect on the campaign.
     """,
 )

@@ -24,6 +24,7 @@ import msgspec
 
 from proofbox.core.documents import stored
 from proofbox.core.spec_files.shape import fields_of
+from proofbox.lab.campaign.prices import Price
 from proofbox.lab.statistics.comparison import Verdict
 from proofbox.lab.suite.spec import Count, Expect, Isolation, Name, Seconds, Text, ToolPolicy, Verify
 
@@ -31,7 +32,9 @@ SCHEMA = "proofbox.campaign/1"
 PROMPT = "{prompt}"
 
 PromptMode = Literal["default", "mission_only", "exam"]
-GateKind = Literal["coverage", "pass_rate", "infra", "trace", "tool_policy", "budget", "comparison"]
+GateKind = Literal[
+    "coverage", "pass_rate", "infra", "trace", "tool_policy", "semantic", "cleanup", "budget", "comparison"
+]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
@@ -61,8 +64,16 @@ class CampaignFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Retries after infrastructure failures; failed missions are not retried."""
     timeout: Seconds | None = None
     """Seconds after which a call of `campaign run` or `campaign resume` stops. The campaign can then be resumed."""
+    currency: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]{1,8}$")] = "USD"
+    """The currency of prices."""
     attempt_timeout: Seconds | None = None
     """Timeout of an agent's turn. None: that of the mission."""
+    hook_timeout: Seconds | None = None
+    """Seconds for all setup commands of an attempt, and for all its cleanup commands. None: those of the mission."""
+    watchdog: Seconds | None = None
+    """Seconds without any event of the agent after which its turn is stopped. None: those of the mission."""
+    cleanup: tuple[str | tuple[str, ...], ...] = ()
+    """Commands that run in a box after every attempt, after those of its mission. They never change a result."""
 
 
 class MissionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -115,6 +126,10 @@ class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The evaluation of all missions, in place of their own."""
 
+    script: Text | None = None
+    """An executable file that decides the result, in a fresh box on the agent's final files: exit code 0 is passed. The
+    agent never sees it. It runs after the commands of `verify`, if these are given, and otherwise in place of the
+    mission's commands."""
     verify: Verify | None = None
     """Commands that run in a fresh box. None: those of each mission."""
     expect: Expect | None = None
@@ -128,8 +143,9 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """`coverage`: the share of attempts with a score, at least `min` (1). `pass_rate`: the lower end of the 95 %
     interval, at least `min`. `infra`: the share of attempts lost to infrastructure, at most `max` (0). `trace`:
     contradictions in the agents' events, at most `max` (0). `tool_policy`: declined calls, at most `max` (0).
-    `budget`: tokens of all attempts, at most `max`. `comparison`: the verdict on `flow` against `against` is one of
-    `verdicts`."""
+    `semantic`: attempts that claim something else than the verifier finds, at most `max` (0). `cleanup`: attempts whose
+    cleanup failed, at most `max` (0). `budget`: tokens of all attempts, at most `max`. `comparison`: the verdict on
+    `flow` against `against` is one of `verdicts`."""
     flow: str | None = None
     """The flow that must meet it. None: every flow."""
     min: float | None = None
@@ -156,6 +172,8 @@ class CampaignDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The evaluation of all missions, in place of their own."""
     gate: tuple[Gate, ...] = ()
     """Conditions that the results must meet."""
+    price: tuple[Price, ...] = ()
+    """The prices of models. Costs without a price are unknown."""
 
 
 def other_table(struct: type[msgspec.Struct], name: str) -> str:

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from proofbox.agents.events import TokenUsage
+from proofbox.agents.health.counters import read_health
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
-from proofbox.core.files.locks import locked
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.results import ErrorBody
-from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.check import check_bundle
-from proofbox.lab.attempt import artifacts
-from proofbox.lab.campaign.registration import FLOWS, CampaignManifest, FlowRun, flow_out, read_manifest
+from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
+from proofbox.lab.campaign.prices import Price, price_of
+from proofbox.lab.campaign.registration import (
+    FLOWS,
+    MANIFEST,
+    CampaignManifest,
+    FlowRun,
+    flow_out,
+    is_running,
+    read_manifest,
+    registered_digest,
+)
 from proofbox.lab.campaign.spec import CampaignDocument
+from proofbox.lab.reports.campaign_children import FlowResults, read_flows
 from proofbox.lab.reports.campaign_gates import judge
 from proofbox.lab.reports.campaign_results import (
     CampaignReport,
@@ -49,9 +58,11 @@ from proofbox.lab.statistics import (
     pass_hat_k,
     pass_rate,
 )
+from proofbox.lab.suite.reading import Suite
 
 REPORT: Final = "report.json"
 RUNS: Final = "runs.json"
+NOT_REGISTERED: Final = "campaign_not_registered"
 _REPEATED: Final = 3
 """Identical calls in succession that count as repeated: the second may be a retry, the third is a habit."""
 _LARGEST: Final = 4 << 20
@@ -96,7 +107,7 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
 
     For example:
 
-        report = load_campaign("out")
+        report = proofbox.load_campaign("out")
         for flow in report.flows:
             print(flow.flow, flow.rate.rate, flow.rate.low, flow.rate.high)
 
@@ -105,19 +116,15 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
     """
     place = Path(out)
     manifest = read_manifest(place)
-    document = msgspec.convert(read_toml(manifest.source)[0], CampaignDocument)
+    document = manifest.document
     findings: list[EvidenceFinding] = []
-    flows, scores = [], {}
-    for run in manifest.runs:
-        found = _read(place, run)
-        if found is not None:
-            where = run_path(run)
-            findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
-            findings += _unregistered(found, run)
-        flow, by_mission = _flow(place, run, found, manifest, document.campaign.replicates)
-        flows.append(flow)
-        scores[run.flow] = by_mission
-    results = _results(manifest, document, flows, scores)
+    if registered_digest(document, manifest.canary, manifest.runs) != manifest.sha256:
+        findings.append(EvidenceFinding(NOT_REGISTERED, MANIFEST, "it does not match its registered digest"))
+    planned = len(manifest.runs) * len(manifest.missions) * document.campaign.replicates
+    flows = read_flows(place, manifest, planned, lambda flow: read_flow(place, manifest, flow))
+    findings += [finding for each in flows for finding in each.findings]
+    scores = {each.report.flow: each.scores for each in flows}
+    results = _results(manifest, document, [each.report for each in flows], scores)
     bundle = place / manifest.run_id
     committed = (bundle / INDEX).exists()
     if committed:
@@ -127,7 +134,7 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
         ok=error is None,
         out=str(place),
         committed=committed,
-        running=not committed and _is_running(place),
+        running=not committed and is_running(place),
         bundle=str(bundle),
         results=results,
         findings=tuple(findings),
@@ -135,10 +142,37 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
     )
 
 
+def campaign_status(out: _Path = "campaign") -> CampaignReport:
+    """Return what `load_campaign` does, and the health of the flows' strategies on this machine.
+
+    For example:
+
+        for each in campaign_status("out").health:
+            print(each.strategy, each.attempts, each.reliability)
+    """
+    report = load_campaign(out)
+    strategies = dict.fromkeys(flow.strategy for flow in report.flows)
+    return msgspec.structs.replace(report, health=tuple(map(read_health, strategies)))
+
+
 def stored_report(report: CampaignReport) -> dict[str, Any]:
     """Return the results as the campaign's bundle stores them."""
     stored_results: dict[str, Any] = msgspec.to_builtins(report.results)
     return stored_results
+
+
+def read_flow(out: Path, manifest: CampaignManifest, flow: str) -> FlowResults:
+    """Return the results of one flow: from its evidence once its run is committed, and from its ledger until then."""
+    run = manifest.run(flow)
+    found, cleaned = _read(out, run), frozenset[str]()
+    findings: list[EvidenceFinding] = []
+    if found is not None:
+        where, suite = run_path(run), found.plan.suite()
+        findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
+        findings += _unregistered(found, suite, run)
+        cleaned = frozenset(each.id for each in suite.missions if each.cleanup)
+    report, scores = _flow(out, run, found, cleaned, manifest)
+    return FlowResults(report=report, scores=scores, findings=tuple(findings))
 
 
 def _read(out: Path, run: FlowRun) -> RunResults | None:
@@ -173,6 +207,7 @@ def _results(
         complete=all(flow.rate.scored == flow.planned for flow in flows),
         gates_passed=all(gate.passed for gate in gates) and all(flow.ended == flow.planned for flow in flows),
         replicates=fields.replicates,
+        currency=fields.currency if document.price else None,
         flows=tuple(flows),
         comparisons=tuple(comparisons),
         missions=tuple(rows),
@@ -180,27 +215,12 @@ def _results(
     )
 
 
-class _Metrics(msgspec.Struct, frozen=True):
-    """The part of an attempt's report that is summed up here."""
-
-    tokens: dict[str, TokenUsage] = {}
-    tool_calls: int | None = None
-    tool_failures: dict[str, int] = {}
-    retries: dict[str, int] = {}
-    no_progress: dict[str, int] = {}
-    integrity: tuple[dict[str, Any], ...] = ()
-    turn_ms: float | None = None
-
-    @property
-    def spent(self) -> int | None:
-        """The tokens as counted by the gateway, else as reported by the agent; None if unknown."""
-        usage = self.tokens.get("gateway") or self.tokens.get("runtime_reported")
-        return None if usage is None else usage.input_tokens + usage.output_tokens
-
-
 def _flow(
-    out: Path, run: FlowRun, found: RunResults | None, manifest: CampaignManifest, replicates: int
+    out: Path, run: FlowRun, found: RunResults | None, cleaned: Collection[str], manifest: CampaignManifest
 ) -> tuple[FlowReport, dict[str, tuple[int, int]]]:
+    """Return the results of a flow, and its scores by mission. `cleaned` are the missions with cleanup commands."""
+    document = manifest.document
+    replicates, price = document.campaign.replicates, price_of(run.model, run.flow, document.price)
     attempts = () if found is None else found.attempts
     final = [each for each in final_attempts(attempts) if each.result is not None]
     scored = [each for each in final if _is_scored(each)]
@@ -208,7 +228,11 @@ def _flow(
     total = Counter(each.mission for each in scored)
     by_mission = {id: (passed[id], total[id]) for id in manifest.missions if total[id]}
     counts = list(by_mission.values())
-    metrics = {each.id: _metrics(out / run_path(run) / each.path) for each in attempts if each.result is not None}
+    metrics = {
+        each.id: read_metrics(out / run_path(run) / each.path, cleaned=each.mission in cleaned)
+        for each in attempts
+        if each.result is not None
+    }
     of_scored = [metrics[each.id] for each in scored]
     rate = pass_rate(counts)
     ks = [k for k in range(1, replicates + 1) if pass_at_k(counts, k) is not None]
@@ -222,7 +246,7 @@ def _flow(
         ended=len(final),
         rate=rate,
         bounds=loss_bounds(rate.passed, rate.scored, len(final) - len(scored)),
-        infra=dict(sorted(Counter(each.result.infra for each in final if each.result and each.result.infra).items())),
+        infra=_counted(each.result.infra for each in final if each.result),
         unverified=sum(each.result is not None and not each.result.infra for each in final) - len(scored),
         pass_at_k={str(k): pass_at_k(counts, k) or 0.0 for k in ks},
         pass_hat_k={str(k): pass_hat_k(counts, k) or 0.0 for k in ks},
@@ -230,9 +254,19 @@ def _flow(
         seconds=describe([each.turn_ms / 1000 for each in of_scored if each.turn_ms is not None]),
         tokens=describe([float(each.spent) for each in of_scored if each.spent is not None]),
         tool_calls=describe([float(each.tool_calls) for each in of_scored if each.tool_calls is not None]),
+        cost=describe(_costs(price, of_scored)),
+        idle=describe([each.idle for each in of_scored if each.idle is not None]),
         tokens_spent=sum(each.spent or 0 for each in metrics.values()),
-        friction=_friction(list(metrics.values()), retries=sum(each.parent is not None for each in attempts)),
-        reasons=dict(sorted(Counter(each.result.reason for each in final if each.result).items())),
+        tokens_unknown=sum(metrics[each.id].spent is None for each in final),
+        cost_spent=sum(costs) if (costs := _costs(price, metrics.values())) else None,
+        friction=_friction(
+            list(metrics.values()),
+            retries=sum(each.parent is not None for each in attempts),
+            dead_ends=sum(bool(metrics[each.id].last_call_failed) for each in scored if _is_failed(each)),
+        ),
+        reasons=_counted(each.result.reason for each in final if each.result),
+        contradicted_claims=sum(_contradicts(each) for each in scored),
+        cleanup_failures=_counted(metrics[each.id].cleanup for each in attempts if each.id in metrics),
     )
     return report, by_mission
 
@@ -242,10 +276,30 @@ def _is_scored(attempt: Attempt) -> bool:
     return result is not None and result.infra is None and result.verified in ("passed", "failed")
 
 
-def _friction(metrics: Sequence[_Metrics], *, retries: int) -> Friction:
+def _is_failed(attempt: Attempt) -> bool:
+    return attempt.result is not None and attempt.result.verified == "failed"
+
+
+def _contradicts(attempt: Attempt) -> bool:
+    """Return whether an attempt claims something else than the verifier found."""
+    result = attempt.result
+    return result is not None and (result.claimed, result.verified) in (("success", "failed"), ("failure", "passed"))
+
+
+def _counted(codes: Iterable[str | None]) -> dict[str, int]:
+    return dict(sorted(Counter(code for code in codes if code).items()))
+
+
+def _costs(price: Price | None, metrics: Iterable[AttemptMetrics]) -> list[float]:
+    """Return the cost of each attempt whose tokens are known; none without a price."""
+    return [] if price is None else [price.cost(each.usage) for each in metrics if each.usage is not None]
+
+
+def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int) -> Friction:
     longest = "longest_run_of_identical_calls"
     return Friction(
         repeated_calls=sum(each.no_progress.get(longest, 0) >= _REPEATED for each in metrics),
+        dead_ends=dead_ends,
         tool_failures=sum(sum(each.tool_failures.values()) for each in metrics),
         declined=sum(each.tool_failures.get("declined", 0) for each in metrics),
         model_retries=sum(sum(each.retries.values()) for each in metrics),
@@ -254,29 +308,13 @@ def _friction(metrics: Sequence[_Metrics], *, retries: int) -> Friction:
     )
 
 
-def _metrics(bundle: Path) -> _Metrics:
-    """Return what an attempt used. Damaged evidence is a finding already, and counts as unknown here."""
-    members: dict[str, Any] = {}
-    for name in (artifacts.METRICS, artifacts.REPORT):
-        try:
-            members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
-        except (Unreadable, msgspec.DecodeError):
-            continue
-    try:
-        return msgspec.convert(members, _Metrics)
-    except msgspec.ValidationError:
-        return _Metrics()
-
-
 # Checks
 
 
-def _unregistered(found: RunResults, run: FlowRun) -> Iterator[EvidenceFinding]:
+def _unregistered(found: RunResults, suite: Suite, run: FlowRun) -> Iterator[EvidenceFinding]:
     """Yield a finding if a run used other missions or files than were registered."""
-    if found.plan.suite().sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
-        yield EvidenceFinding(
-            "campaign_not_registered", run_path(run), "its missions or files are not the registered ones"
-        )
+    if suite.sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
+        yield EvidenceFinding(NOT_REGISTERED, run_path(run), "its missions or files are not the registered ones")
 
 
 def _contradictions(out: Path, manifest: CampaignManifest, results: CampaignResults) -> Iterator[EvidenceFinding]:
@@ -287,7 +325,7 @@ def _contradictions(out: Path, manifest: CampaignManifest, results: CampaignResu
     expected = {
         RUNS: CommittedRuns.of(manifest, out) if all(flow.committed for flow in results.flows) else None,
         REPORT: results,
-        "campaign.json": manifest,
+        MANIFEST: manifest,
     }
     for name, value in expected.items():
         try:
@@ -313,16 +351,3 @@ def _error(results: CampaignResults, findings: Sequence[EvidenceFinding]) -> Pro
         what = f"{len(failed)} of {counted(len(results.gates), 'gate')} failed; first: {gate.type} of {gate.flow}"
         return CampaignGatesFailed(f"{what} ({gate.detail})", op="campaign")
     return None
-
-
-def _is_running(out: Path) -> bool:
-    lock = out / ".campaign.lock"
-    try:
-        if lock.exists():
-            with locked(lock, shared=True, wait=False):
-                return False
-    except BlockingIOError:
-        return True
-    except OSError:  # a campaign on read-only storage
-        return False
-    return False

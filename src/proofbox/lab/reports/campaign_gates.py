@@ -34,6 +34,10 @@ def _measured(gate: Gate, flow: FlowReport) -> tuple[bool, str]:
         return _at_most(flow.friction.contradictions, gate.max or 0.0)
     if gate.type == "tool_policy":
         return _at_most(flow.friction.declined, gate.max or 0.0)
+    if gate.type == "semantic":
+        return _at_most(flow.contradicted_claims, gate.max or 0.0)
+    if gate.type == "cleanup":
+        return _at_most(sum(flow.cleanup_failures.values()), gate.max or 0.0)
     return _at_most(flow.tokens_spent, gate.max or 0.0)
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from proofbox.agents.health.counters import StrategyHealth
 from proofbox.core.documents import stored
 from proofbox.core.results import Document, ErrorBody
 from proofbox.lab.reports.finding import EvidenceFinding
@@ -19,6 +20,8 @@ class Friction(msgspec.Struct, frozen=True, kw_only=True):
 
     repeated_calls: int
     """Attempts that made the same call three times in succession or more."""
+    dead_ends: int
+    """Attempts that failed and whose last tool call had failed."""
     tool_failures: int
     """Tool calls that failed."""
     declined: int
@@ -65,14 +68,28 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of the agents' turns; null: not measured."""
     tokens: Distribution | None
     """Tokens per attempt, input and output together; null: not measured."""
+    cost: Distribution | None
+    """Cost per attempt, in the campaign's currency; null: the campaign states no price of the model, or no attempt has
+    known tokens."""
     tool_calls: Distribution | None
     """Tool calls per attempt; null: not measured."""
+    idle: Distribution | None
+    """The share of the turn in which no tool call was running: the agent waited for its model, or did nothing; null:
+    not measured."""
     tokens_spent: int
     """Tokens of all attempts, including those that were lost or retried."""
+    tokens_unknown: int
+    """Results whose tokens are unknown. They are not part of `tokens_spent` and `cost_spent`."""
+    cost_spent: float | None
+    """Cost of all attempts with known tokens, including those that were lost or retried; null: unknown."""
     friction: Friction
     """Signs of trouble in its attempts."""
     reasons: dict[str, int]
     """Why the attempts ended, by reason."""
+    contradicted_claims: int
+    """Attempts that claimed something else than the verifier found."""
+    cleanup_failures: dict[str, int]
+    """Attempts whose cleanup failed, by code."""
 
 
 class MissionCell(msgspec.Struct, frozen=True):
@@ -120,6 +137,8 @@ class CampaignResults(msgspec.Struct, frozen=True, kw_only=True):
     """Whether all results are known and all gates were passed."""
     replicates: int
     """Attempts of each flow at each mission."""
+    currency: str | None
+    """The currency of costs; null: the campaign states no prices."""
     flows: tuple[FlowReport, ...]
     """The results of each flow."""
     comparisons: tuple[Comparison, ...]
@@ -145,6 +164,8 @@ class CampaignReport(Document, frozen=True, kw_only=True):
     results: CampaignResults
     """The results, or those known so far."""
     findings: tuple[EvidenceFinding, ...] = ()
+    health: tuple[StrategyHealth, ...] = ()
+    """Of `campaign status`: the health of the flows' strategies on this machine, across runs."""
     error: ErrorBody | None = None
 
     @property

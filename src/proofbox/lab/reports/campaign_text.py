@@ -17,21 +17,44 @@ Rows = list[list[str]]
 
 
 def flow_rows(report: CampaignReport) -> Rows:
-    """Return the table of flows, with its head."""
-    rows = [["FLOW", "PASSED", "RATE", "95 % INTERVAL", "LOST", "BOUNDS", "SECONDS", "TOKENS"]]
+    """Return the table of pass rates, with its head."""
+    rows = [["FLOW", "PASSED", "RATE", "95 % INTERVAL", "LOST", "BOUNDS"]]
     for flow in report.flows:
-        rate, lost = flow.rate, flow.bounds.lost
-        rows.append(
-            [
-                flow.flow,
-                *rate_row(rate),
-                str(lost),
-                f"{_percent(flow.bounds.lowest)} to {_percent(flow.bounds.highest)}" if lost else "-",
-                _median(flow.seconds, 1),
-                _median(flow.tokens, 0),
-            ]
-        )
+        bounds, lost = flow.bounds, flow.bounds.lost
+        between = f"{_percent(bounds.lowest)} to {_percent(bounds.highest)}" if lost else "-"
+        rows.append([flow.flow, *rate_row(flow.rate), str(lost), between])
     return rows
+
+
+def effort_rows(report: CampaignReport) -> Rows:
+    """Return the table of medians per attempt, each with its 95 % interval, with its head; empty if nothing is known.
+
+    A column without any value is left out: an unknown cost is unknown, not 0.
+    """
+    currency = report.results.currency
+    found = {
+        "SECONDS": [_spread(flow.seconds, ".1f") for flow in report.flows],
+        "TOKENS": [_spread(flow.tokens, ",.0f") for flow in report.flows],
+        f"COST ({currency})": [_spread(flow.cost, ".3g") for flow in report.flows],
+    }
+    known = {head: cells for head, cells in found.items() if any(cell != "-" for cell in cells)}
+    if not known:
+        return []
+    names = [flow.flow for flow in report.flows]
+    return [["MEDIANS", *known], *map(list, zip(names, *known.values(), strict=True))]
+
+
+def friction_rows(report: CampaignReport) -> Rows:
+    """Return the table of signs of trouble, with its head; empty without any."""
+    rows = [["FRICTION", "REPEATED", "DEAD ENDS", "FAILED CALLS", "DECLINED", "RETRIES", "IDLE"]]
+    for flow in report.flows:
+        found = flow.friction
+        counts = (found.repeated_calls, found.dead_ends, found.tool_failures, found.declined)
+        retries = found.model_retries + found.attempt_retries
+        idle = "-" if flow.idle is None else _percent(flow.idle.median)
+        rows.append([flow.flow, *map(str, counts), str(retries), idle])
+    quiet = all(cell in ("0", "-") for row in rows[1:] for cell in row[1:-1])
+    return [] if quiet else rows
 
 
 def rate_row(rate: PassRate) -> list[str]:
@@ -50,12 +73,18 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> Rows:
     return rows
 
 
+def tables(report: CampaignReport) -> list[Rows]:
+    """Return the tables of a report: rates, comparisons, medians and friction, as far as there is anything to show."""
+    compared = comparison_rows(report.comparisons) if report.comparisons else []
+    return [rows for rows in (flow_rows(report), compared, effort_rows(report), friction_rows(report)) if rows]
+
+
 def notes(report: CampaignReport) -> list[str]:
     """Return what the tables do not show, one sentence each."""
     results = report.results
     found = [sentence(each) for each in report.comparisons]
     for flow in report.flows:
-        found += _flow_notes(flow, results.replicates)
+        found += _flow_notes(flow, results.replicates, results.currency)
     for gate in results.gates:
         found.append(f"gate {gate.type} of {gate.flow}: {'passed' if gate.passed else 'FAILED'}: {gate.detail}")
     if results.canary is not None:
@@ -71,9 +100,8 @@ def as_markdown(report: CampaignReport) -> str:
     """Return the report as Markdown, for a comment on a pull request."""
     results = report.results
     state = "" if report.ok else f" ({report.error.code if report.error else 'not complete'})"
-    parts = [f"### Campaign {_cell(results.campaign)}{state}", _markdown_table(flow_rows(report))]
-    if report.comparisons:
-        parts.append(_markdown_table(comparison_rows(report.comparisons)))
+    parts = [f"### Campaign {_cell(results.campaign)}{state}"]
+    parts += [_markdown_table(rows) for rows in tables(report)]
     parts.append("\n".join(f"- {_cell(note)}" for note in notes(report)))
     parts.append(
         f"{counted(len(results.missions), 'mission')} × {results.replicates}; registered as `{results.sha256}`"
@@ -81,17 +109,26 @@ def as_markdown(report: CampaignReport) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _flow_notes(flow: FlowReport, replicates: int) -> list[str]:
+def _flow_notes(flow: FlowReport, replicates: int, currency: str | None) -> list[str]:
     found = []
     if flow.infra:
         codes = ", ".join(f"{code} {count}" for code, count in flow.infra.items())
         found.append(f"{flow.flow}: lost to infrastructure, excluded from the rate: {codes}")
     if flow.unverified:
         found.append(f"{flow.flow}: {counted(flow.unverified, 'attempt')} could not be verified")
+    if flow.cleanup_failures:
+        codes = ", ".join(f"{code} {count}" for code, count in flow.cleanup_failures.items())
+        found.append(f"{flow.flow}: cleanup failed: {codes}")
     k = str(replicates)
     if replicates > 1 and k in flow.pass_at_k:
         any_of, all_of = _percent(flow.pass_at_k[k]), _percent(flow.pass_hat_k[k])
         found.append(f"{flow.flow}: pass@{k} {any_of}, pass^{k} {all_of}")
+    if flow.cost_spent is not None:
+        unknown = f", without {counted(flow.tokens_unknown, 'result')} of unknown cost" if flow.tokens_unknown else ""
+        found.append(f"{flow.flow}: all attempts together cost {flow.cost_spent:.4g} {currency or ''}{unknown}")
+    elif currency is not None:
+        why = f"there is no price of {flow.model or flow.flow}" if flow.tokens else "its tokens are unknown"
+        found.append(f"{flow.flow}: the cost is unknown: {why}")
     if flow.flaky:
         more = f" and {len(flow.flaky) - SHOWN_MISSIONS} more" if len(flow.flaky) > SHOWN_MISSIONS else ""
         found.append(f"{flow.flow}: flaky: {', '.join(flow.flaky[:SHOWN_MISSIONS])}{more}")
@@ -133,5 +170,10 @@ def _points(value: float) -> str:
     return f"{value * 100:+.1f}"
 
 
-def _median(found: Distribution | None, digits: int) -> str:
-    return "-" if found is None else f"{found.median:.{digits}f}"
+def _spread(found: Distribution | None, digits: str) -> str:
+    """Return a median with its interval, as far as it is known."""
+    if found is None:
+        return "-"
+    if found.low is None or found.high is None:
+        return f"{found.median:{digits}}"
+    return f"{found.median:{digits}} ({found.low:{digits}} to {found.high:{digits}})"

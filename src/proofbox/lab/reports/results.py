@@ -20,11 +20,10 @@ from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle, as_bundle
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import ScheduledAttempt, read_schedule
-from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.finding import EvidenceFinding
-from proofbox.lab.run.closing import UNREADABLE, as_committed, committed_result, lost
+from proofbox.lab.run.closing import UNREADABLE, as_committed, committed_result, lost, torn_result
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import Plan, read_plan
 
@@ -56,7 +55,7 @@ def _committed(run_dir: Path, recorded: Sequence[Attempt], plan: Plan) -> RunRes
     checked = check_bundle(str(run_dir))
     findings = [EvidenceFinding(each.code, each.path, each.detail) for each in checked.findings]
     rows = {each.id: each for each in recorded}
-    planned = _planned(checked)
+    planned = checked.schedule
     if planned is None:  # reported as a finding already
         planned = {each.id: ScheduledAttempt(each.id, each.path, each.parent) for each in recorded}
     attempts = []
@@ -95,13 +94,6 @@ def attempt_by_evidence(bundle: Bundle) -> Attempt:
     return _attempt(1, planned, bundle, None, str(named["run_id"]))[0]
 
 
-def _planned(checked: BundleCheck) -> Mapping[str, ScheduledAttempt] | None:
-    try:
-        return read_schedule(as_bundle(checked).read_log(SCHEDULE))
-    except (BundleError, ShapeError):
-        return None
-
-
 def _attempt(
     number: int, planned: ScheduledAttempt, bundle: Bundle | None, row: Attempt | None, run_id: str
 ) -> tuple[Attempt, bool]:
@@ -116,10 +108,12 @@ def _attempt(
             result = None
     complete = result is not None
     if result is None:
-        torn = bundle is not None and artifacts.TORN in bundle.artifacts
-        result = lost(planned.index_sha256 or "")
-        if planned.index_sha256 is not None and not torn:
-            result = msgspec.structs.replace(result, infra=EvidenceIncomplete.code, reason="evidence_incomplete")
+        if bundle is not None and artifacts.TORN in bundle.artifacts:
+            result = torn_result(bundle)
+        else:
+            result = lost(planned.index_sha256 or "")
+            if planned.index_sha256 is not None:
+                result = msgspec.structs.replace(result, infra=EvidenceIncomplete.code, reason="evidence_incomplete")
     epoch = _EPOCH.search(planned.path)
     found = Attempt(
         number=number,

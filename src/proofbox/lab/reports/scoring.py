@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import msgspec
+
 from proofbox.core.results import Document, ErrorBody
 from proofbox.core.words import counted
-from proofbox.errors import EvidenceIncomplete
+from proofbox.errors import BundleCorrupt, EvidenceIncomplete
 from proofbox.evidence.bundle.listing import notes_on_latest
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.documents import AttemptReport
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.validation import attempts_in, notes_on
 from proofbox.lab.reports.validation import validate as validate_bundle
@@ -79,7 +82,7 @@ def report(path: _Path = "out", *, strict: bool = False) -> MetricsReport:
     """
     bundle = load_bundle(path)
     reports = tuple(
-        inner.read_json(artifacts.REPORT)
+        _report_of(inner)
         for inner in attempts_in(bundle).values()
         if artifacts.REPORT in inner.artifacts and inner.index.status != "failed"
     )
@@ -92,6 +95,16 @@ def report(path: _Path = "out", *, strict: bool = False) -> MetricsReport:
         notes=_notes(path, bundle),
         error=_incomplete(found),
     )
+
+
+def _report_of(bundle: Bundle) -> dict[str, Any]:
+    found: dict[str, Any] = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
+    try:
+        msgspec.convert(found, AttemptReport)
+    except msgspec.ValidationError as error:
+        message = f"{artifacts.REPORT} of {bundle.run_id} is malformed: {error}"
+        raise BundleCorrupt(message, op="report") from None
+    return found
 
 
 def _notes(path: _Path, bundle: Bundle) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from proofbox.errors import BundleError, ProofboxError
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.documents import outcome, tree
+from proofbox.evidence.documents.base_tree import read_tree
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import read_schedule
 from proofbox.evidence.documents.shape import ShapeError
@@ -239,7 +240,7 @@ def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[Found]:
     if artifacts.VERIFICATION in bundle.artifacts:
         yield from _verdict(bundle, report["verified"])
     if tree.PATH in bundle.artifacts:
-        tree.parse_tree_manifest(bundle.read_json(tree.PATH))
+        read_tree(bundle.read_json(tree.PATH), bundle.path)
     for each in report.get("integrity", []) if whole else []:
         yield each["code"], EVENTS, each["message"]
     if CALLS in bundle.artifacts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +17,16 @@ import msgspec
 
 from proofbox.core.clock import Clock
 from proofbox.core.digest import sha256_hex
+from proofbox.core.files.atomic import sync_directory
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.errors import BundleError, BundleInProgress, EvidenceIncomplete, ProofboxError, WorkerLost
+from proofbox.errors import (
+    BundleError,
+    BundleInProgress,
+    EvidenceIncomplete,
+    ProofboxError,
+    WorkerLost,
+    WorkspaceChanging,
+)
 from proofbox.evidence.bundle.identity import is_alive
 from proofbox.evidence.bundle.index import parse_index
 from proofbox.evidence.bundle.paths import INDEX, MAX_INDEX_BYTES, MAX_STATUS_BYTES, STATUS, read_bounded
@@ -61,15 +69,41 @@ def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor,
         return lost(_index(path)[0])
 
 
-def as_committed(run_dir: Path, attempts: Iterable[Attempt], altered: Collection[str] = ()) -> list[Attempt]:
-    """Return the attempts of a run in progress, without results whose bundle failed or does not match the ledger.
+def close_altered(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> Ended:
+    """End an attempt as an infrastructure failure because the template that it was mounted over has changed.
 
-    Attempts at the missions in `altered` have no result either: their files were changed from outside.
+    The run is not committed yet, and no index pins the attempt's bundle. It is committed again, without its verdict.
     """
-    return [
-        each if _is_confirmed(run_dir, each) and each.mission not in altered else _without_result(each)
-        for each in attempts
-    ]
+    path = run_dir / attempt.path
+    (path / INDEX).unlink(missing_ok=True)
+    sync_directory(path)
+    _commit(
+        run_dir,
+        run_id,
+        attempt,
+        redactor,
+        clock,
+        WorkspaceChanging(
+            "the files that all attempts at the mission share have changed",
+            op="attempt",
+            fix_hints=["stop the process that writes to the run's template, and run again"],
+        ),
+    )
+    return torn_result(load_bundle(path))
+
+
+def torn_result(bundle: Bundle) -> Ended:
+    """Return the result of an attempt whose verdict does not count, with the reason that its bundle states."""
+    code = bundle.read_json(artifacts.TORN)["error"]["code"]
+    ended = lost(bundle.index_sha256)
+    if code == WorkerLost.code:
+        return ended
+    return msgspec.structs.replace(ended, infra=str(code), reason="infra_failed", retry_after=None)
+
+
+def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Return the attempts of a run in progress, without results whose bundle failed or does not match the ledger."""
+    return [each if _is_confirmed(run_dir, each) else _without_result(each) for each in attempts]
 
 
 def committed_result(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
@@ -86,8 +120,15 @@ def committed_result(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | No
     return Ended(**report.members, index_sha256=bundle.index_sha256, retry_after=report.retry_after)
 
 
-def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> None:
-    """Commit what a dead worker left. A verdict that it may have been writing when it died does not count."""
+def _commit(
+    run_dir: Path,
+    run_id: str,
+    attempt: Attempt,
+    redactor: Redactor,
+    clock: Clock,
+    cause: ProofboxError | None = None,
+) -> None:
+    """Commit what a worker left, without its verdict. Without a `cause`, the worker died, maybe while writing it."""
     path = run_dir / attempt.path
     # If that document exists, an earlier conductor wrote the rest for the worker, and died as well.
     replaced = os.path.lexists(path / artifacts.TORN)
@@ -97,12 +138,13 @@ def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, cl
         attempt.path,
         run_id=artifacts.bundle_id(run_id, attempt.id),
         aside=set_aside,
-        released=attempt.given_up or _is_unreachable(path),
+        released=cause is not None or attempt.given_up or _is_unreachable(path),
         redactor=redactor,
         clock=clock,
     ) as bundle:
         how = "could not commit it" if attempt.given_up else "died"
-        artifacts.write_torn(bundle, attempt, run_id, WorkerLost(f"the worker process {how}", op="attempt"))
+        lost_to = cause or WorkerLost(f"the worker process {how}", op="attempt")
+        artifacts.write_torn(bundle, attempt, run_id, lost_to)
         bundle.withhold_secrets()
 
 

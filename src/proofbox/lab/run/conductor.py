@@ -32,12 +32,13 @@ from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.attempt.sharing import refuse_unshareable
+from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.reports.summary import SUMMARY, summarize
-from proofbox.lab.run.closing import as_committed, close_torn
+from proofbox.lab.run.closing import as_committed, close_altered, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
 from proofbox.lab.run.crew import Crew, EventForwarder, OnEvent
 from proofbox.lab.run.failures import counted_tries, pause
-from proofbox.lab.run.ledger import Attempt, Ledger, PlannedAttempt
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger, PlannedAttempt
 from proofbox.lab.run.limiter import Limiter
 from proofbox.lab.run.plan import (
     PLAN,
@@ -248,12 +249,13 @@ class Conductor:
             yield
 
     def _work(self) -> None:
-        wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
-        slots = -(-self._plan.concurrency // wanted)
+        most = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
+        slots = -(-self._plan.concurrency // most)
         idle_deaths = 0
         while True:
             counts = self._ledger.counts()
-            if not counts["planned"] and not counts["claimed"]:
+            left = counts["planned"] + counts["claimed"]
+            if not left:
                 return self._crew.join()
             self._waiting.report(counts["claimed"], counts["ended"])
             self._emit.check()
@@ -263,7 +265,7 @@ class Conductor:
                     op="suite",
                     fix_hints=[f"resume with: proofbox suite resume {quote(str(self._out / self._run_id))}"],
                 )
-            self._crew.start_workers(wanted, slots, self._epoch)
+            self._crew.start_workers(min(most, left), slots, self._epoch)
             died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()
@@ -284,11 +286,35 @@ class Conductor:
             path = self._out / self._run_id / attempt.path
             redactor = redactor_of(self._plan, os.environ)
             ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
-            self._ledger.end(mine, msgspec.structs.replace(ended, stopped=stopped and ended.infra == WorkerLost.code))
+            with_run = stopped and ended.infra == WorkerLost.code
+            self._ledger.end(mine, msgspec.structs.replace(ended, stopped=with_run))
+            if not with_run:  # a run that was stopped says nothing about its strategy
+                self._count(attempt, ended)
             remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
             fields = ("claimed", "verified", "infra", "reason")
             result = {name: getattr(ended, name) for name in fields}
             self._emit({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **result})
+
+    def _count(self, attempt: Attempt, ended: Ended) -> None:
+        count_health(
+            self._out / self._run_id / attempt.path,
+            ended,
+            strategy=self._plan.strategy or self._plan.parsed_chain().candidates[0].strategy,
+            is_retry=attempt.parent is not None,
+            clock=self._clock,
+        )
+
+    def _close_altered(self) -> None:
+        """Fail the attempts that were mounted over a template which is no longer as given."""
+        altered = altered_missions(self._out / WORK / self._run_id / TEMPLATES)
+        for attempt in self._ledger.attempts():
+            if attempt.mission not in altered or attempt.result is None or attempt.result.infra is not None:
+                continue
+            mine = self._ledger.reopen(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEOVER_LEASE)
+            redactor = redactor_of(self._plan, os.environ)
+            ended = close_altered(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
+            self._ledger.end(mine, ended)
+            self._emit({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **ended.members})
 
     def _plan_retries(self) -> None:
         """Plan a retry for each infrastructure failure that is worth one, with the failed attempt as its parent."""
@@ -319,8 +345,8 @@ class Conductor:
     # Commit
 
     def _write(self, bundle: BundleWriter) -> None:
-        altered = altered_missions(self._out / WORK / self._run_id / TEMPLATES)
-        attempts = as_committed(self._out / self._run_id, self._ledger.attempts(), altered)
+        self._close_altered()
+        attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
         suite = self._plan.suite()
         bundle.write_bytes(self._plan.source_name, self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(

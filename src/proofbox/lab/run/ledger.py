@@ -345,6 +345,16 @@ class Ledger:
             )
         _held(changed, attempt)
 
+    def reopen(self, attempt: Attempt, worker: str, lease: float) -> Attempt:
+        """Claim an ended attempt again, to end it with another result. Until then it is torn if its worker dies."""
+        with self._writing() as db:
+            row = db.execute(
+                "UPDATE attempt SET state = 'claimed', worker = ?, lease_until = ?, result = NULL"
+                " WHERE id = ? AND state = 'ended' RETURNING *",
+                (worker, self._now() + lease, attempt.id),
+            ).fetchone()
+        return _attempt(row)
+
     def give_up(self, attempt: Attempt) -> None:
         """Release an attempt that a living worker could not end and writes no more of. It is torn from then on."""
         with self._writing() as db:

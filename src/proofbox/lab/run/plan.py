@@ -16,13 +16,14 @@ from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.config.settings import Settings, load_users
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
-from proofbox.core.files.locks import locked
+from proofbox.core.files.locks import is_locked
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.spec_files.text_files import Unreadable
 from proofbox.errors import CorruptError, SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
+from proofbox.lab.attempt.final_manifest import share_base
 from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.run.fork_modes import overlay_obstacle
 from proofbox.lab.run.ledger import Ledger, PlannedAttempt
@@ -112,16 +113,7 @@ def conductor_lock(out: Path, run_id: str) -> Path:
 
 def is_conducted(out: Path, run_id: str) -> bool:
     """Return whether a process is conducting the run."""
-    lock = conductor_lock(out, run_id)
-    try:
-        if lock.exists():
-            with locked(lock, shared=True, wait=False):
-                return False
-    except BlockingIOError:
-        return True
-    except OSError:  # a run on read-only storage has no conductor
-        return False
-    return False
+    return is_locked(conductor_lock(out, run_id))
 
 
 def read_plan(ledger: Ledger) -> Plan:
@@ -163,6 +155,7 @@ def run_context(
     clock = clock or SystemClock()
     out = out.absolute()
     suite = plan.suite()
+    redactor = redactor_of(plan, os.environ if env is None else env)
     templates = Templates(
         out / WORK / plan.run_id / TEMPLATES,
         owner,
@@ -170,6 +163,7 @@ def run_context(
         lambda mission, given: overlay_obstacle(
             suite.mission(mission), given, plan.box_settings, plan.provider, shared=plan.isolation == "shared"
         ),
+        lambda template, snapshot: share_base(template, snapshot, out / plan.run_id, redactor),
     )
     return RunContext(
         run_id=plan.run_id,
@@ -178,11 +172,12 @@ def run_context(
         suite=suite,
         make_workspace=templates.fork,
         fork_mode=templates.mode,
+        shared_base=templates.base,
         chain=plan.parsed_chain(),
         registry=installed(),
         settings=plan.runtime_settings(),
         box_settings=plan.box_settings,
-        redactor=redactor_of(plan, os.environ if env is None else env),
+        redactor=redactor,
         provider=plan.provider,
         isolation=plan.isolation,
         clock=clock,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -24,7 +24,7 @@ from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import is_id
 from proofbox.core.text import path_fields
-from proofbox.errors import CorruptError, ProofboxError, RunUnknown
+from proofbox.errors import CorruptError, ProofboxError, RunUnknown, UsageError
 from proofbox.evidence.bundle.listing import ListedRun, describe
 from proofbox.evidence.bundle.paths import INDEX, MAX_STATUS_BYTES, list_runs, read_bounded
 from proofbox.lab.attempt import artifacts
@@ -33,9 +33,10 @@ from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.run.pressure import size_of
 from proofbox.lab.run.template import forget_workspaces
-from proofbox.probes.leftovers import abandoned_decoys
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.scratch import abandoned_scratch
+from proofbox.sandbox.images.surplus import image_files
+from proofbox.sandbox.probing.leftovers import abandoned_decoys
 from proofbox.sandbox.sessions import SessionStore
 from proofbox.workspace import registry
 from proofbox.workspace.model import exact
@@ -43,9 +44,11 @@ from proofbox.workspace.model import exact
 PIN_SUFFIX = ".pin"
 NOTES_SUFFIX = ".notes.jsonl"
 """Notes that people added in the viewer, beside the bundle; removed with it."""
+CAMPAIGN = "campaign.json"
+"""The manifest of a campaign, in a directory that belongs to one (`proofbox.lab.campaign.retention`)."""
 STARTING = 3600.0
 """Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
-Kind = Literal["run", "work", "attempt", "home", "session", "decoys", "schema_cache"]
+Kind = Literal["run", "campaign", "work", "attempt", "home", "session", "decoys", "schema_cache", "image"]
 _RESUMABLE = "its run can be resumed"
 
 
@@ -53,10 +56,11 @@ class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
     """A removable item on disk, and why it is removed or kept."""
 
     kind: Kind
-    """`run`: evidence. `work`: working files of a run. `attempt`: evidence of an attempt of `runtime try`, in the state
-    directory. `home`: the files that its agent kept for itself. `session`: what is left of a sandbox session.
-    `decoys`: the targets of probes that a killed plan run left. `schema_cache`: cached schemas of an agent's
-    protocol."""
+    """`run`: evidence. `campaign`: all runs of a campaign, and its own evidence. `work`: working files of a run.
+    `attempt`: evidence of an attempt of `runtime try`, in the state directory. `home`: the files that its agent kept
+    for itself. `session`: what is left of a sandbox session. `decoys`: the targets of probes that a killed plan run
+    left. `schema_cache`: cached schemas of an agent's protocol. `image`: the archive or the unpacked files of an
+    image."""
     path: str
     path_b64: str | None = None
     """The exact bytes, if the path is not UTF-8."""
@@ -91,18 +95,21 @@ class _Run(NamedTuple):
 def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionItem]:
     """List the items, oldest first, and what would be freed."""
     found: list[RetentionItem] = []
-    if out.is_dir():
+    if out.is_dir() and not (out / CAMPAIGN).exists():  # the runs of a campaign are kept or removed together
         found = list(_runs(out, rules, now))
-        found += _work(out, {item.place.name for item in found if item.free})
-    return [*found, *_made_by_hand(rules, now), *_sessions(now), *_decoys(), *_caches()]
+        found += leftover_work(out, {item.place.name for item in found if item.free})
+    return [*found, *_made_by_hand(rules, now), *_sessions(now), *_decoys(), *_caches(), *_images(now)]
 
 
-def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, ...]]:
-    """Remove the items marked `free`. Return the bytes freed, and the updated items."""
+def collect(
+    items: Sequence[RetentionItem], *, campaign: Callable[[RetentionItem], RetentionItem] | None = None
+) -> tuple[int, tuple[RetentionItem, ...]]:
+    """Remove the items marked `free`. Return the bytes freed, and the updated items. `campaign` removes a campaign."""
     freed = 0
     done = []
     for item in items:
-        found = _collect(item) if item.free else item
+        remove = campaign if item.kind == "campaign" and campaign is not None else _collect
+        found = remove(item) if item.free else item
         done.append(found)
         if found.free:
             freed += item.bytes - (_still_there(item) if found.left else 0)
@@ -121,7 +128,7 @@ def _collect(item: RetentionItem) -> RetentionItem:
     if item.kind == "decoys":
         left = next((_remove(each) for each in abandoned_decoys() if each == path), "")
         return msgspec.structs.replace(item, left=left)
-    if item.kind in ("attempt", "home", "schema_cache"):
+    if item.kind in ("attempt", "home", "schema_cache", "image"):
         left = _remove(path)
         if item.kind == "attempt" and not left:
             left = _remove(Path(f"{path}{NOTES_SUFFIX}"))
@@ -133,7 +140,7 @@ def _collect(item: RetentionItem) -> RetentionItem:
         with locked(lock, wait=False):
             if item.kind == "work" and _is_resumable(out, path.name):
                 return msgspec.structs.replace(item, free=False, reason=_RESUMABLE)
-            left = _remove_run(path) if item.kind == "run" else _remove_work(path)
+            left = remove_run(path) if item.kind == "run" else _remove_work(path)
             if not left and not ledger_path(out, path.name).exists():
                 lock.unlink()
     except BlockingIOError:
@@ -186,7 +193,8 @@ def _drop(stores: set[str]) -> str:
     return f"its store: {left[0].reason}" if left else ""
 
 
-def _remove_run(path: Path) -> str:
+def remove_run(path: Path) -> str:
+    """Remove a run with its stores and its ledger. Return what could not be removed, and why."""
     stores = _forget_workspaces(path.parent, path.name) | _stores_of(path)
     in_store = _drop(stores)
     # The evidence first: a ledger without its run reports that, but a run without its ledger would look complete.
@@ -271,7 +279,7 @@ def _age(run: ListedRun, now: datetime) -> float:
     return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
 
 
-def _work(out: Path, going: set[str]) -> Iterator[RetentionItem]:
+def leftover_work(out: Path, going: Collection[str] = ()) -> Iterator[RetentionItem]:
     """Yield work directories of runs that are committed or removed: their conductor was killed. The directory itself
     may be gone, with its workspaces still registered in the state directory."""
     work = out / WORK
@@ -322,6 +330,13 @@ def _caches() -> Iterator[RetentionItem]:
         stays = newest[path.name.split("-schema-")[0]] == path
         size = os.stat(path).st_blocks * 512
         yield _item("schema_cache", path, size, not stays, "newest version" if stays else "recreated when needed")
+
+
+def _images(now: datetime) -> Iterator[RetentionItem]:
+    with contextlib.suppress(UsageError):  # keep everything if the names can't be read; `images list` reports it
+        for path, free, reason in image_files(now.timestamp()):
+            size = size_of(path, 1 << 62) if path.is_dir() else os.stat(path).st_blocks * 512
+            yield _item("image", path, size, free, reason)
 
 
 def _item(kind: Kind, path: Path, size: int, free: bool, reason: str) -> RetentionItem:

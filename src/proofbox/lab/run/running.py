@@ -20,8 +20,9 @@ from anyio.lowlevel import current_token
 from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import AgentRuntime
+from proofbox.agents.health.recommendation import default_chain
 from proofbox.agents.registry import installed
-from proofbox.agents.settings import with_absolute_mounts
+from proofbox.agents.settings import RuntimeSettings, with_absolute_mounts
 from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.config.settings import load
 from proofbox.core.ids import IdSource
@@ -144,10 +145,15 @@ def prepare_run(
     `flags` and `tables` are settings of runtimes: of the whole chain, and of single runtimes in addition to the user's.
     """
     settings = load(Path().resolve())
-    chain = decide_chain(flag=strategies, spec=suite.fields.strategies or None, config=settings.strategies)
     runtimes = with_absolute_mounts(settings.runtimes, Path().resolve())
     for id, table in (tables or {}).items():
         runtimes[id] = runtimes.get(id, {}) | dict(table)
+    chain = decide_chain(
+        flag=strategies,
+        spec=suite.fields.strategies or None,
+        config=settings.strategies,
+        default=lambda: default_chain(RuntimeSettings(runtimes, flags)),
+    )
     plan = Plan(
         run_id=run_id or IdSource().new_id("run"),
         suite_name=name,

@@ -19,6 +19,7 @@ from proofbox.core.files.nofollow import opened
 from proofbox.core.files.overlaying import Identity, OverlayWriter
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
+from proofbox.lab.attempt.final_manifest import SharedBase
 from proofbox.lab.run.fork_modes import OVERLAY, recorded_mode
 from proofbox.sandbox.containers.image_files import copy_from_image
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
@@ -58,11 +59,20 @@ class Templates:
     a limited number of attempts."""
 
     def __init__(
-        self, place: Path, owner: str, clock: Clock, obstacle: Callable[[str, Path], str] = lambda *_: "not requested"
+        self,
+        place: Path,
+        owner: str,
+        clock: Clock,
+        obstacle: Callable[[str, Path], str] = lambda *_: "not requested",
+        share: Callable[[Workspace, str], SharedBase | None] = lambda *_: None,
     ) -> None:
-        """`obstacle` returns why attempts at a mission, whose files are given, can't be mounted over a template."""
+        """`obstacle` returns why attempts at a mission, whose files are given, can't be mounted over a template.
+        `share` stores the manifest of such a template, given by its snapshot, in the run's bundle.
+        """
         self._place = place
         self._obstacle = obstacle
+        self._share = share
+        self._bases: dict[Path, SharedBase | None] = {}
         self._modes: dict[str, str] = {}
         self._owner = owner
         self._clock = clock
@@ -80,6 +90,10 @@ class Templates:
             if self.mode(mission) == OVERLAY:
                 return origin.fork_over(snapshot, dest, dest.with_name(LAYERS))
             return origin.fork(snapshot, dest, track=True)
+
+    def base(self, template: Path) -> SharedBase | None:
+        """Return the manifest of a template over which attempts are mounted, if the run's bundle has it."""
+        return self._bases[template]
 
     def mode(self, mission: str) -> str:
         """Return how the attempts at a mission get its files: `overlay`, or `copy` with the reason."""
@@ -117,7 +131,11 @@ class Templates:
                 given = self._place / mission / GIVEN
                 template = self._place / mission / f"{self._owner}.{self._made[mission]}"
                 self._made[mission] += 1  # also after a failure, so that the next template gets a new path
-                self._current[mission] = template, make_template(given, template, to_mount=overlay)
+                snapshot = make_template(given, template, to_mount=overlay)
+                if overlay:
+                    with Workspace.open(template, track=False, clock=self._clock) as workspace:
+                        self._bases[template] = self._share(workspace, snapshot)
+                self._current[mission] = template, snapshot
                 self._forks[mission] = 0
             self._forks[mission] += 1
             return self._current[mission]
@@ -191,7 +209,7 @@ def _fill(source: TemplateSource, dest: Path) -> None:
     if source.workspace is None:
         return
     if stat.S_ISDIR(os.fstat(source.workspace).st_mode):
-        OverlayWriter(dest).lay(source.workspace, skip=source.skip, name=source.name)
+        OverlayWriter(dest).copy_tree(source.workspace, skip=source.skip, name=source.name)
         return
     try:
         unpack(Path(f"/dev/fd/{source.workspace}"), dest)

@@ -24,6 +24,7 @@ from proofbox.evidence.bundle.identity import process_identity
 from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.runner import run_attempt
 from proofbox.lab.attempt.states import State
+from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.run import pressure
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
@@ -133,6 +134,7 @@ class Worker:
             await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
             with contextlib.suppress(OSError):  # the limiter learns it from the next attempt
                 await run_sync(self._update_limiter, ended, began, limiter=self._asking)
+            await run_sync(self._count, attempt, ended, limiter=self._asking)
             self._emit(attempt, "ended", **ended.members)
         except LeaseLost as error:
             self._emit(attempt, "lost", message=error.message)
@@ -144,6 +146,15 @@ class Worker:
             self._release(place)
             self._freed.set()
             self._freed = anyio.Event()
+
+    def _count(self, attempt: Attempt, ended: Ended) -> None:
+        count_health(
+            self._context.run_dir / attempt.path,
+            ended,
+            strategy=self._context.chain.candidates[0].strategy,
+            is_retry=attempt.parent is not None,
+            clock=self._clock,
+        )
 
     def _update_limiter(self, ended: Ended, began: float) -> None:
         if self._limiter is None:

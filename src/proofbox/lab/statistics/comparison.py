@@ -200,7 +200,8 @@ def _evaluate(
         needed = max(needed, one.missions + 1)
         replicates = _replicates(one, margin, strict)
         if one.smallest_p >= strict:
-            reason = f"{one.missions} missions can never be significant: the smallest p-value is {one.smallest_p:.2g}"
+            missions = "1 mission" if one.missions == 1 else f"{one.missions} missions"
+            reason = f"{missions} can never be significant: the smallest p-value is {one.smallest_p:.2g}"
         else:
             reason = f"the difference is not significant, and may be larger than {points}"
     return Comparison(

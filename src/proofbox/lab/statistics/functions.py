@@ -20,11 +20,6 @@ def normal_quantile(p: float) -> float:
     return _NORMAL.inv_cdf(p)
 
 
-def normal_tail(z: float) -> float:
-    """Return the probability that a standard normal variable exceeds `z`."""
-    return 0.5 * math.erfc(z / math.sqrt(2))
-
-
 def incomplete_beta(a: float, b: float, x: float) -> float:
     """Return the regularized incomplete beta function.
 

@@ -174,8 +174,9 @@ def _usable_presets() -> str:
 
 
 def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[str, ...]]]:
-    for number, words in enumerate(mission.setup):
-        yield (*at, "setup", number), words
+    for field, commands in (("setup", mission.setup), ("cleanup", mission.cleanup)):
+        for number, words in enumerate(commands):
+            yield (*at, field, number), words
     for number, command in enumerate(mission.verify.commands):
         place = (*at, "verify", "commands", number)
         yield ((*place, "run"), command.run) if isinstance(command, VerifyCommand) else (place, command)

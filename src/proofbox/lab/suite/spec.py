@@ -217,8 +217,16 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     the image's files at that path, with `workspace` and `files` copied over them."""
     setup: tuple[str | tuple[str, ...], ...] = ()
     """Commands run in the box before the agent starts."""
+    cleanup: tuple[str | tuple[str, ...], ...] = ()
+    """Commands run in a new box on the same files after the result is decided, also after a failure: for example, to
+    release what `setup` reserved elsewhere. They run up to the first that fails, and never change the result."""
+    hook_timeout: Seconds = 600.0
+    """Seconds for all commands of `setup`, and for all commands of `cleanup`."""
     timeout: Seconds = 600.0
     """Timeout of the agent's turn, from its start; time in the queue does not count."""
+    watchdog: Seconds | None = None
+    """Seconds without any event of the agent after which its turn is stopped as `stalled`. None: no such limit. A
+    command may run silently for as long as it takes, so choose more than the longest of them needs."""
     budget: Budget = Budget()
     tools: ToolPolicy = ToolPolicy()
     """Which of the agent's calls may be made, as far as they go through proofbox."""

@@ -17,6 +17,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
@@ -44,7 +45,7 @@
 #include <unistd.h>
 
 enum { PROTOCOL = 1 };
-enum { MAX_LINE = 16 << 10, MAX_FIELDS = 12, ROOM = 4096, CONNECT_SECONDS = 2, MAX_CHILDREN = 4096 };
+enum { MAX_LINE = 16 << 10, MAX_FIELDS = 12, ROOM = 4096, CONNECT_SECONDS = 2, MAX_CHILDREN = 4096, MAX_NUMBERS = 64 };
 
 /* What a child reports to its parent, in one write to a pipe. */
 struct answer {
@@ -55,6 +56,7 @@ struct answer {
 };
 
 static struct answer answer;
+static pid_t parent; /* of this program: in a box, the agent */
 
 static void note(const char *format, ...) {
     va_list list;
@@ -63,7 +65,17 @@ static void note(const char *format, ...) {
     va_end(list);
 }
 
-static long number(const char *text) { return strtol(text, NULL, 0); }
+static long number(const char *text) { return strcmp(text, "parent") ? strtol(text, NULL, 0) : parent; }
+
+/* Fills in the numbers of a list such as "0,3-9", and returns how many there are. */
+static int numbers(const char *text, int *list) {
+    int count = 0;
+    for (char *end = NULL; *text; text = *end ? end + 1 : end) {
+        long first = strtol(text, &end, 0), last = *end == '-' ? strtol(end + 1, &end, 0) : first;
+        while (first <= last && count < MAX_NUMBERS) list[count++] = first++;
+    }
+    return count;
+}
 
 /* Files */
 
@@ -108,6 +120,24 @@ static long file_read(char **args) {
 /* Opens for writing and writes nothing: the kernel decides at the open, and no file of the system is changed. */
 static long file_open_write(char **args) { return opened(args[0], O_WRONLY | O_APPEND, 0); }
 
+static int first_error;
+
+static int open_entry(const char *path, const struct stat *found, int kind, struct FTW *walk) {
+    (void)found, (void)walk;
+    if (kind != FTW_F) return 0;
+    int fd = opened(path, O_WRONLY | O_APPEND, 0);
+    if (fd >= 0) return close(fd), 1;
+    if (!first_error && errno != EBADRQC) first_error = errno;
+    return 0;
+}
+
+/* Opens every file below a directory for writing, until one can be opened. */
+static long tree_open_write(char **args) {
+    int found = nftw(args[0], open_entry, 16, FTW_PHYS);
+    if (found != 1) errno = first_error ? first_error : ENOENT;
+    return found == 1 ? 0 : -1;
+}
+
 static long file_write(char **args) {
     int fd = opened(args[0], O_WRONLY | O_APPEND, 0);
     return fd < 0 ? -1 : write(fd, args[1], strlen(args[1]));
@@ -127,9 +157,47 @@ static long file_symlink(char **args) { return symlink(args[0], args[1]); }
 static long file_chmod(char **args) { return chmod(args[0], strtol(args[1], NULL, 8)); }
 static long file_chown(char **args) { return lchown(args[0], number(args[1]), number(args[2])); }
 static long file_truncate(char **args) { return truncate(args[0], 0); }
-static long file_device(char **args) {
-    return mknod(args[0], (*args[1] == 'b' ? S_IFBLK : S_IFCHR), makedev(number(args[2]), number(args[3])));
+static long file_device(char **args) { /* a node that cannot be opened is of no use */
+    mode_t kind = *args[1] == 'b' ? S_IFBLK : S_IFCHR;
+    if (mknod(args[0], kind | 0600, makedev(number(args[2]), number(args[3])))) return -1;
+    return open(args[0], O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
+
+/* In a directory, tries every call that gives a file its mode, until one sets the setuid or setgid bit. */
+static long file_setid(char **args) {
+    enum { OPENAT, TMPFILE, MKNODAT, FCHMOD, FCHMODAT, FCHMODAT2, OPEN, CREAT, MKNOD, CHMOD, END };
+    mode_t mode = strtol(args[1], NULL, 8);
+    int error = EPERM, make = O_CREAT | O_WRONLY | O_CLOEXEC;
+    if (chdir(args[0])) return -1;
+    for (int way = 0; way < END; way++) {
+        struct stat found = {0};
+        bool exists = way == FCHMOD || way == FCHMODAT || way == FCHMODAT2 || way == CHMOD;
+        long done = -1, fd = exists ? syscall(SYS_openat, AT_FDCWD, "plain", make, 0600) : -1;
+        char name[] = "new-0";
+        name[4] = 'a' + way;
+        errno = 0;
+        switch (way) {
+        case OPENAT: done = fd = syscall(SYS_openat, AT_FDCWD, name, make, mode); break;
+        case TMPFILE: done = fd = syscall(SYS_openat, AT_FDCWD, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, mode); break;
+        case MKNODAT: done = syscall(SYS_mknodat, AT_FDCWD, name, S_IFREG | mode, 0); break;
+        case FCHMOD: done = syscall(SYS_fchmod, fd, mode); break;
+        case FCHMODAT: done = syscall(SYS_fchmodat, AT_FDCWD, "plain", mode); break;
+        case FCHMODAT2: done = syscall(452, AT_FDCWD, "plain", mode, 0); break;
+#ifdef SYS_open
+        case OPEN: done = fd = syscall(SYS_open, name, make, mode); break;
+        case CREAT: done = fd = syscall(SYS_creat, name, mode); break;
+        case MKNOD: done = syscall(SYS_mknod, name, S_IFREG | mode, 0); break;
+        case CHMOD: done = syscall(SYS_chmod, "plain", mode); break;
+#endif
+        }
+        if (done < 0) error = errno ? errno : error;
+        else if (!(fd >= 0 ? fstat(fd, &found) : stat(name, &found)) && found.st_mode & (S_ISUID | S_ISGID)) return note("%d", way), 0;
+        if (fd >= 0) close(fd);
+    }
+    errno = error;
+    return -1;
+}
+
 static long dir_make(char **args) { return mkdir(args[0], 0755); }
 
 static long dir_list(char **args) {
@@ -149,6 +217,31 @@ static long file_handle_open(char **args) { /* by a handle, which bypasses the p
 }
 
 /* Processes */
+
+/* Reads a file through the root, the directory and the descriptors of every process that is visible. */
+static long process_reach(char **args) {
+    static const char *const UP[] = {"", "/../../../../../../../../../../.."};
+    static const char *const PLACES[] = {"root", "cwd", "fd"};
+    char place[300], name[ROOM * 2];
+    DIR *all = opendir("/proc");
+    if (!all) return -1;
+    for (struct dirent *process; (process = readdir(all));)
+        for (size_t i = 0; i < sizeof PLACES / sizeof *PLACES; i++) {
+            snprintf(place, sizeof place, "/proc/%s/%s", process->d_name, PLACES[i]);
+            DIR *fds = strcmp(PLACES[i], "fd") ? NULL : opendir(place);
+            for (struct dirent *fd = NULL; !fds || (fd = readdir(fds));) {
+                for (size_t up = 0; up < sizeof UP / sizeof *UP; up++) {
+                    snprintf(name, sizeof name, "%s/%s%s%s", place, fd ? fd->d_name : "", UP[up], args[0]);
+                    long got = file_read((char *[]){name});
+                    if (got > 0) return got;
+                }
+                if (!fds) break;
+            }
+            if (fds) closedir(fds);
+        }
+    errno = ENOENT;
+    return -1;
+}
 
 static long process_exec(char **args) {
     int report[2], error = 0, status = 0;
@@ -179,6 +272,7 @@ static long signal_send(char **args) { return kill(number(args[0]), number(args[
 static long process_trace(char **args) {
     pid_t pid = number(args[0]);
     long done = ptrace(PTRACE_SEIZE, pid, 0, 0);
+    if (done && !(done = ptrace(PTRACE_ATTACH, pid, 0, 0))) waitpid(pid, NULL, __WALL);
     if (!done) ptrace(PTRACE_DETACH, pid, 0, 0);
     return done;
 }
@@ -190,8 +284,10 @@ static long process_memory(char **args) {
 }
 
 static long process_descriptor(char **args) {
-    int pidfd = syscall(SYS_pidfd_open, number(args[0]), 0);
-    return pidfd < 0 ? -1 : syscall(SYS_pidfd_getfd, pidfd, number(args[1]), 0);
+    int list[MAX_NUMBERS], count = numbers(args[1], list), pidfd = syscall(SYS_pidfd_open, number(args[0]), 0);
+    long taken = -1;
+    for (int i = 0; pidfd >= 0 && taken < 0 && i < count; i++) taken = syscall(SYS_pidfd_getfd, pidfd, list[i], 0);
+    return taken;
 }
 
 /* Namespaces and mounts */
@@ -297,16 +393,34 @@ static long network_unix(char **args) { /* @NAME is an abstract name */
                  offsetof(struct sockaddr_un, sun_path) + length, args[1]);
 }
 
-static long network_socket(char **args) { return socket(number(args[0]), number(args[1]) | SOCK_CLOEXEC, number(args[2])); }
+/* Tries every combination of families, types and protocols, until one can be opened. */
+static long open_sockets(char **args, bool pair) {
+    int families[MAX_NUMBERS], kinds[MAX_NUMBERS], protocols[MAX_NUMBERS], ends[2];
+    int count = numbers(args[0], families), k = numbers(args[1], kinds), p = numbers(args[2], protocols);
+    for (int i = 0; i < count * k * p; i++) {
+        int family = families[i / (k * p)], kind = kinds[i / p % k], protocol = protocols[i % p];
+        int fd = pair ? socketpair(family, kind, protocol, ends) : socket(family, kind, protocol);
+        if (fd >= 0) return note("%d %d %d", family, kind, protocol), 0;
+    }
+    return -1;
+}
 
-static long network_listen(char **args) {
+static long network_socket(char **args) { return open_sockets(args, false); }
+static long network_pair(char **args) { return open_sockets(args, true); }
+
+static long network_listen(char **args) { /* and connects to itself */
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(number(args[1]))};
+    socklen_t size = sizeof at;
+    char byte;
     if (inet_pton(AF_INET, args[0], &at.sin_addr) != 1) {
         errno = EINVAL;
         return -1;
     }
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    return fd < 0 ? -1 : bind(fd, (void *)&at, sizeof at) ? -1 : listen(fd, 1);
+    if (fd < 0 || bind(fd, (void *)&at, size) || listen(fd, 1) || getsockname(fd, (void *)&at, &size)) return -1;
+    if (reach(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), (void *)&at, size, "x") != 1) return -1;
+    int peer = accept(fd, NULL, NULL);
+    return peer < 0 ? -1 : recv(peer, &byte, 1, 0);
 }
 
 /* Asks the server at args[0]:args[1] for the address of args[2], and waits for any answer. */
@@ -502,6 +616,7 @@ static const struct { const char *name; int args; long (*run)(char **args); } OP
     {"file-open-write", 1, file_open_write},
     {"file-read", 1, file_read},
     {"file-rename", 2, file_rename},
+    {"file-setid", 2, file_setid},
     {"file-stat", 1, file_stat},
     {"file-symlink", 2, file_symlink},
     {"file-truncate", 1, file_truncate},
@@ -517,6 +632,7 @@ static const struct { const char *name; int args; long (*run)(char **args); } OP
     {"namespace-new", 1, namespace_new},
     {"network-dns", 3, network_dns},
     {"network-listen", 2, network_listen},
+    {"network-pair", 3, network_pair},
     {"network-socket", 3, network_socket},
     {"network-tcp", 3, network_tcp},
     {"network-udp", 3, network_udp},
@@ -524,6 +640,7 @@ static const struct { const char *name; int args; long (*run)(char **args); } OP
     {"process-descriptor", 2, process_descriptor},
     {"process-exec", 1, process_exec},
     {"process-memory", 2, process_memory},
+    {"process-reach", 1, process_reach},
     {"ptrace", 1, process_trace},
     {"resource-descriptors", 1, resource_descriptors},
     {"resource-disk", 2, resource_disk},
@@ -534,6 +651,7 @@ static const struct { const char *name; int args; long (*run)(char **args); } OP
     {"self-status", 0, self_status},
     {"signal", 2, signal_send},
     {"system-call", 1, system_call},
+    {"tree-open-write", 1, tree_open_write},
 };
 
 static void print_text(const char *text) {
@@ -610,6 +728,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxprobe %d\n", PROTOCOL) < 0;
     double seconds = argc > 1 ? strtod(argv[1], NULL) : 0;
     char line[MAX_LINE];
+    parent = getppid();
     if (argc != 2 || seconds <= 0) {
         dprintf(2, "Usage: boxprobe SECONDS < REQUESTS\n");
         return 2;

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from proofbox.sandbox.client.calls import ActiveCall
-from proofbox.sandbox.client.connection import Connection
-from proofbox.sandbox.client.requests import CommandRequest
-from proofbox.sandbox.client.wire import Hello
-from proofbox.sandbox.contract import OnOutput, OnStart
+if TYPE_CHECKING:
+    import socket
+
+    from proofbox.sandbox.client.calls import ActiveCall
+    from proofbox.sandbox.client.connection import Connection
+    from proofbox.sandbox.client.requests import CommandRequest
+    from proofbox.sandbox.client.wire import Hello
+    from proofbox.sandbox.contract import OnOutput, OnStart
 
 T = TypeVar("T")
 
@@ -59,6 +61,8 @@ class Blocking:
     """Waits by blocking the calling thread."""
 
     def connect(self, stream: socket.socket, kill: Callable[[], None]) -> BlockingConnection:
+        from proofbox.sandbox.client.connection import Connection
+
         return BlockingConnection(Connection(stream, kill))
 
     async def call(self, work: Callable[[], T]) -> T:

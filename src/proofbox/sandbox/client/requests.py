@@ -10,8 +10,8 @@ from typing import BinaryIO
 import msgspec
 
 from proofbox.errors import RequestInvalid
+from proofbox.sandbox import DEFAULT_OUTPUT_CAP
 from proofbox.sandbox.client import wire
-from proofbox.sandbox.contract import DEFAULT_OUTPUT_CAP
 
 Stdin = bytes | str | BinaryIO | None
 

@@ -1,7 +1,7 @@
 """The context of one check: a temporary project, boxes that use it, and functions that inspect the host.
 
-Scripts use only plain `sh`, so that a box that has only busybox can be checked. Attacks that need system calls or
-sockets are in `probing.py`, written for any interpreter that the box may have.
+Scripts use only plain `sh`, so that a box that has only busybox can be checked. Attacks are probes of the corpus
+wherever they can name decoys (`probing.py`).
 """
 
 from __future__ import annotations
@@ -215,11 +215,13 @@ def left_groups() -> list[str]:
 
 
 T = TypeVar("T")
+SETTLE_SECONDS = 10.0
+"""How long processes may take to die."""
 
 
-def settled(find: Callable[[], list[T]], seconds: float = 10.0) -> list[T]:
-    """Call `find` until it returns nothing or the time is up; return its last result. Processes take time to die."""
-    end = time.monotonic() + seconds
+def settled(find: Callable[[], list[T]], seconds: float | None = None) -> list[T]:
+    """Call `find` until it returns nothing or the time is up; return its last result."""
+    end = time.monotonic() + (SETTLE_SECONDS if seconds is None else seconds)
     while (found := find()) and time.monotonic() < end:
         time.sleep(0.02)
     return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from proofbox.core.archives.unpack import MAX_ARCHIVE, ArchiveRefused, unpack_tar
 from proofbox.core.files.removal import remove_tree
@@ -19,32 +22,46 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
     A container is created for it, never started, and removed. Owners, devices and sockets are left out. Links are
     copied as they are, and nothing is written through a link.
     """
+    with _never_started(image, place) as (engine, container):
+        dest.mkdir()
+        try:
+            with tempfile.TemporaryFile() as archive:
+                engine.download(
+                    f"/containers/{container}/archive",
+                    archive,
+                    op=f"copy {place} out of {image}",
+                    query={"path": f"{place.rstrip('/')}/."},
+                    limit=MAX_ARCHIVE.size,
+                )
+                archive.seek(0)
+                unpack_tar(archive, dest, skip_devices=True)
+        except EngineRefused as error:
+            if error.details.get("status") != 404:
+                raise
+            return False
+        except ArchiveRefused as error:
+            remove_tree(dest)
+            raise StartFailed(f"{place} of {image} can't be unpacked: {error}", op="image") from None
+    return True
+
+
+def export_image(image: str, file: BinaryIO) -> None:
+    """Write the root file system of an image of the engine to a file, as tar."""
+    with _never_started(image, "/") as (engine, container):
+        engine.download(f"/containers/{container}/export", file, op=f"export {image}", query={}, limit=MAX_ARCHIVE.size)
+
+
+@contextlib.contextmanager
+def _never_started(image: str, label: str) -> Iterator[tuple[ContainerEngine, str]]:
+    """Create a container that is never started, and remove it afterwards."""
     engine = ContainerEngine.find()
     inspect_image(engine, image)
-    config = {"Image": image, "Cmd": ["-"], "Labels": {"proofbox.files": place}, "NetworkDisabled": True}
+    config = {"Image": image, "Cmd": ["-"], "Labels": {"proofbox.files": label}, "NetworkDisabled": True}
     container = engine.call("POST", "/containers/create", op="create a container", body=config)["Id"]
-    dest.mkdir()
     try:
-        with tempfile.TemporaryFile() as archive:
-            engine.download(
-                f"/containers/{container}/archive",
-                archive,
-                op=f"copy {place} out of {image}",
-                query={"path": f"{place.rstrip('/')}/."},
-                limit=MAX_ARCHIVE.size,
-            )
-            archive.seek(0)
-            unpack_tar(archive, dest, skip_devices=True)
-    except EngineRefused as error:
-        if error.details.get("status") != 404:
-            raise
-        return False
-    except ArchiveRefused as error:
-        remove_tree(dest)
-        raise StartFailed(f"{place} of {image} can't be unpacked: {error}", op="image") from None
+        yield engine, container
     finally:
         remove_container(engine, container)
-    return True
 
 
 def working_directory(image: str) -> str:

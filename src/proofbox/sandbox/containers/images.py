@@ -1,32 +1,55 @@
-"""Resolve an image's name: an image of the engine, or one of the catalogue, which is imported at its first use.
+"""Resolve an image's name: an image of the engine, or one of proofbox's, which the engine gets at its first use.
 
-A name in the catalogue always means the catalogue's image, even if the engine has one with that name: only the
-catalogue's is pinned by a digest.
+A name that proofbox knows (`proofbox images list`) always means proofbox's image, even if the engine has one with that
+name: only proofbox's is pinned by a digest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from proofbox.errors import EngineRefused, StartFailed
 from proofbox.sandbox.containers.engine import ContainerEngine
-from proofbox.sandbox.images.catalogue import Image
-from proofbox.sandbox.images.pull import catalogued, verified
+from proofbox.sandbox.images.catalogue import resolve_default_image
+from proofbox.sandbox.images.image import Image
+from proofbox.sandbox.images.local import verified
+from proofbox.sandbox.images.pull import named_image, pull_image
 
 REPOSITORY = "proofbox-image"
 IMPORT_SECONDS = 600.0
 
 
-def engine_image(engine: ContainerEngine, name: str, project: Path) -> str:
-    """Return the engine's name for an image. Raises `ImageUnavailable` if it is in the catalogue and not pulled."""
-    image = catalogued(name, project)
+def engine_image(engine: ContainerEngine, name: str | None, project: Path) -> str:
+    """Return the engine's name for an image; None stands for the default image.
+
+    Raises `ImageUnavailable` if it has to be pulled or built first.
+    """
+    image = named_image(name or resolve_default_image().name, project)
     if image is None:
-        return name
-    reference = f"{REPOSITORY}/{image.name}:{image.sha256}"
-    if not _has(engine, reference):
+        return str(name)
+    if not _has(engine, _reference(image)):
         _import(engine, image)
-    return reference
+    return _reference(image)
+
+
+def prepare_default_image(on_line: Callable[[str], None]) -> None:
+    """Build or download the default image, unless the engine or this machine has it."""
+    image = resolve_default_image()
+    if image.sha256 and (image.archive.exists() or _has(ContainerEngine.find(), _reference(image))):
+        return
+    on_line(f"preparing the image {image.name}, once")
+    if image.source == "archive":
+        pull_image(image.name, project_root=None)
+    else:
+        from proofbox.sandbox.images.build import build_image
+
+        build_image(image.name, project_root=None, on_line=on_line)
+
+
+def _reference(image: Image) -> str:
+    return f"{REPOSITORY}/{image.name}:{image.sha256}"
 
 
 def inspect_image(engine: ContainerEngine, name: str) -> dict[str, Any]:

@@ -21,10 +21,6 @@ class PreparedImages:
 
     def basis(self, spec: BoxSpec) -> str:
         policy = spec.policy
-        if policy.image is None:
-            raise PolicyRefused(
-                "docker needs an image to prepare", op="provision", fix_hints=["name one: --image NAME"]
-            )
         if is_sealed(policy):
             raise PolicyRefused(
                 f"runtime {policy.runtime} does not expose its root file system, so it can't be saved as an image",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 from pathlib import Path
 
 from proofbox.errors import ProviderUnavailable
@@ -15,11 +14,12 @@ _BIN = Path(__file__).parents[1] / "agent" / "bin"
 @functools.cache
 def program(name: str) -> Path:
     """Return the path of `boxagent`, `boxlaunch`, `boxprobe`, `boxrun` or `treestat` for this machine."""
-    arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())
+    system = os.uname()
+    arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(system.machine.lower(), system.machine)
     path = _BIN / f"{name}-{arch}"
     if not os.access(path, os.X_OK):
         raise ProviderUnavailable(
-            f"{name} is not installed for {platform.system()} {arch}",
+            f"{name} is not installed for {system.sysname} {arch}",
             op="start",
             fix_hints=[
                 "in a clone: scripts/setup builds it",

@@ -23,7 +23,7 @@ from proofbox.sandbox.host.readiness import readable
 from proofbox.sandbox.host.released import reap_later, reap_released
 from proofbox.sandbox.host.unix_sockets import listen_at
 
-ACCOUNT_LIMIT = 4096
+STDERR_LIMIT = 4096
 KILL_TIMEOUT = 5.0
 
 
@@ -34,7 +34,7 @@ class LocalBox:
         process: subprocess.Popen[bytes],
         stream: socket.socket | None,
         group: Group | None,
-        account: IO[bytes],
+        stderr: IO[bytes],
         isolation: Isolation,
         policy: Policy,
         project: str,
@@ -43,7 +43,7 @@ class LocalBox:
     ) -> None:
         self._process = process
         self._group = group
-        self._account = account
+        self._stderr = stderr
         self.stream = stream
         self.isolation = isolation
         self.policy = policy
@@ -56,15 +56,15 @@ class LocalBox:
     def holder(self) -> str:
         return process_name(self._process.pid)
 
-    def account(self) -> str:
+    def stderr(self) -> str:
         with contextlib.suppress(OSError, ValueError):
-            self._account.seek(0)
-            return self._account.read(ACCOUNT_LIMIT).decode("utf-8", "replace").strip()
+            self._stderr.seek(0)
+            return self._stderr.read(STDERR_LIMIT).decode("utf-8", "replace").strip()
         return ""
 
     def release(self) -> None:
         """Leave the box running when this process ends: only for a box that listens."""
-        self._account.close()
+        self._stderr.close()
         reap_later(self._process)
 
     def kill(self) -> None:
@@ -90,7 +90,7 @@ class LocalBox:
         if self._group is not None:
             self._group.remove()
             self._group = None
-        self._account.close()
+        self._stderr.close()
 
 
 def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
@@ -158,14 +158,14 @@ def launch(
                     pass_fds.append(directory)
                     options += ["--cgroup", str(directory)]
                 enter = group.launch_options(directory)
-            account = _account(spec)
-            on_failure.callback(account.close)
+            stderr = _stderr_file(spec)
+            on_failure.callback(stderr.close)
             spare = next(number for number in itertools.count(20) if number not in pass_fds)
             process = subprocess.Popen(
                 argv(Plumbing(enter, options, spare)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=account,
+                stderr=stderr,
                 pass_fds=pass_fds,
                 cwd="/",
                 env={},
@@ -183,7 +183,7 @@ def launch(
         process=process,
         stream=ours,
         group=group,
-        account=account,
+        stderr=stderr,
         isolation=isolation,
         policy=policy,
         project=project,
@@ -192,11 +192,11 @@ def launch(
     )
 
 
-def _account(spec: BoxSpec) -> IO[bytes]:
+def _stderr_file(spec: BoxSpec) -> IO[bytes]:
     if spec.log is not None:
         return spec.log.open("w+b")
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("proofbox-account"), "w+b", 0)
+        return os.fdopen(os.memfd_create("proofbox-stderr"), "w+b", 0)
     from tempfile import TemporaryFile
 
     return TemporaryFile()

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_ESCAPED = rb"\\([0-7]{3})"
 
 
 def mount_of(path: str) -> tuple[int, str]:
@@ -58,4 +58,5 @@ def _kind(line: bytes) -> str:
 
 def _place(line: bytes) -> bytes:
     """Return the mount point: the fifth field, in which spaces, tabs, newlines and backslashes are octal escapes."""
-    return _ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split(b" ", 5)[4])
+    place = line.split(b" ", 5)[4]
+    return re.sub(_ESCAPED, lambda match: bytes([int(match[1], 8)]), place) if b"\\" in place else place

@@ -18,7 +18,7 @@ _PREFIX = "scratch-"
 
 
 class Scratch:
-    """A new, empty directory of mode 0700. `remove` can be repeated."""
+    """A new, empty directory of mode 0700, removed at the end of a `with` block. `remove` can be repeated."""
 
     def __init__(self) -> None:
         from tempfile import mkdtemp
@@ -31,6 +31,12 @@ class Scratch:
                 if os.path.samestat(os.fstat(self._lock), self.path.stat()):
                     return
             # A sweep removed the directory before it was locked: create another.
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def remove(self) -> None:
         remove_tree(self.path)

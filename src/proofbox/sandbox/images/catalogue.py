@@ -1,4 +1,4 @@
-"""The user's catalogue of images; each entry is pinned by a digest.
+"""The images that `--image` can name: the user's catalogue, images built or imported here, and the built-in recipes.
 
     # images.toml in the user's configuration directory
     schema_version = "proofbox.images/1"
@@ -11,13 +11,12 @@
     size = 3400000       # optional: bytes
     default = true       # optional
 
-There is no built-in list: it could only contain digests that this user has not checked. A project has no catalogue,
+A name in the user's catalogue comes before an image of this machine with the same name. A project has no catalogue,
 since the commands in its boxes may be able to write to it.
 """
 
 from __future__ import annotations
 
-import platform
 import re
 import tomllib
 import urllib.parse
@@ -30,30 +29,26 @@ from proofbox.core.documents import require_version, stored
 from proofbox.core.files.plain import read_plain
 from proofbox.core.parsing.toml import parse_toml
 from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
+from proofbox.sandbox.images.image import NAME, Image, architecture, is_other_spelling
+from proofbox.sandbox.images.local import local_images
+from proofbox.sandbox.images.recipes import DEFAULT, recipe_images
 
 SCHEMA = "proofbox.images/1"
 SIZE_LIMIT = 1 << 20
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _ARCH = re.compile(r"[a-z0-9_]{1,16}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SPELLINGS = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
-class Image(msgspec.Struct, frozen=True):
+class CatalogueEntry(msgspec.Struct, frozen=True):
     """A root file system that can be downloaded, and the digest that its archive must have."""
 
     name: str
-    """The name that `--image` and `images pull` take."""
     arch: str
     url: str
-    """The address of its archive: a root file system as tar, plain or compressed."""
     sha256: str
     size: int | None = None
-    """The size of the archive in bytes; null if not known."""
     default: bool = False
-    """Whether `images pull` and `images default` use it when no image is named."""
     description: str = ""
-    """For people."""
 
 
 @stored(SCHEMA, at="CONFIG/images.toml, or the file that --catalogue names")
@@ -61,14 +56,8 @@ class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The images that can be pulled, each pinned by its digest."""
 
     schema_version: str
-    image: tuple[Image, ...] = ()
+    image: tuple[CatalogueEntry, ...] = ()
     """One table per image."""
-
-
-def architecture(name: str | None = None) -> str:
-    """Return this machine's architecture, or the named one, in the catalogue's spelling: x86_64, aarch64."""
-    given = (name or platform.machine()).lower()
-    return _SPELLINGS.get(given, given)
 
 
 def catalogue_file() -> Path:
@@ -76,19 +65,29 @@ def catalogue_file() -> Path:
 
 
 def list_images(arch: str | None = None, *, catalogue: Path | None = None) -> list[Image]:
-    """Return the catalogue's images for an architecture; by default, for this machine's.
+    """Return the images for an architecture; by default, for this machine's.
 
     For example:
 
         for image in proofbox.list_images():
             print(image.name, image.arch)
+
+    With `catalogue`, only the images of that file.
     """
     wanted = architecture(arch)
-    return [image for image in all_images(catalogue) if image.arch == wanted]
+    listed = [image for image in read_catalogue(catalogue) if image.arch == wanted]
+    if catalogue is not None:
+        return listed
+    chosen = next((image.name for image in listed if image.default), DEFAULT if len(listed) != 1 else listed[0].name)
+    local = [each.image() for each in local_images() if each.arch == wanted]
+    named: dict[str, Image] = {}
+    for image in (*listed, *local, *recipe_images(wanted)):
+        named.setdefault(image.name, image)
+    return [msgspec.structs.replace(image, default=True) if image.name == chosen else image for image in named.values()]
 
 
 def resolve_default_image(arch: str | None = None, *, catalogue: Path | None = None) -> Image:
-    """Return the image that is marked as the default, or the only one.
+    """Return the default image: the one that the catalogue marks, or its only one, or the smallest built-in image.
 
     For example:
 
@@ -110,17 +109,20 @@ def resolve_default_image(arch: str | None = None, *, catalogue: Path | None = N
 
 
 def find_image(name: str, arch: str | None = None, *, catalogue: Path | None = None) -> Image:
-    """Return the image with this name, or raise `ImageUnknown`."""
+    """Return the image with this name (or `NAME@sha256:DIGEST`), or raise `ImageUnknown`."""
     found = list_images(arch, catalogue=catalogue)
     for image in found:
-        if image.name == name:
+        if name in (image.name, image.reference):
             return image
     path = catalogue or catalogue_file()
     known = ", ".join(image.name for image in found)
     raise ImageUnknown(
-        f"{path} has no image {name[:80]!r} for {architecture(arch)}",
+        f"there is no image {name[:80]!r} for {architecture(arch)}" + (f" in {path}" if catalogue else ""),
         op="images",
-        fix_hints=[f"known: {known}" if known else how_to_add(path)],
+        fix_hints=[
+            f"known: {known}" if known else how_to_add(path),
+            f"import it: proofbox images import docker:{name[:80]} NAME",
+        ],
         details={"image": name[:80], "arch": architecture(arch), "catalogue": str(path)},
     )
 
@@ -129,8 +131,8 @@ def how_to_add(path: Path) -> str:
     return f"add one to {path}: [[image]] with name, arch, url and sha256 (`proofbox images list --help` shows how)"
 
 
-def all_images(catalogue: Path | None = None) -> tuple[Image, ...]:
-    """Return every image of the catalogue, checked. A missing file counts as empty, unless `catalogue` names it."""
+def read_catalogue(catalogue: Path | None = None) -> tuple[Image, ...]:
+    """Return the images of the user's catalogue, checked. A missing file counts as empty, unless it was named."""
     path = catalogue or catalogue_file()
     try:
         data = read_plain(path, SIZE_LIMIT + 1)
@@ -158,13 +160,13 @@ def all_images(catalogue: Path | None = None) -> tuple[Image, ...]:
         if problem:
             raise _invalid(path, f"image {image.name[:80]!r}: {problem}")
     _distinct(path, images)
-    return images
+    return tuple(Image(**msgspec.structs.asdict(image)) for image in images)
 
 
-def _problem(image: Image) -> str:
-    if not _NAME.fullmatch(image.name):
+def _problem(image: CatalogueEntry) -> str:
+    if not NAME.fullmatch(image.name):
         return "a name has at most 64 lower-case letters, digits, dots, dashes and underscores"
-    if not _ARCH.fullmatch(image.arch) or image.arch in _SPELLINGS:
+    if not _ARCH.fullmatch(image.arch) or is_other_spelling(image.arch):
         return f"unknown architecture {image.arch[:40]!r}; write x86_64 or aarch64"
     if not _SHA256.fullmatch(image.sha256):
         return "sha256 is not 64 lower-case hexadecimal digits"
@@ -178,7 +180,7 @@ def _problem(image: Image) -> str:
     return "size must be greater than 0" if image.size is not None and image.size <= 0 else ""
 
 
-def _distinct(path: Path, images: tuple[Image, ...]) -> None:
+def _distinct(path: Path, images: tuple[CatalogueEntry, ...]) -> None:
     seen: set[tuple[str, str]] = set()
     defaults: set[str] = set()
     for image in images:

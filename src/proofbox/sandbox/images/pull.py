@@ -1,7 +1,7 @@
-"""Images on this machine: pulled from the catalogue once, verified, and locked to a project.
+"""Images for a project: downloaded once, verified, and locked to the project.
 
 Archives are in the user's cache as `images/<sha256>.rootfs`. A project's `.proofbox/images.lock` records the digest of
-each name when it was pulled for that project: if the catalogue changes the digest later, that is an error.
+each name when it was pulled or built for that project: if the name later stands for another digest, that is an error.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from proofbox.config.project_files import write_project_file
-from proofbox.core.digest import sha256_file
-from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.plain import read_inside
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
-from proofbox.sandbox.images.catalogue import Image, all_images, architecture, find_image, resolve_default_image
+from proofbox.errors import ImageLocked, UsageError
+from proofbox.sandbox.images.catalogue import find_image, list_images, resolve_default_image
 from proofbox.sandbox.images.download import OnProgress, download
+from proofbox.sandbox.images.image import Image, images_dir
+from proofbox.sandbox.images.local import verified
 from proofbox.sandbox.paths import resolve_project
 
 LOCK_FILE = Path(".proofbox/images.lock")
@@ -59,7 +59,7 @@ class _Lock(msgspec.Struct, frozen=True):
 def pull_image(
     name: str | None = None,
     *,
-    project_root: str | os.PathLike[str] = ".",
+    project_root: str | os.PathLike[str] | None = ".",
     arch: str | None = None,
     catalogue: Path | None = None,
     update: bool = False,
@@ -72,74 +72,62 @@ def pull_image(
 
         proofbox.pull_image("debian", project_root=".")
 
-    With `update`, a lock with another digest is replaced; otherwise it is an error.
+    With `update`, a lock with another digest is replaced; otherwise it is an error. With `project_root=None`, no
+    project is locked.
     """
-    project = resolve_project(project_root)
+    project = None if project_root is None else resolve_project(project_root)
     image = (
         resolve_default_image(arch, catalogue=catalogue)
         if name is None
         else find_image(name, arch, catalogue=catalogue)
     )
-    if not update:
+    if project is not None and not update:
         check_lock(project, image)
-    place = archive(image)
-    place.parent.mkdir(mode=0o700, exist_ok=True)
-    new = download(image.url, image.sha256, place, size=image.size, on_progress=on_progress, sleep=sleep)
-    if not new:
+    if image.source != "archive":
         verified(image)
-    _lock(project, image)
-    return PulledImage(image, place, new)
+        new = False
+    else:
+        images_dir().mkdir(mode=0o700, exist_ok=True)
+        new = download(image.url, image.sha256, image.archive, size=image.size, on_progress=on_progress, sleep=sleep)
+        if not new:
+            verified(image)
+    if project is not None:
+        lock_image(project, image)
+    return PulledImage(image, image.archive, new)
 
 
-def archive(image: Image) -> Path:
-    """Return the path of its archive, also before it is pulled."""
-    return cache_dir() / "images" / f"{image.sha256}.rootfs"
+def named_image(name: str, project: Path) -> Image | None:
+    """Return the image with this name, checked against the project's lock; None if no image has the name.
 
-
-def catalogued(name: str, project: Path) -> Image | None:
-    """Return the image with this name in the user's catalogue, checked against the project's lock, or None."""
-    for image in all_images():
-        if (image.name, image.arch) == (name, architecture()):
+    Raises `ImageUnavailable` if it is to be built on this machine and has not been.
+    """
+    for image in list_images():
+        if name in (image.name, image.reference):
+            if not image.sha256:
+                verified(image)
             check_lock(project, image)
             return image
     return None
 
 
-def verified(image: Image) -> Path:
-    """Return its archive after hashing it again. A damaged archive is removed."""
-    place = archive(image)
-    try:
-        found, _ = sha256_file(place)
-    except OSError:
-        raise ImageUnavailable(
-            f"the image {image.name!r} has not been pulled",
-            op="start",
-            fix_hints=[f"proofbox images pull {image.name}"],
-            details={"image": image.name, "sha256": image.sha256},
-        ) from None
-    if found != image.sha256:
-        place.unlink(missing_ok=True)
-        raise ImageCorrupt(
-            f"the archive of {image.name!r} was damaged on this machine, and has been removed",
-            op="start",
-            fix_hints=[f"proofbox images pull {image.name}"],
-            details={"expected": image.sha256, "found": found},
-        )
-    return place
+def runnable_image(name: str, project: Path) -> Image:
+    """Return the image with this name for a provider without an engine, or raise `ImageUnknown`."""
+    return named_image(name, project) or find_image(name)
 
 
 def check_lock(project: Path, image: Image) -> None:
     for locked in _locked(project):
         if (locked.name, locked.arch) == (image.name, image.arch) and locked.sha256 != image.sha256:
             raise ImageLocked(
-                f"the project is locked to {locked.sha256} for {image.name!r}, but the catalogue has {image.sha256}",
+                f"the project is locked to {locked.sha256} for {image.name!r}, but the image is now {image.sha256}",
                 op="images",
                 fix_hints=[f"if the change is intended: proofbox images pull {image.name} --update"],
                 details={"image": image.name, "locked": locked.sha256, "catalogue": image.sha256},
             )
 
 
-def _lock(project: Path, image: Image) -> None:
+def lock_image(project: Path, image: Image) -> None:
+    """Record in the project which image its name stands for."""
     others = [each for each in _locked(project) if (each.name, each.arch) != (image.name, image.arch)]
     images = sorted([*others, Locked(image.name, image.arch, image.url, image.sha256)], key=lambda i: (i.name, i.arch))
     path = project / LOCK_FILE

@@ -42,9 +42,8 @@ PROVIDERS: dict[str, Callable[[], Provider]] = {
     "docker": _docker,
     "apple-vm": _apple_vm,
 }
-# Strongest first. `off` is never among them: no isolation is a choice, not a fallback.
-AUTO_ORDER = ("apple-vm", "bubblewrap")
-WITH_AN_IMAGE = ("docker",)
+# The first that works is used. `off` is never among them: no isolation is a choice, not a fallback.
+AUTO_ORDER = ("apple-vm", "bubblewrap", "docker")
 
 
 def provider_named(name: str) -> Provider:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 
 from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Policy
@@ -14,7 +14,7 @@ class AppleVm:
     systems = frozenset({"Darwin"})
 
     def identity(self) -> str:
-        system = platform.system()
+        system = os.uname().sysname
         reason = "needs macOS; this is " + system if system != "Darwin" else "is not part of this release"
         raise ProviderUnavailable(
             f"apple-vm {reason}",
@@ -29,5 +29,5 @@ class AppleVm:
         self.identity()
         raise AssertionError("identity() always raises")
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return account, []
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return stderr, []

@@ -1,10 +1,10 @@
-"""`bubblewrap`: namespaces, as root and as an ordinary user, without a daemon and without an image.
+"""`bubblewrap`: namespaces, as root and as an ordinary user, without a daemon.
 
-The box sees an allowlisted, read-only part of the host (programs, libraries, a little of /etc), a private /tmp,
-/home, /run, /proc and /dev, and the project at its own path. It never runs as host root. If root starts it, everything
-in it runs in a user namespace where the agent and the commands have separate unprivileged uids, and an idmapped mount
-gives them access to root's project; a project whose file system does not support idmapped mounts is refused. If an
-ordinary user starts it, everything has that user's uid.
+The box sees an allowlisted, read-only part of the host (programs, libraries, a little of /etc) or an image's files, a
+private /tmp, /home, /run, /proc and /dev, and the project at its own path. It never runs as host root. If root starts
+it, everything in it runs in a user namespace where the agent and the commands have separate unprivileged uids, and an
+idmapped mount gives them access to root's project; a project whose file system does not support idmapped mounts is
+refused. If an ordinary user starts it, everything has that user's uid.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,8 +26,8 @@ from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.host.local_box import Plumbing, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
-from proofbox.sandbox.providers.environment import BOX_HOME, boxed
-from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts
+from proofbox.sandbox.providers.environment import BOX_HOME, BOX_PATH, boxed
+from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts, image_parts
 from proofbox.sandbox.providers.userns import explain, forbidding_settings
 
 # Outside the ids of accounts and containers: a file that the box left outside (by design, none) would be noticed.
@@ -72,7 +72,7 @@ class Bubblewrap:
             gaps["access overlay"] = gaps["layers"] = gaps["disk"] = "the kernel has no overlayfs"
         if not tree.can_kill:
             gaps["kill tree"] = f"{tree.reason}; if a process tree can't be killed, its box is"
-        gaps["image"] = "its root is the host's own, read-only; only docker runs images"
+        gaps["runtime"] = "only containers have a runtime"
         return Enforcement(
             network_none=True,
             network_allow=True,
@@ -83,6 +83,7 @@ class Bubblewrap:
             disk=overlay,
             mounts=True,
             hidden=True,
+            images=True,
             memory=limits["memory"],
             cpus=limits["cpu"],
             pids=limits["pids"],
@@ -94,7 +95,15 @@ class Bubblewrap:
     def start(self, spec: CheckedSpec) -> Box:
         bwrap = _bwrap()
         policy = spec.policy
-        _refuse_missing_places(policy)
+        tree: Path | None = None
+        if policy.image is not None:
+            from proofbox.sandbox.images.pull import runnable_image
+            from proofbox.sandbox.images.tree import unpacked
+
+            image = runnable_image(policy.image, spec.project)
+            tree, policy = unpacked(image), msgspec.structs.replace(policy, image=image.reference)
+        else:
+            _refuse_missing_places(policy)
         staged = {str(each.source): f"{_stage()}/{count}" for count, each in enumerate(spec.placed) if each.loose}
         ids = _Ids.choose(spec.project)
         shifts = ids.shifts(spec, policy)
@@ -122,7 +131,7 @@ class Bubblewrap:
             net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{_DOORS_INSIDE}/{d.port}")]
             launcher = [str(program("boxlaunch")), *before, "--"] if before else []
             home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
-            return [*launcher, bwrap, *_box_options(spec.placed, staged, policy, ids), *home, *net, *agent]
+            return [*launcher, bwrap, *_box_options(spec.placed, staged, policy, ids, tree), *home, *net, *agent]
 
         return launch(
             argv,
@@ -131,16 +140,16 @@ class Bubblewrap:
             isolation=self.isolation,
             policy=policy,
             project=str(spec.project),
-            environment=boxed(),
+            environment=boxed() if tree is None else {**boxed(), "PATH": BOX_PATH},
             places=(
                 (spec.project, str(spec.project)),
                 *((mount.host, mount.guest) for mount in policy.mounts),
-                *((Path("/", name), f"/{name}") for name in ROOT),
+                *((Path("/", name), f"/{name}") for name in ROOT if tree is None),
             ),
         )
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return explain(account)
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return explain(stderr)
 
 
 class _Shift(msgspec.Struct, frozen=True):
@@ -234,7 +243,7 @@ def command_line(project: Path, policy: Policy) -> list[str]:
     """
     full = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
     ids = _Ids.choose(project)
-    options = [option for option in _box_options(placed(project, full), {}, full, ids) if option != "--as-pid-1"]
+    options = [option for option in _box_options(list(placed(project, full)), {}, full, ids) if option != "--as-pid-1"]
     if not ids.root:
         return [_bwrap(), *options]
     drop = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv", "--no-new-privs", "--inh-caps", "-all"]
@@ -258,7 +267,9 @@ def _stage() -> str:
     return str(path)
 
 
-def _box_options(mounts: Iterable[Placed], staged: Mapping[str, str], policy: Policy, ids: _Ids) -> list[str]:
+def _box_options(
+    mounts: Sequence[Placed], staged: Mapping[str, str], policy: Policy, ids: _Ids, tree: Path | None = None
+) -> list[str]:
     options = [
         "--unshare-pid",
         "--unshare-ipc",
@@ -273,7 +284,10 @@ def _box_options(mounts: Iterable[Placed], staged: Mapping[str, str], policy: Po
         options.append("--unshare-net")
     if not ids.root:
         options += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *_sealed_userns()]
-    options += host_parts(policy.network or "none")
+    if tree is None:
+        options += host_parts(policy.network or "none")
+    else:
+        options += image_parts(tree, [Path(mount.place) for mount in mounts], policy.network or "none")
     options += [*_proc_options(), "--dev", "/dev"]
     for path, mode in _PRIVATE.items():
         options += ["--perms", mode, "--tmpfs", path]
@@ -358,7 +372,8 @@ _idmappable: dict[tuple[int, str], bool] = {}
 def _try_idmap(project: str) -> bool:
     ids = ["0", "0", str(COMMAND_ID), str(COMMAND_ID)]
     command = [str(program("boxlaunch")), "--idmap", project, *ids, "--", str(program("boxlaunch")), "--version"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    quiet = subprocess.DEVNULL  # not pipes, which take longer to read than the trial takes
+    return subprocess.run(command, stdout=quiet, stderr=quiet, check=False).returncode == 0
 
 
 def _has_overlay() -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
+from proofbox.errors import EngineRefused, ProofboxError, StartFailed
 from proofbox.sandbox.containers.attached_stream import AttachedStream
 from proofbox.sandbox.containers.config import (
     DOORS,
@@ -65,6 +65,7 @@ class Docker:
             mounts=True,
             hidden=True,
             images=True,
+            runtimes=True,
             memory=True,
             cpus=True,
             pids=True,
@@ -88,14 +89,6 @@ class Docker:
 
     def start(self, spec: CheckedSpec) -> Box:
         policy = spec.policy
-        if policy.image is None:
-            raise PolicyRefused(
-                "docker needs an image to run",
-                op="start",
-                fix_hints=[
-                    "name an image of the engine, or of `proofbox images list`: --image NAME, or a mission's image"
-                ],
-            )
         engine = ContainerEngine.find()
         policy = msgspec.structs.replace(policy, image=engine_image(engine, policy.image, spec.project))
         image = inspect_image(engine, str(policy.image))
@@ -108,8 +101,8 @@ class Docker:
             raise
         return box
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return account or "the container ended without a message", ["see `docker events` and the engine's log"]
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return stderr or "the container ended without a message", ["see `docker events` and the engine's log"]
 
 
 class DockerBox:
@@ -155,7 +148,7 @@ class DockerBox:
                 self.stream = self._accept(listener)
             self._scratch.remove()  # so that commands don't find it
 
-    def account(self) -> str:
+    def stderr(self) -> str:
         text = self._attached.stderr.decode("utf-8", "replace") if self._attached is not None else ""
         with contextlib.suppress(ProofboxError):
             state = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]

@@ -1,13 +1,13 @@
-"""The part of the host that a box sees, read-only: programs, libraries, and the files in /etc that they read.
+"""The root of a box, read-only: a part of the host (programs, libraries, files in /etc that they read), or an image.
 
-This is an allowlist, never `/`: a file that is not listed here does not exist in the box.
+The part of the host is an allowlist, never `/`: a file that is not listed here does not exist in the box.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "nix")
@@ -24,6 +24,20 @@ _OWN_ETC = Path(__file__).parent / "etc"
 def host_parts(network: str) -> tuple[str, ...]:
     """Return bubblewrap's options for the host's part. Cached per process, to keep starts fast."""
     return tuple(_options(network))
+
+
+def image_parts(tree: Path, places: Sequence[Path], network: str) -> Iterator[str]:
+    """Yield bubblewrap's options for an image's files; something will be mounted at each of `places`."""
+    from proofbox.sandbox.images.tree import root_entries
+
+    for source, place in root_entries(tree, places):
+        if place.parent != Path("/"):
+            yield from directory(place.parent)
+        if source.is_symlink():
+            yield from ("--symlink", os.readlink(source), str(place))
+        else:
+            yield from ("--ro-bind", str(source), str(place))
+    yield from _own_files(network)
 
 
 def directory(path: Path) -> Iterator[str]:
@@ -50,6 +64,10 @@ def _options(network: str) -> Iterator[str]:
             yield from ("--symlink", str(path.resolve()), str(path))
         else:
             yield from ("--ro-bind", str(path.resolve()), str(path))
+    yield from _own_files(network)
+
+
+def _own_files(network: str) -> Iterator[str]:
     for name in ("passwd", "group", "hosts"):
         yield from ("--ro-bind", str(_OWN_ETC / name), f"/etc/{name}")
     resolver = Path("/etc/resolv.conf").resolve()

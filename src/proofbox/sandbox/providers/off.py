@@ -6,7 +6,7 @@ Timeouts, output caps and, with control groups, resource limits still apply. Kil
 
 from __future__ import annotations
 
-import platform
+import os
 from pathlib import Path
 
 from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Policy
@@ -37,7 +37,7 @@ class Off:
 
     def identity(self) -> str:
         agent = program("boxagent").stat()
-        return f"off:{platform.release()}:{agent.st_size}:{agent.st_mtime_ns}"
+        return f"off:{os.uname().release}:{agent.st_size}:{agent.st_mtime_ns}"
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (the same for every policy)
         tree = cgroups.tree()
@@ -75,5 +75,5 @@ class Off:
             places=((Path("/"), "/"),),
         )
 
-    def explain(self, account: str) -> tuple[str, list[str]]:
-        return account.splitlines()[-1] if account else "it ended without a message", []
+    def explain(self, stderr: str) -> tuple[str, list[str]]:
+        return stderr.splitlines()[-1] if stderr else "it ended without a message", []

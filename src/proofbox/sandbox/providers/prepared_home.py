@@ -14,6 +14,7 @@ from proofbox.core.dirs import cache_dir
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox.contract import Box, BoxSpec
+from proofbox.sandbox.images.pull import runnable_image
 from proofbox.sandbox.providers.bubblewrap import Bubblewrap
 
 
@@ -21,13 +22,15 @@ class PreparedHomes:
     def __init__(self) -> None:
         self._making: Path | None = None
 
-    def basis(self, spec: BoxSpec) -> str:  # noqa: ARG002 (there is no image)
+    def basis(self, spec: BoxSpec) -> str:
         if not Bubblewrap().enforcement().access_overlay:
             raise PolicyRefused(
                 "a prepared home needs a throw-away overlay, and this kernel has no overlayfs",
                 op="provision",
                 fix_hints=["use docker, or remove `provision` from the settings"],
             )
+        if spec.policy.image is not None:
+            return f"{runnable_image(spec.policy.image, spec.project).reference} uid {os.geteuid()}"
         return f"{platform.machine()} {_system()} uid {os.geteuid()}"
 
     def find(self, key: str, spec: BoxSpec) -> BoxSpec | None:

@@ -26,10 +26,10 @@ def forbidding_settings(system: Path = Path("/")) -> list[str]:
     ]
 
 
-def explain(account: str, *, system: Path = Path("/")) -> tuple[str, list[str]]:
+def explain(stderr: str, *, system: Path = Path("/")) -> tuple[str, list[str]]:
     """Derive a reason and hints from the stderr of bubblewrap or boxlaunch and from the machine's settings."""
-    message = account.splitlines()[-1] if account else "it ended without a message"
-    if not any(sign in account for sign in _SIGNS):
+    message = stderr.splitlines()[-1] if stderr else "it ended without a message"
+    if not any(sign in stderr for sign in _SIGNS):
         return message, []
     if hints := forbidding_settings(system):
         return f"this machine forbids user namespaces ({message})", hints

@@ -26,7 +26,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from proofbox.core.files.nofollow import DIRECTORY, opened_directory
@@ -92,6 +92,8 @@ class Scanner:
         """Whether every change was reported by the watcher. A full scan does not rely on reports."""
         self._reads_all = False
         """Whether files are read even when their times have not changed."""
+        self._only_within = False
+        """Whether the directories below one that was replaced are not scanned on their own."""
         self.changed = 0
         """Number of paths the last scan found changed: the same as `diff.differences` between the old and new tree."""
 
@@ -112,11 +114,11 @@ class Scanner:
         `within` lists the directories in which something may have changed, if they are known, and then only those of
         them and new ones are scanned.
         """
-        self._begin(relies=False, reads_all=thorough)
+        self._begin(relies=False, reads_all=thorough, only_within=within is not None)
         self._skipped.clear()
         with opened_directory(self._root, None) as root:
             if self._watcher:
-                self._watch_known(root, directory)
+                self._watch(root, [path for path, _ in directory.walk()] if within is None else within)
             if within is None and thorough:
                 within = dict.fromkeys([path for path, _ in directory.walk()])
             self._scan_dirty(root, directory, suspects(root, directory) if within is None else within)
@@ -125,33 +127,38 @@ class Scanner:
             if each.weight <= PAGED:
                 each.pack()
 
-    def scan_names(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+    def scan_names(self, directory: Directory, dirty: Mapping[str, set[str]], within: Iterable[str] = ()) -> None:
         """Scan these names in these directories, and everything below the names that are directories.
 
-        Also scans files that a process has mapped, because writes through a mapping are not reported.
+        Also scans files that a process has mapped, because writes through a mapping are not reported, and the
+        directories of `within` that have not been watched so far.
         """
-        self._begin(relies=True)
-        dirty = {path: names if names is None else set(names) for path, names in dirty.items()}
+        self._begin(relies=True, only_within=True)
+        unwatched = [path for path in within if not self._watched(path)]
+        changed: dict[str, set[str] | None] = {path: set(names) for path, names in dirty.items()}
+        changed.update(dict.fromkeys(unwatched))
         for folder, name in self._mapped.changed(directory):
-            names = dirty.setdefault(folder, set())
+            names = changed.setdefault(folder, set())
             if names is not None:
                 names.add(name)
         with opened_directory(self._root, None) as root:
-            self._scan_dirty(root, directory, dirty)
+            self._watch(root, unwatched)
+            self._scan_dirty(root, directory, changed)
         self._name_trees(directory)
 
-    def _begin(self, *, relies: bool, reads_all: bool = False) -> None:
+    def _begin(self, *, relies: bool, only_within: bool, reads_all: bool = False) -> None:
         self._started_at = _file_clock()
         self._relies_on_watcher = relies
         self._reads_all = reads_all
+        self._only_within = only_within
         self._writeback.forget_devices()
         self.unstable.clear()
         self.changed = self._read = 0
 
-    def _watch_known(self, root: int, directory: Directory) -> None:
-        """Watch all known directories before scanning, so that later changes are reported."""
+    def _watch(self, root: int, paths: Iterable[str]) -> None:
+        """Watch known directories before scanning, so that later changes are reported."""
         assert self._watcher is not None  # noqa: S101
-        for path, _ in directory.walk():
+        for path in paths:
             try:
                 with opened_directory(path or ".", root) as fd:
                     self._watcher.watch(path, fd)
@@ -201,6 +208,9 @@ class Scanner:
         if parts and line[-1].mode != mode:
             line[-1].mode = mode
             self._touch(line[-2], parts[-1])
+        if names is None and parts and self._only_within and line[-1].ino != info.st_ino:
+            self._directory(fd, line[-1], path)  # another directory than the known one
+            return
         if names is None:
             names = self._list_again(fd, line[-1], path, info)
         for name in names:
@@ -208,8 +218,12 @@ class Scanner:
 
     def _list_again(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
         """List a directory again. Return new names and files to read. Removes missing names from `directory`."""
-        listed = set(os.listdir(fd))
-        to_scan = {name for name in listed if name not in directory.files and name not in directory.dirs}
+        with os.scandir(fd) as entries:
+            listed = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        # Also a name that is no longer a directory: what was below it need not be scanned on its own.
+        to_scan = {
+            name for name, is_dir in listed.items() if name not in (directory.dirs if is_dir else directory.files)
+        }
         for name in [name for name in (*directory.files, *directory.dirs) if name not in listed]:
             self._remove(directory, path, name)
         if self._reads_all:

@@ -14,8 +14,6 @@ import contextlib
 import os
 import stat
 import struct
-import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
@@ -113,6 +111,8 @@ def _gone(path: str) -> _Suspect:
 
 def _compare_with_treestat(root: int, shares: Sequence[Sequence[_Job]]) -> list[_Suspect] | None:
     """Do the same as `_compare_in_python` with one `treestat` process per share. Return None on failure."""
+    import subprocess  # only for large trees
+
     try:
         command = [str(program("treestat")), str(root)]
     except ProviderUnavailable:
@@ -140,7 +140,9 @@ def _compare_with_treestat(root: int, shares: Sequence[Sequence[_Job]]) -> list[
 def _unnamed_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("proofbox-questions"), "w+b")
-    return tempfile.TemporaryFile()
+    from tempfile import TemporaryFile
+
+    return TemporaryFile()
 
 
 def _question(path: str, directory: Directory) -> bytes:

@@ -2,14 +2,14 @@
 
 The first update starts from the cache of the last process (`cache.py`), or from the files that a fork has just written.
 If the tracker has missed nothing since the last update, only the reported names are read; otherwise, and for sealed
-snapshots, all files are scanned. If the files are a stack (`stack.py`), the directories in which
-nothing was written are known to be those of the lower directory, which the caller has to check.
+snapshots, all files are scanned. If the files are a stack (`stack.py`), the directories in which nothing was written
+are known to be those of the lower directory, which the caller has to check. They are neither scanned nor tracked.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from proofbox.core.files.nofollow import opened_directory
@@ -23,6 +23,9 @@ from proofbox.workspace.scanning.tracker import Tracker
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.tree import Directory
 
+LISTED = 200
+"""The maximum number of directories written in a stack that every update lists. With more, every directory is watched:
+an update then takes the same time however many there are."""
 Known = tuple[Directory, tuple[int, int, int]]
 """The known files, and the store position at that time."""
 
@@ -48,6 +51,8 @@ class WorkingTree:
         self._tracker = Tracker() if track else None
         self._scanner = Scanner(str(path), store, ignore, self._tracker)
         self._scanner.on_progress = on_progress
+        self._watches_all = False
+        """Whether the directories of a stack are watched in which nothing was written so far."""
         self._generation = store.generation
         self.directory: Directory | None = None
         """None if nothing is known or the knowledge is unreliable."""
@@ -99,7 +104,13 @@ class WorkingTree:
             within = self._stack.directories() if self._stack is not None and complete else None
             self._scanner.all(self.directory, thorough=sealed, within=within)
             return "sealed" if sealed else "scan"
-        self._scanner.scan_names(self.directory, dirty)
+        written: Collection[str] = ()
+        if self._stack is not None and not self._watches_all:
+            written = self._stack.directories()
+            if len(written) > LISTED:
+                self._watches_all = True
+                written = [path for path, _ in self.directory.walk()]
+        self._scanner.scan_names(self.directory, dirty, written)
         return "tracked"
 
     def is_settled(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -29,7 +28,7 @@ class LargeObjects:
     def write(self, chunks: Iterable[bytes]) -> tuple[bytes, int]:
         """Write an object. Return its digest and length."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        temporary = self._directory / (TEMPORARY_PREFIX + secrets.token_hex(8))
+        temporary = self._directory / (TEMPORARY_PREFIX + os.urandom(8).hex())
         found = hashlib.sha256()
         out = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

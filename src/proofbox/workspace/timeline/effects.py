@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -25,10 +25,12 @@ from proofbox.core.documents import stored
 from proofbox.core.files.locks import locked
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import printable
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace.model import EffectsHead, Snapshot
+
+if TYPE_CHECKING:
+    from proofbox.core.redaction.redactor import Redactor
 
 SCHEMA = "proofbox.effect/1"
 FILE = "effects.jsonl"
@@ -91,7 +93,8 @@ class EffectLog:
         self._lock = home / "effects.lock"
         self._clock: Clock = clock or SystemClock()
         self._ids = ids or IdSource(self._clock)
-        self._redactor = redactor or Redactor.from_environment(os.environ)
+        self._redactor = redactor
+        self._environment = dict(os.environ) if redactor is None else {}
 
     def new_id(self) -> str:
         return self._ids.new_id("eff")
@@ -113,6 +116,10 @@ class EffectLog:
         return Effect(id=self.new_id(), time=isoformat(self._clock.now()), phase="note", kind="repair", note=note)
 
     def _plain(self, effect: Effect) -> dict[str, Any]:
+        if self._redactor is None:
+            from proofbox.core.redaction.redactor import Redactor  # most commands only read the log
+
+            self._redactor = Redactor.from_environment(self._environment)
         plain: dict[str, Any] = msgspec.to_builtins(effect)
         plain.pop("seq", None)
         plain["schema"] = SCHEMA

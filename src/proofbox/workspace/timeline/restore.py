@@ -16,7 +16,6 @@ import os
 import stat
 import sys
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -221,6 +220,8 @@ def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
                     directory.files[name] = KnownFile(entry.mode, entry.digest, *times_of(info))
         directory.pack()
         entries.clear()
+
+    from concurrent.futures import ThreadPoolExecutor  # not needed to record snapshots
 
     # Relative to a descriptor: a path in a snapshot may already have the maximum length without a prefix.
     with opened_directory(root, None) as top:

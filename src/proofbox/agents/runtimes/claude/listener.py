@@ -2,54 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
-import msgspec
 
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import ApprovalDecision, Event, Integrity, TokenUsage, Usage
-from proofbox.agents.feed import Feed, Turn
+from proofbox.agents.feed import Feed
 from proofbox.agents.gateway.session_route import ModelRoute
 from proofbox.agents.runtimes.claude import permissions
 from proofbox.agents.runtimes.claude.decoder import ClaudeDecoder, usage_of
 from proofbox.agents.runtimes.claude.program import ClaudeProgram
 from proofbox.agents.runtimes.claude.threads import ClaudeThread, is_uuid, uuid_for
+from proofbox.agents.runtimes.thread_session import LiveThread
 from proofbox.agents.usage import added
 from proofbox.core.text import preview
 
 REPORTED_FIRST = 16
 
 
-class ActiveThread:
-    """A thread in use: its process, and what its messages have said so far."""
+class ActiveThread(LiveThread[ClaudeProgram]):
+    """A thread in use: its process, and what its messages have said so far. `turn` waits for its result."""
 
     def __init__(self, stored: ClaudeThread) -> None:
+        super().__init__(stored.id)
         self.stored = stored
         self.decoder = ClaudeDecoder()
-        self.program: ClaudeProgram | None = None
         self.counted: TokenUsage | None = None
         """The total that the process reported last; None before its first report."""
-        self.turn: Turn | None = None
-        """The turn that waits for its result."""
         self.under_way = False
         """The program works on that turn: a result belongs to it. Otherwise, the program works on its own."""
         self.result: dict[str, Any] | None = None
         self.over = anyio.Event()
         self.last_message = ""
 
+    def abandon(self, turn: str | None = None) -> list[Event]:
+        return self.decoder.abandon(turn)
+
 
 class ClaudeListener:
     """The listener of one session. `note_activity` is called with the turn that shows activity."""
 
     def __init__(
-        self, feed: Feed, route: ModelRoute, approvals: Sequence[ApprovalRule], note_activity: Callable[[str], None]
+        self,
+        feed: Feed,
+        route: ModelRoute,
+        approvals: Sequence[ApprovalRule],
+        note_activity: Callable[[str], None],
+        publish: Callable[[LiveThread[Any], Event], Awaitable[None]],
     ) -> None:
         self._feed = feed
         self._route = route
         self._approvals = approvals
         self._note_activity = note_activity
+        self._publish = publish
         self.garbage = 0
 
     async def on_message(self, thread: ActiveThread, message: dict[str, Any]) -> None:
@@ -95,9 +102,7 @@ class ClaudeListener:
 
     async def publish(self, thread: ActiveThread, event: Event) -> None:
         """Report an event of the thread. If a listener failed, the turn in progress ends."""
-        if event.turn:
-            self._note_activity(event.turn)
-        await self._feed.publish(msgspec.structs.replace(event, session=self._feed.session, thread=thread.stored.id))
+        await self._publish(thread, event)
         if self._feed.failure is not None:
             thread.over.set()
 

@@ -1,8 +1,4 @@
-"""A Claude Code session: one box on one workspace, and one process per thread.
-
-A process is started with its thread and ends with it. After a crash or an interrupt, the next turn starts another one,
-which resumes the thread. A turn is never repeated, because it may already have had effects.
-"""
+"""A Claude Code session: one box on one workspace, and one process per thread."""
 
 from __future__ import annotations
 
@@ -11,14 +7,11 @@ from typing import Any
 
 import anyio
 import msgspec
-from anyio.to_thread import run_sync
 
-from proofbox.agents.agent_box import box_facts, prepare_home, variables_of
+from proofbox.agents.agent_box import prepare_home
 from proofbox.agents.contract import SessionOptions
-from proofbox.agents.events import Integrity, ThreadStarted
+from proofbox.agents.events import ThreadStarted
 from proofbox.agents.feed import Turn
-from proofbox.agents.gateway.session_route import ModelRoute
-from proofbox.agents.hosted_session import HostedSession
 from proofbox.agents.runtimes.claude import permissions
 from proofbox.agents.runtimes.claude.binary import ClaudeBinary
 from proofbox.agents.runtimes.claude.listener import ActiveThread, ClaudeListener
@@ -27,22 +20,20 @@ from proofbox.agents.runtimes.claude.runtime import ClaudeCode
 from proofbox.agents.runtimes.claude.settings import ClaudeSettings
 from proofbox.agents.runtimes.claude.threads import ClaudeThread, ClaudeThreadStore, uuid_for
 from proofbox.agents.runtimes.process.dialects import failure_of
+from proofbox.agents.runtimes.thread_session import ThreadedSession
 from proofbox.core.clock import Clock
-from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.core.text import preview
-from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, RuntimeTimedOut
-from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
+from proofbox.errors import AgentError
 from proofbox.sandbox.contract import Mount
-from proofbox.sandbox.options import PolicyOptions
 
 INSIDE = "/run/claude"
-STARTS = 2
-"""How often a process is started that hangs before it answers `initialize`."""
 INTERRUPT_SECONDS = 5.0
 
 
-class ClaudeSession(HostedSession):
+class ClaudeSession(ThreadedSession[ActiveThread]):
+    _program_name = "claude"
+
     def __init__(
         self,
         runtime: ClaudeCode,
@@ -54,64 +45,38 @@ class ClaudeSession(HostedSession):
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        super().__init__(runtime, options, clock=clock, ids=ids)
+        super().__init__(runtime, options, settings.endpoint(), clock=clock, ids=ids)
         self.version = version
         self._settings = settings
         self._binary = binary
-        self._home = options.home or options.scratch / f"{self.id}-home"
         self._config = self._home / "config"
         self._store = ClaudeThreadStore(self._home)
-        self._route = ModelRoute(settings.endpoint(), self)
-        self._listener = ClaudeListener(self.feed, self._route, options.approvals, self._note_activity)
-        self._boxes = AsyncSandboxes(options.workspace, settings=options.box_settings, clock=self._clock, ids=self._ids)
-        self._box: AsyncSession | None = None
-        self._used: dict[str, ActiveThread] = {}
-        self._env: dict[str, str] = {}
+        self._listener = ClaudeListener(
+            self.feed, self._model_route, options.approvals, self._note_activity, self.publish_thread
+        )
         self._argv: list[str] = []
-        self._restarts = 0
-
-    async def open(self) -> None:
-        await super().open()
-        try:
-            await self._open_box()
-        except BaseException:
-            await self.close()
-            raise
 
     async def _open_box(self) -> None:
         options = self.options
         prepare_home(self._config, options, {})
-        self._background.spawn(self._route.keep_open)
-        policy: PolicyOptions = {**options.policy}
-        policy["doors"] = [*(options.policy.get("doors") or ()), *await self._route.doors()]
+        address = await self._open_route()
         program, home = str(self._binary.path), str(self._config)
+        mounts: list[str | Mount] = []
         if options.sandboxed:
             program, home = f"{INSIDE}/claude", f"{INSIDE}/home"
-            mounts: list[str | Mount] = [Mount(self._binary.path, program), Mount(self._config, home, writable=True)]
-            policy["mounts"] = [*(options.policy.get("mounts") or ()), *mounts]
-            if policy.get("network") is None:
-                policy["network"] = "none"
+            mounts = [Mount(self._binary.path, program), Mount(self._config, home, writable=True)]
         self._argv = [program, *self._settings.arguments()]
-        self._env = {**options.env, **self._settings.environment(home, self._route.base_url)}
-        self._box = await self._boxes.start_session(provider=options.provider if options.sandboxed else "off", **policy)
+        self._env = {**options.env, **self._settings.environment(home, address)}
+        await self._start_box(mounts)
 
     def facts(self) -> Mapping[str, Any]:
         return {
-            "transport": "stdio",
-            "version": self.version,
+            **super().facts(),
             "binary": str(self._binary.path),
             "found_by": self._binary.found_by,
-            "sandboxed": self.options.sandboxed,
             "permission_mode": self._settings.permission_mode,
             "model": self._settings.model,
-            **self._route.facts(),
             "garbage_lines": self._listener.garbage,
-            "restarts": self._restarts,
-            **(
-                {**box_facts(self._box.info), "variables": variables_of(self._box.inside, self._env)}
-                if self._box is not None
-                else {}
-            ),
         }
 
     # Threads
@@ -160,9 +125,9 @@ class ClaudeSession(HostedSession):
         at = ["--resume-session-at", stored.forked_at] if stored.forked_at else []
         return ["--resume", stored.forked_from, "--fork-session", "--session-id", stored.id, *at]
 
-    async def _start_program(self, thread: ActiveThread) -> None:
+    def _make_program(self, thread: ActiveThread) -> ClaudeProgram:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
-        box, id = self._box, thread.stored.id
+        box = self._box
 
         async def handle(message: dict[str, Any]) -> None:
             await self._listener.on_message(thread, message)
@@ -170,42 +135,25 @@ class ClaudeSession(HostedSession):
         async def serve(request: dict[str, Any]) -> dict[str, Any] | None:
             return await self._listener.on_request(thread, request, box.inside.guest_project)
 
-        for left in reversed(range(STARTS)):
-            program = ClaudeProgram(
-                box,
-                id,
-                argv=[*self._argv, *self._session_arguments(thread.stored)],
-                env=self._env,
-                cwd=thread.stored.folder or None,
-                on_message=handle,
-                on_garbage=self._listener.on_garbage,
-                answer=serve,
-                timeout=self.options.request_timeout,
-            )
-            self._background.spawn(program.run)
-            try:
-                await program.initialize(permissions.hooks(self.options.approvals))
-            except AgentError as error:
-                await program.end()
-                if isinstance(error, RuntimeTimedOut) and left:
-                    self._restarts += 1
-                    continue
-                raise RuntimeStartFailed(
-                    f"claude failed to start: {error.message}",
-                    op="start",
-                    fix_hints=["see its stderr in the details of this error", "check the sandbox: proofbox doctor"],
-                    details=error.details,
-                ) from None
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await program.end()
-                raise
-            thread.program, thread.counted = program, None
-            return
+        return ClaudeProgram(
+            box,
+            thread.id,
+            argv=[*self._argv, *self._session_arguments(thread.stored)],
+            env=self._env,
+            cwd=thread.stored.folder or None,
+            on_message=handle,
+            on_garbage=self._listener.on_garbage,
+            answer=serve,
+            timeout=self.options.request_timeout,
+        )
+
+    async def _prepare_program(self, thread: ActiveThread, program: ClaudeProgram) -> None:
+        await program.initialize(permissions.hooks(self.options.approvals))
+        thread.counted = None
 
     # Turns
 
-    async def _play(self, turn: Turn, prompt: str) -> None:
+    async def _run_turn(self, turn: Turn, prompt: str) -> None:
         thread = self._used[turn.thread]
         if thread.program is None or thread.program.ended.is_set():
             self._restarts += 1
@@ -233,33 +181,23 @@ class ClaudeSession(HostedSession):
             raise self._crashed(turn, program)
         failure = None
         if thread.result.get("is_error"):
-            failure = self._route.failure_of(turn) or _reported_failure(thread.result)
-        await self._route.settle(turn, complete=failure is None)
+            failure = self._model_route.failure_of(turn) or _reported_failure(thread.result)
+        await self._model_route.settle(turn, complete=failure is None)
         if failure is not None:
             raise failure
-
-    def _note_activity(self, turn: str) -> None:
-        self._last_activity[turn] = self._clock.monotonic()
 
     async def _leave_turn(self, thread: ActiveThread, turn: Turn) -> None:
         """Report what is left of a turn. Before that, a turn that was stopped has killed its processes."""
         if thread.result is None:
             await self._kill(turn)
-        for event in thread.decoder.abandon(turn.id):
-            await self._listener.publish(thread, event)
+        for event in thread.abandon(turn.id):
+            await self.publish_thread(thread, event)
         thread.decoder.ended = True
         thread.turn, thread.under_way = None, False
         if thread.last_message:
             turns = {**thread.stored.turns, turn.id: thread.last_message}
             thread.stored = msgspec.structs.replace(thread.stored, turns=turns)
             self._store.save(thread.stored)
-
-    def _crashed(self, turn: Turn, program: ClaudeProgram) -> AgentError:
-        error = program.ended_error("turn")
-        error.details |= {"replayed": False}
-        if error.details.get("cause"):  # the box ended, not just the program
-            turn.observed_failure = error
-        return error
 
     async def _kill(self, turn: Turn) -> None:
         """Interrupt the turn, so that its end is in the thread's history, then kill all processes of the thread."""
@@ -275,51 +213,6 @@ class ClaudeSession(HostedSession):
                 except AgentError:
                     pass
         await self._end_program(turn.thread, program)
-
-    async def _end_program(self, thread: str, program: ClaudeProgram) -> None:
-        if not await program.end() and self.broken is None:
-            message = "processes that the agent started may keep running until the session ends"
-            await self.feed.publish(Integrity(session="", thread=thread, code="COMMAND_NOT_ENDED", message=message))
-
-    async def _end_thread(self, thread: str) -> None:
-        used = self._used.get(thread)
-        if used is None:
-            return
-        program, used.program = used.program, None
-        if program is not None:
-            await program.exit()
-            await self._end_program(thread, program)
-        for event in used.decoder.abandon():
-            await self._listener.publish(used, event)
-
-    # The end
-
-    def _check_open(self) -> None:
-        super()._check_open()
-        if self._box is not None and self._box.info.state != "running":
-            raise RuntimeCrashed("the session's box has ended", op="session", fix_hints=["start another session"])
-
-    async def _commands_alive(self) -> int:
-        """End all programs. Return the number of commands that outlived them, and of programs that did not exit."""
-        if self._box is None:
-            return 0
-        killed = 0
-        for thread in self._used.values():
-            program, thread.program = thread.program, None
-            if program is not None:
-                killed += await program.exit()
-            for event in thread.decoder.abandon():
-                await self._listener.publish(thread, event)
-        try:
-            return killed + await self._box.commands_alive()
-        except ProofboxError:
-            return killed
-
-    async def _release(self) -> None:
-        await self._boxes.close()
-        self._route.close()
-        if self.options.home is None:
-            await run_sync(remove_tree, self._home)
 
 
 async def _when(event: anyio.Event, scope: anyio.CancelScope) -> None:

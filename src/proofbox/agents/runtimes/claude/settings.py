@@ -15,8 +15,6 @@ DEFAULT_ENDPOINT = "https://api.anthropic.com"
 DEFAULT_KEY = "ANTHROPIC_API_KEY"
 PLACEHOLDER = "held-by-the-gateway"
 """Sent instead of a key. The gateway replaces it; without any key, the program would refuse to start."""
-THREAD_VARIABLE = "PROOFBOX_CLAUDE_THREAD"
-"""Marks every process of a thread, so that it can be found after it has detached itself."""
 
 
 class ClaudeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from pathlib import Path
 
 import msgspec
 
-from proofbox.core.documents import require_version, stored
-from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import RuntimeProtocolError, UsageError
+from proofbox.agents.runtimes.thread_store import StoredThreads
+from proofbox.core.documents import stored
+from proofbox.errors import UsageError
 
 SCHEMA = "proofbox.claude_thread/1"
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -49,28 +48,6 @@ class ClaudeThread(msgspec.Struct, frozen=True):
         return self.turns[turn]
 
 
-class ClaudeThreadStore:
-    """Stores one JSON document per thread."""
-
+class ClaudeThreadStore(StoredThreads[ClaudeThread]):
     def __init__(self, home: Path) -> None:
-        self._directory = home / "threads"
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def save(self, thread: ClaudeThread) -> None:
-        """Write the thread atomically. No fsync: a thread is the agent's memory, not evidence."""
-        path = self._directory / f"{thread.id}.json"
-        temporary = path.with_suffix(".tmp")  # a thread has one session at a time
-        temporary.write_bytes(msgspec.json.encode(thread))
-        os.replace(temporary, path)
-
-    def load(self, id: str) -> ClaudeThread:
-        """Load a thread. Raises `UsageError` if it does not exist, `RuntimeProtocolError` if it can't be read."""
-        path = self._directory / f"{id}.json"
-        if not is_uuid(id) or not path.is_file():
-            raise UsageError(f"thread {id[:80]!r} does not exist in this home", op="thread")
-        try:
-            data = path.read_bytes()
-            require_version(data, SCHEMA, path)
-            return parse_json(data, ClaudeThread)
-        except (OSError, msgspec.DecodeError) as error:
-            raise RuntimeProtocolError(f"can't read thread {id}: {error}", op="thread") from None
+        super().__init__(home, ClaudeThread, SCHEMA, is_uuid)

@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from proofbox.core.dirs import cache_dir
 from proofbox.core.files.atomic import write_document
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import RuntimeIncompatible, StrategyUnavailable
+from proofbox.sandbox.host.scratch import Scratch
 
 MINIMUM = (0, 160, 0)
 INSTALL = (
@@ -128,9 +128,9 @@ def _schema(binary: Binary, version: str) -> Schema:
         return parse_json(place.read_bytes(), Schema)
     except (OSError, msgspec.DecodeError):
         pass
-    with tempfile.TemporaryDirectory(prefix="proofbox-codex-") as scratch:
-        _run(binary, "app-server", "generate-json-schema", "--out", scratch)
-        schema = Schema(version, {kind: _methods(Path(scratch) / f"{kind}.json") for kind in REQUIRED})
+    with Scratch() as scratch:
+        _run(binary, "app-server", "generate-json-schema", "--out", str(scratch))
+        schema = Schema(version, {kind: _methods(scratch / f"{kind}.json") for kind in REQUIRED})
     write_document(place, msgspec.json.encode(schema))
     return schema
 

@@ -46,6 +46,7 @@ class TurnEnder:
 
     async def stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn and its commands early. If Codex does not comply, kill the program."""
+        turn.is_stopping = True
         self._listener.verdicts.setdefault(turn.id, verdict)
         running = self._listener.decoder.running
         calls = set(running([turn.thread], turn.id))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import msgspec
 
-from proofbox.core.documents import require_version, stored
-from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import RuntimeProtocolError, UsageError
+from proofbox.agents.runtimes.thread_store import StoredThreads
+from proofbox.core.documents import stored
+from proofbox.errors import UsageError
 
 SCHEMA = "proofbox.thread/1"
 _NAME = re.compile(r"thread-[0-9a-z]{26}")
@@ -54,31 +53,6 @@ class Thread(msgspec.Struct, frozen=True):
         return [text for turn in self.turns for text in turn.told]
 
 
-class ThreadStore:
-    """Stores one JSON document per thread."""
-
+class ThreadStore(StoredThreads[Thread]):
     def __init__(self, home: Path) -> None:
-        self._directory = home / "threads"
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def save(self, thread: Thread) -> None:
-        """Write the thread atomically. No fsync: a thread is the agent's memory, not evidence."""
-        path = self._directory / f"{thread.id}.json"
-        temporary = path.with_suffix(".tmp")  # a thread has one session at a time
-        temporary.write_bytes(msgspec.json.encode(thread))
-        os.replace(temporary, path)
-
-    def load(self, id: str) -> Thread:
-        """Load a thread. Raises `UsageError` if it does not exist, `RuntimeProtocolError` if it can't be read.
-
-        Raises `VersionUnknown` if another version of proofbox wrote it.
-        """
-        path = self._directory / f"{id}.json"
-        if not _NAME.fullmatch(id) or not path.is_file():
-            raise UsageError(f"thread {id[:80]!r} does not exist in this home", op="thread")
-        try:
-            data = path.read_bytes()
-            require_version(data, SCHEMA, path)
-            return parse_json(data, Thread)
-        except (OSError, msgspec.DecodeError) as error:
-            raise RuntimeProtocolError(f"can't read thread {id}: {error}", op="thread") from None
+        super().__init__(home, Thread, SCHEMA, lambda id: _NAME.fullmatch(id) is not None)

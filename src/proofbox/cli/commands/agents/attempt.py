@@ -6,52 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.suite import RunPath
-from proofbox.cli.output import Document, columns, show
+from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
-from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
-from proofbox.lab.run.ledger import Ledger
 
 if TYPE_CHECKING:
     from proofbox.lab.reports.stored_attempts import StoredAttempt
+    from proofbox.lab.reports.suite_run import Explanation
+    from proofbox.lab.run.ledger import Ledger
 
 Run = Annotated[Path, Parameter(name="--run", help="A run's directory, or an --out directory, for its last run.")]
 Id = Annotated[str, Parameter(help="An attempt's id or a unique prefix of it, or the directory of its evidence.")]
-
-
-class AttemptsDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.attempts/1"
-    run_id: str
-    attempts: tuple[AttemptFacts, ...]
-
-
-class AttemptDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.attempt_show/1"
-    attempt: AttemptFacts
-    doubt: str | None
-    """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
-    documents: dict[str, Any]
-    """The JSON artifacts of its bundle, by name."""
-
-
-class AttemptDiffDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.attempt_diff/1"
-    attempt_id: str
-    step: int | None
-    """The number of the step; null: the whole attempt."""
-    diff: str
-    """What changed, as a redacted unified diff; empty if nothing changed."""
-
-
-class InterruptDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.attempt_interrupt/1"
-    attempt: AttemptFacts
-    conducted: bool
-    """Whether a process conducts the run; if not, the interruption takes effect when the run is resumed."""
 
 
 _STOPPED = {
@@ -71,7 +40,9 @@ def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     For example:
       proofbox attempt list out
     """
+    from proofbox.cli.commands.agents.documents import AttemptsDocument
     from proofbox.lab.reports.results import read_run
+    from proofbox.lab.reports.suite_run import AttemptFacts
 
     with _ledger(run) as (ledger, place):
         results = read_run(place, ledger)
@@ -91,7 +62,9 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
       proofbox attempt show answer.1 --run out
       proofbox attempt show t1
     """
+    from proofbox.cli.commands.agents.documents import AttemptDocument
     from proofbox.lab.reports.explain import read_documents
+    from proofbox.lab.reports.suite_run import AttemptFacts
 
     found = find(run, id)
     facts, why_not = AttemptFacts.of(found.attempt, found.bundle), found.doubt
@@ -134,6 +107,7 @@ def diff(
       proofbox attempt diff answer.1 --run out
       proofbox attempt diff t1 --step 2
     """
+    from proofbox.cli.commands.agents.documents import AttemptDiffDocument
     from proofbox.lab.reports.steps import diff_attempt
 
     found = find(run, id)
@@ -151,6 +125,8 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
     For example:
       proofbox attempt interrupt answer.1 --run out
     """
+    from proofbox.cli.commands.agents.documents import InterruptDocument
+    from proofbox.lab.reports.suite_run import AttemptFacts
     from proofbox.lab.run.plan import is_conducted
 
     with _ledger(run, read_only=False) as (ledger, place):
@@ -173,6 +149,7 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path]]:
     """Open the ledger of a run, and yield it with the run's directory."""
     from proofbox.lab.run.conductor import find_run
+    from proofbox.lab.run.ledger import Ledger
     from proofbox.lab.run.plan import ledger_path
 
     out, run_id = find_run(run)

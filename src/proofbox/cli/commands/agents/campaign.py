@@ -6,22 +6,21 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.suite import consents
 from proofbox.cli.live import Progress
-from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
+from proofbox.cli.output import Document, columns, show, write_json
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
 from proofbox.cli.schemas import json_schema
-from proofbox.config.consent import Widening, describe
-from proofbox.core.spec_files.problems import Problem
+from proofbox.config.consent import describe
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import CampaignInvalid, CampaignNotReady, ConsentRequired, RunInterrupted
+from proofbox.errors import ConsentRequired, RunInterrupted
 from proofbox.lab.campaign.spec import CampaignDocument as CampaignFile
 from proofbox.lab.reports.campaign_results import CampaignReport
 from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
@@ -39,34 +38,6 @@ Trust = Annotated[
 Jsonl = Annotated[bool, Parameter(name="--jsonl", help="Print events as they happen, one JSON object per line.")]
 
 
-class FlowFailure(msgspec.Struct, frozen=True):
-    flow: str
-    """The flow's id; empty: the whole campaign."""
-    code: str
-    message: str
-    fix_hints: tuple[str, ...]
-
-
-class CampaignLintDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.campaign_lint/1"
-    campaign: str | None
-    """The campaign's id; null: the file is invalid."""
-    flows: tuple[str, ...] = ()
-    """The ids of the flows."""
-    missions: tuple[str, ...] = ()
-    """The ids of the selected missions."""
-    attempts: int = 0
-    """Planned attempts, without retries."""
-    sha256: str | None = None
-    """The digest that would be registered now; null: the file is invalid."""
-    problems: tuple[Problem, ...] = ()
-    failures: tuple[FlowFailure, ...] = ()
-    """What prevents flows from running here."""
-    widenings: tuple[Widening, ...] = ()
-    """What the campaign asks for beyond your settings. `campaign run` needs your consent to it."""
-    error: ErrorBody | None = None
-
-
 class CampaignSchemaDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.campaign_schema/1"
     json_schema: dict[str, Any]
@@ -79,49 +50,23 @@ def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
     For example:
       proofbox campaign lint campaign.toml
     """
-    from proofbox.lab.campaign.reading import read_campaign
-    from proofbox.lab.campaign.registration import describe as describe_campaign
-    from proofbox.lab.campaign.registration import requests
-    from proofbox.lab.campaign.running import preflight
+    from proofbox.lab.campaign.linting import lint_campaign
 
-    try:
-        campaign = read_campaign(spec)
-    except CampaignInvalid as invalid:
-        problems = msgspec.convert(invalid.details.get("problems", []), tuple[Problem, ...])
-        document = CampaignLintDocument(ok=False, campaign=None, problems=problems, error=ErrorBody.of(invalid))
-        show(document, lambda: printable("\n".join(f"{spec}:{each}" for each in problems)), as_json=json)
-        return 1
-    failures: tuple[FlowFailure, ...] = ()
-    error = None
-    try:
-        preflight(campaign, Path())
-    except CampaignNotReady as unready:
-        failures = msgspec.convert(unready.details["failures"], tuple[FlowFailure, ...])
-        error = ErrorBody.of(unready)
-    flows = tuple(campaign.suites)
-    document = CampaignLintDocument(
-        ok=error is None,
-        campaign=campaign.id,
-        flows=flows,
-        missions=campaign.missions,
-        attempts=len(flows) * len(campaign.missions) * campaign.document.campaign.replicates,
-        sha256=describe_campaign(campaign, Path("campaign")).sha256,
-        failures=failures,
-        widenings=requests(campaign),
-        error=error,
-    )
+    found = lint_campaign(spec)
 
     def text() -> str:
-        sizes = f"{counted(len(flows), 'flow')}, {counted(len(campaign.missions), 'mission')}"
-        lines = [f"{spec}: campaign {campaign.id}, {sizes}, {counted(document.attempts, 'attempt')}"]
-        for each in failures:
+        if found.campaign is None:
+            return printable("\n".join(f"{spec}:{each}" for each in found.problems))
+        sizes = f"{counted(len(found.flows), 'flow')}, {counted(len(found.missions), 'mission')}"
+        lines = [f"{spec}: campaign {found.campaign}, {sizes}, {counted(found.attempts, 'attempt')}"]
+        for each in found.failures:
             lines.append(f"{f'flow {each.flow}: ' if each.flow else ''}{each.message} ({each.code})")
             lines += [f"  fix: {hint}" for hint in each.fix_hints]
-        lines += [f"asks for {each}" for each in describe(document.widenings)]
+        lines += [f"asks for {each}" for each in describe(found.widenings)]
         return printable("\n".join(lines))
 
-    show(document, text, as_json=json)
-    return 0 if document.ok else 1
+    show(found, text, as_json=json)
+    return 0 if found.ok else 1
 
 
 def schema(*, json: flags.Json = False) -> int:
@@ -202,9 +147,9 @@ def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
     For example:
       proofbox campaign status campaign
     """
-    from proofbox.lab.reports.campaign import load_campaign
+    from proofbox.lab.reports.campaign import campaign_status
 
-    found = load_campaign(out)
+    found = campaign_status(out)
     show(found, lambda: _status_text(found), as_json=json)
     return 0 if found.ok else 1
 
@@ -212,9 +157,7 @@ def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
 def report(
     out: OutPath = Path("campaign"),
     *,
-    format: Annotated[
-        Literal["table", "markdown"], Parameter(name="--format", help="A table, or Markdown for a pull request.")
-    ] = "table",
+    markdown: Annotated[bool, Parameter(name="--markdown", help="Print Markdown, for a pull request.")] = False,
     html: flags.Html = None,
     json: flags.Json = False,
 ) -> int:
@@ -225,7 +168,7 @@ def report(
 
     For example:
       proofbox campaign report campaign
-      proofbox campaign report campaign --format markdown > comment.md
+      proofbox campaign report campaign --markdown > comment.md
       proofbox campaign report campaign --html report.html
     """
     from proofbox.lab.reports.campaign import load_campaign
@@ -234,7 +177,7 @@ def report(
         from proofbox.cli.commands.evidence.view import write_html
 
         write_html(out, html)
-    return _show(load_campaign(out), json=json, markdown=format == "markdown")
+    return _show(load_campaign(out), json=json, markdown=markdown)
 
 
 def _run(start: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, jsonl: bool, json: bool) -> int:
@@ -279,23 +222,26 @@ def _show(found: CampaignReport, *, json: bool, markdown: bool = False) -> int:
 
 
 def _text(found: CampaignReport) -> str:
-    from proofbox.lab.reports.campaign_text import comparison_rows, flow_rows, notes
+    from proofbox.cli.health import wrapped
+    from proofbox.lab.reports.campaign_text import notes, tables
 
-    lines = [columns(flow_rows(found)), ""]
-    if found.comparisons:
-        lines += [columns(comparison_rows(found.comparisons)), ""]
-    lines += notes(found)
+    lines = [line for rows in tables(found) for line in (columns(rows), "")]
+    lines += map(wrapped, notes(found))
     return "\n".join([*lines, *_footer(found)])
 
 
 def _status_text(found: CampaignReport) -> str:
-    rows = [["FLOW", "STRATEGY", "DONE", "PASSED", "LOST", "RUN"]]
+    from proofbox.cli.health import health_table
+
+    rows = [["FLOW", "STRATEGY", "DONE", "PASSED", "LOST"]]
     for flow in found.flows:
         done = f"{flow.ended}/{flow.planned}"
-        rows.append([flow.flow, flow.strategy, done, str(flow.rate.passed), str(flow.bounds.lost), flow.run])
+        rows.append([flow.flow, flow.strategy, done, str(flow.rate.passed), str(flow.bounds.lost)])
     lines = [columns(rows)]
     if found.error is not None:
         lines.append(printable(f"{found.error.message} ({found.error.code})"))
+    if health := health_table(found.health):
+        lines += ["", health, ""]
     return "\n".join([*lines, *_footer(found)])
 
 

@@ -51,6 +51,8 @@ def plan(
             lines.append(f"about {found.seconds:.0f} s")
         if found.tokens is not None:
             lines.append(f"about {found.tokens:.0f} tokens")
+        if found.cost is not None:
+            lines.append(f"about {found.cost:.2f} {found.currency or ''}".rstrip())
         return printable("\n".join(lines))
 
     show(found, text, as_json=json)

@@ -10,21 +10,10 @@ import msgspec
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.attempt import Id, Run, find
 from proofbox.cli.commands.agents.trial import NO_FLAGS, AttemptArgs, summary
-from proofbox.cli.output import Document, show
+from proofbox.cli.output import show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import UsageError
-from proofbox.lab.attempt.adhoc.request import AttemptRun
-from proofbox.lab.attempt.documents import ForkedFrom
-
-
-class AttemptForkDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.attempt_fork/1"
-    fork: ForkedFrom
-    """The attempt and step that the workspace was forked from."""
-    workspace: str
-    attempt: AttemptRun | None
-    """The attempt that continued there; null if no prompt was given."""
 
 
 def fork(
@@ -54,6 +43,7 @@ def fork(
       proofbox attempt fork answer.1 retry --step 2 --run out
       proofbox attempt fork t1 --step 3 --prompt "now try it without the cache" --out t2
     """
+    from proofbox.cli.commands.agents.documents import AttemptForkDocument
     from proofbox.lab.attempt.adhoc.fork import fork_attempt
 
     found = find(run, id)

@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
-from proofbox.agents.contract import RuntimeCapabilities
-from proofbox.agents.runtimes.listing import RuntimeFacts, list_runtimes
-from proofbox.agents.strategies import decide_chain
 from proofbox.cli import flags
-from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.output import ErrorBody, columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
-from proofbox.config.settings import load
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import RuntimeChecksFailed
-from proofbox.sandbox.conformance.check import CheckResult
 
-
-class RuntimesDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.runtimes/1"
-    runtimes: tuple[RuntimeFacts, ...]
-    """All installed runtimes, in alphabetical order."""
-    chain: str
-    """The strategies that are tried here without --strategies."""
-    chain_origin: str
-
-
-class RuntimeCheckDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.runtime_check/1"
-    strategy: str
-    version: str
-    capabilities: RuntimeCapabilities
-    passed: int
-    failed: int
-    results: tuple[CheckResult, ...]
-    error: ErrorBody | None = None
+if TYPE_CHECKING:
+    from proofbox.agents.conformance import RuntimeReport
+    from proofbox.cli.commands.agents.documents import RuntimesDocument
+    from proofbox.sandbox.conformance.check import CheckResult
 
 
 def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
     """List the agent runtimes, their capabilities, and whether each works here.
 
+    Native runtimes are recommended by what was measured on this machine: reliability, overhead and cross-talk.
+
     For example:
       proofbox runtime list
       proofbox runtime list --json
     """
+    from proofbox.agents.health.recommendation import default_chain
+    from proofbox.agents.runtimes.listing import list_runtimes
+    from proofbox.agents.settings import RuntimeSettings
+    from proofbox.agents.strategies import decide_chain
+    from proofbox.cli.commands.agents.documents import RuntimesDocument
+    from proofbox.config.settings import load
+
     found = list_runtimes(project)
-    chain = decide_chain(config=load(project.resolve()).strategies)
+    settings = load(project.resolve())
+    default = partial(default_chain, RuntimeSettings(settings.runtimes))
+    chain = decide_chain(config=settings.strategies, default=default)
     document = RuntimesDocument(runtimes=found, chain=str(chain), chain_origin=chain.origin)
     show(document, lambda: _matrix(document), as_json=json)
     return 0
@@ -68,6 +59,9 @@ def check(
       proofbox runtime check scripted
       proofbox runtime check process --provider bubblewrap --only turns
     """
+    from proofbox.agents.conformance import CHECKS, run_conformance
+    from proofbox.cli.commands.agents.documents import RuntimeCheckDocument
+
     done: list[CheckResult] = []
     with passing_line(shown=watched(as_json=json)) as show_line:
 
@@ -94,6 +88,9 @@ def check(
 
 
 def _matrix(document: RuntimesDocument) -> str:
+    from proofbox.agents.contract import RuntimeCapabilities
+    from proofbox.cli.health import health_table, recommendation_line
+
     names = RuntimeCapabilities.__struct_fields__
     rows = [("", *(each.strategy for each in document.runtimes))]
     rows += [
@@ -112,8 +109,14 @@ def _matrix(document: RuntimesDocument) -> str:
         if not (each.available and each.compatible)
         for line in (f"{each.strategy}: {each.reason}", *(f"  fix: {hint}" for hint in each.fix_hints))
     ]
+    notes += [
+        recommendation_line(each.strategy, each.recommendation)
+        for each in document.runtimes
+        if each.recommendation is not None
+    ]
     notes.append(f"without --strategies: {document.chain} (source: {document.chain_origin})")
-    return columns(rows) + "\n\n" + printable("\n".join(notes))
+    health = health_table([each.health for each in document.runtimes])
+    return "\n\n".join(filter(None, [columns(rows), health, printable("\n".join(notes))]))
 
 
 def _report(report: RuntimeReport) -> str:

@@ -6,28 +6,25 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from proofbox.cli import flags, redirect_to_null
-from proofbox.cli.live import Progress
-from proofbox.cli.output import READER_LEFT, Document, ErrorBody, columns, show, write_json
+from proofbox.cli.output import READER_LEFT, ErrorBody, columns, show, write_json
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
-from proofbox.cli.schemas import json_schema
-from proofbox.config.consent import Widening, agree, describe
-from proofbox.core.spec_files.problems import Problem
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid, UsageError
-from proofbox.lab.reports.suite_run import SuiteRun
-from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
-from proofbox.lab.suite.spec import SuiteDocument as SuiteFile
 
 if TYPE_CHECKING:
+    from proofbox.config.consent import Widening
+    from proofbox.core.spec_files.problems import Problem
+    from proofbox.lab.reports.suite_run import SuiteRun
+    from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
     from proofbox.lab.suite.reading import Suite
 
 SpecPath = Annotated[
@@ -54,28 +51,6 @@ _AGENT_NAME = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 Jsonl = Annotated[bool, Parameter(name="--jsonl", help="Print events as they happen, one JSON object per line.")]
 
 
-class LintDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.suite_lint/1"
-    suite: str | None
-    missions: int
-    sha256: str | None
-    """The digest of the suite's content, independent of its formatting; null: the suite is invalid."""
-    problems: tuple[Problem, ...]
-    notes: Mapping[str, tuple[str, ...]] = {}
-    """For each mission written for another system, what is left out or done differently here."""
-    warnings: Mapping[str, tuple[str, ...]] = {}
-    """For each mission, how an agent could pass verification without doing the work."""
-    widenings: tuple[Widening, ...] = ()
-    """What the suite asks for beyond your settings. `suite run` needs your consent to it."""
-    error: ErrorBody | None = None
-
-
-class SchemaDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.suite_schema/1"
-    json_schema: dict[str, Any]
-    """The JSON Schema of suite files, in draft 2020-12."""
-
-
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
     """Check a suite file or Harbor tasks and list every problem. Exit 1 on any problem.
 
@@ -84,6 +59,9 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
     For example:
       proofbox suite lint suite.toml
     """
+    from proofbox.cli.commands.agents.documents import LintDocument
+    from proofbox.config.consent import describe
+    from proofbox.core.spec_files.problems import Problem
     from proofbox.lab.suite.opening import open_suite
 
     problems: tuple[Problem, ...] = ()
@@ -124,6 +102,10 @@ def schema(*, json: flags.Json = False) -> int:
     For example:
       proofbox suite schema > suite.schema.json
     """
+    from proofbox.cli.commands.agents.documents import SchemaDocument
+    from proofbox.cli.schemas import json_schema
+    from proofbox.lab.suite.spec import SuiteDocument as SuiteFile
+
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "proofbox suite"}
     found = {**dialect, **json_schema(SuiteFile)}
     show(
@@ -315,6 +297,8 @@ def _widenings(suite: Suite) -> tuple[Widening, ...]:
 
 def consents(required: ConsentRequired) -> bool:
     """Ask for consent at a terminal, and record it for the list shown."""
+    from proofbox.config.consent import Widening, agree, describe
+
     if sys.stdin is None or not sys.stdin.isatty():
         return False
     widenings = msgspec.convert(required.details["widenings"], tuple[Widening, ...])
@@ -329,6 +313,9 @@ def consents(required: ConsentRequired) -> bool:
 
 
 def _conduct(conduct: Callable[[OnSuiteEvent], SuiteRun], *, json: bool, jsonl: bool) -> int:
+    from proofbox.cli.live import Progress
+    from proofbox.lab.run.events import SuiteEvent
+
     with Progress(shown=watched(as_json=json or jsonl)) as progress:
 
         def handle_event(event: RunStarted | SuiteEvent) -> None:

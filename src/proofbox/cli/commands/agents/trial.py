@@ -7,36 +7,22 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.events import (
-    ApprovalDecision,
-    Event,
-    FileChange,
-    Message,
-    Notice,
-    Retrying,
-    TokenUsage,
-    ToolCall,
-)
-from proofbox.agents.steps import Step
-from proofbox.agents.strategies import CandidateResult
 from proofbox.cli import flags
-from proofbox.cli.output import Document, show
+from proofbox.cli.output import show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
-from proofbox.core.files.plain import open_plain
-from proofbox.core.parsing.toml import parse_toml
 from proofbox.core.text import preview, printable
 from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
-from proofbox.lab.attempt.adhoc.request import AttemptFailure, AttemptOptions, AttemptRun, CallMade, Status
-from proofbox.lab.attempt.claims import Claim
-from proofbox.lab.attempt.documents import ForkedFrom, IntegrityFinding
-from proofbox.lab.attempt.result import Verified
+
+if TYPE_CHECKING:
+    from proofbox.agents.contract import ApprovalRule
+    from proofbox.agents.events import Event
+    from proofbox.lab.attempt.adhoc.request import AttemptOptions, AttemptRun
 
 LINE = 160
 PROMPT_LIMIT = 4 << 20
@@ -122,6 +108,8 @@ class AttemptFlags(msgspec.Struct, frozen=True):
 
     def _settings(self) -> dict[str, Any]:
         """Collect the runtime settings from flags and from --set."""
+        from proofbox.core.parsing.toml import parse_toml
+
         settings: dict[str, Any] = {
             "base_url": self.base_url,
             "model": self.model,
@@ -144,41 +132,6 @@ class AttemptFlags(msgspec.Struct, frozen=True):
 
 NO_FLAGS = AttemptFlags()
 AttemptArgs = Annotated[AttemptFlags, Parameter(name="*")]
-
-
-class TryDocument(Document, frozen=True, kw_only=True):
-    """The members of an `AttemptRun`."""
-
-    schema: str = "proofbox.runtime_try/1"
-    attempt_id: str
-    mission_id: str
-    strategy: str
-    claimed: Claim
-    verified: Verified
-    infra: str | None
-    reason: str
-    bundle: str
-    status: Status
-    """`completed`: the agent finished its turn, and its files are sealed. `interrupted`: it was stopped."""
-    error: AttemptFailure | None
-    version: str
-    chain: tuple[CandidateResult, ...]
-    final_message: str
-    tool_calls: tuple[CallMade, ...]
-    steps: tuple[Step, ...]
-    usage: TokenUsage | None
-    thread_id: str
-    turn_id: str
-    workspace: str
-    snapshot_before: str
-    snapshot_after: str
-    session: dict[str, Any]
-    integrity: tuple[IntegrityFinding, ...]
-    calls_complete: bool
-    """False: calls may be missing from `tool_calls`; `integrity` states the reason."""
-    duration_ms: float
-    fork: ForkedFrom | None
-    """The attempt and step that it was forked from; null: not a fork."""
 
 
 def try_(
@@ -204,6 +157,7 @@ def try_(
       proofbox runtime try --strategies scripted --script play.toml --prompt go --json
       proofbox runtime try --strategies process --command 'my-agent --quiet' --prompt-file task.md
     """
+    from proofbox.cli.commands.agents.documents import TryDocument
     from proofbox.lab.attempt.adhoc.run import run_attempt
 
     run = run_attempt(attempt.read_prompt(), workspace, **attempt.options(box, require, json=json))
@@ -214,6 +168,8 @@ def try_(
 
 async def _progress(event: Event) -> None:
     """Print one line per action as it happens, escaped: an agent's output could contain terminal control sequences."""
+    from proofbox.agents.events import ApprovalDecision, FileChange, Message, Notice, Retrying, ToolCall
+
     match event:
         case ToolCall():
             end = event.status if event.exit_code is None else f"exit {event.exit_code}"
@@ -254,6 +210,8 @@ def summary(run: AttemptRun) -> str:
 
 
 def _prompt(text: str | None, file: Path | None) -> str:
+    from proofbox.core.files.plain import open_plain
+
     if (text is None) == (file is None):
         raise UsageError(
             "give one prompt, with --prompt or --prompt-file",
@@ -285,6 +243,8 @@ def _words(line: str) -> list[str]:
 
 
 def _approvals(given: tuple[str, ...]) -> tuple[ApprovalRule, ...]:
+    from proofbox.agents.contract import ApprovalRule
+
     rules = []
     for number, each in enumerate(given, 1):
         answer, colon, pattern = each.partition(":")

@@ -10,11 +10,7 @@ import msgspec
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.parameters import Parameter
-from proofbox.core.dirs import state_dir
-from proofbox.core.files.plain import read_plain
-from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.text import printable
-from proofbox.delivery.client.wire import AppSpec
 from proofbox.errors import UsageError
 
 SPEC_LIMIT = 1 << 20
@@ -80,8 +76,11 @@ def spec(
     For example:
       proofbox backend spec shop.json --enterprise-id e-1
     """
+    from proofbox.core.files.plain import read_plain
+    from proofbox.core.parsing.untrusted_json import parse_json
     from proofbox.delivery.backend.rules import BackendRefusal
     from proofbox.delivery.backend.specs import store_spec
+    from proofbox.delivery.client.wire import AppSpec
 
     given = read_plain(file, SPEC_LIMIT + 1)
     if len(given) > SPEC_LIMIT:
@@ -100,6 +99,8 @@ def spec(
 
 
 def _place(data: Path | None) -> Path:
+    from proofbox.core.dirs import state_dir
+
     place = state_dir() / "backend" if data is None else data.absolute()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     return place

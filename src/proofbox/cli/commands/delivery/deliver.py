@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.parameters import Parameter
-from proofbox.core.files.atomic import create_only
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.delivery.client.settings import BackendSettings, Timeouts
 from proofbox.delivery.client.wire import AppSpec
-from proofbox.delivery.documents import Delivery, DeliveryPlan
 from proofbox.errors import UsageError
+
+if TYPE_CHECKING:
+    from proofbox.delivery.client.settings import BackendSettings
+    from proofbox.delivery.documents import Delivery, DeliveryPlan
 
 AppId = Annotated[str, Parameter(name="--app-id", help="The app that the repository belongs to.")]
 EnterpriseId = Annotated[
@@ -44,6 +45,8 @@ class BackendFlags(msgspec.Struct, frozen=True):
     )
 
     def settings(self) -> BackendSettings:
+        from proofbox.delivery.client.settings import BackendSettings, Timeouts
+
         if not 0 < self.timeout <= 86_400:
             raise UsageError("--timeout must be a positive number of seconds, at most 86400", op="deliver")
         found = BackendSettings.from_environment(project=Path.cwd(), url=self.backend_url, allow_http=self.allow_http)
@@ -129,6 +132,7 @@ def spec(
     For example:
       proofbox deliver spec --enterprise-id e-1 --as-mission shop.toml
     """
+    from proofbox.core.files.atomic import create_only
     from proofbox.delivery.client.sync_client import BackendClient
     from proofbox.delivery.mission import mission_from_spec
 

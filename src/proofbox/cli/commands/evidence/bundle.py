@@ -13,11 +13,6 @@ from proofbox.cli.output import Document, ErrorBody, columns, readable, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import UsageError
-from proofbox.evidence.bundle import listing, repair
-from proofbox.evidence.bundle.reader import open_bundle_unverified, refusal
-from proofbox.evidence.store import transfer
-from proofbox.evidence.store.contract import open_store
-from proofbox.evidence.verify.verifier import verify as verify_path
 
 BundlePath = Annotated[Path, Parameter(help="A run's directory, or an output directory, for its LATEST run.")]
 
@@ -87,7 +82,9 @@ def list_(
       proofbox bundle list out
       proofbox bundle list out --json
     """
-    found = tuple(RunFacts(**run.as_json()) for run in listing.list_bundles(out))
+    from proofbox.evidence.bundle.listing import list_bundles
+
+    found = tuple(RunFacts(**run.as_json()) for run in list_bundles(out))
     show(BundlesDocument(bundles=found), lambda: _table(found), as_json=json)
     return 0
 
@@ -99,8 +96,11 @@ def show_(path: BundlePath, *, json: flags.Json = False) -> int:
       proofbox bundle show out
       proofbox bundle show out/run-01… --json
     """
+    from proofbox.evidence.bundle.listing import describe
+    from proofbox.evidence.bundle.reader import open_bundle_unverified
+
     seen = open_bundle_unverified(path)
-    facts = RunFacts(**listing.describe(seen.path).as_json())
+    facts = RunFacts(**describe(seen.path).as_json())
     artifacts = tuple(
         ArtifactFacts(each.path, each.file_size, each.sha256, each.schema_version)
         for each in (seen.index.artifacts.values() if seen.index else ())
@@ -124,6 +124,8 @@ def verify(path: BundlePath, *, key: flags.PublicKey = None, json: flags.Json = 
     For example:
       proofbox bundle verify out
     """
+    from proofbox.evidence.verify.verifier import verify as verify_path
+
     return show_verification(verify_path(path, key=None if key is None else str(key)), as_json=json)
 
 
@@ -150,6 +152,9 @@ def reindex(
       proofbox bundle reindex out/run-01… --strict
       proofbox bundle reindex out/run-01… --repair --json
     """
+    from proofbox.evidence.bundle.reader import refusal
+    from proofbox.evidence.bundle.repair import reindex_repair, reindex_strict
+
     if strict == repair_:
         raise UsageError(
             "give exactly one of --strict and --repair",
@@ -157,10 +162,10 @@ def reindex(
             fix_hints=["check only: --strict", "recompute the index: --repair"],
         )
     if repair_:
-        index, changes = repair.reindex_repair(path, lock=lock_mode, lock_timeout=lock_timeout)
+        index, changes = reindex_repair(path, lock=lock_mode, lock_timeout=lock_timeout)
         document = ReindexDocument(mode="repair", findings=(), changes=tuple(changes), repairs=index.repairs)
     else:
-        checked = repair.reindex_strict(path)
+        checked = reindex_strict(path)
         document = ReindexDocument(
             ok=checked.ok,
             mode="strict",
@@ -191,7 +196,10 @@ def push(path: BundlePath, store: StoreUrl, *, json: flags.Json = False) -> int:
     For example:
       proofbox bundle push out s3://evidence/nightly
     """
-    run_id = transfer.push_bundle(path, open_store(store))
+    from proofbox.evidence.store.contract import open_store
+    from proofbox.evidence.store.transfer import push_bundle
+
+    run_id = push_bundle(path, open_store(store))
     document = TransferDocument(run_id=run_id, store=store, path=str(path))
     show(document, lambda: printable(f"{run_id} is in {store}"), as_json=json)
     return 0
@@ -212,7 +220,10 @@ def pull(
       proofbox bundle pull s3://evidence/nightly out
       proofbox bundle pull s3://evidence/nightly out --run run-01…
     """
-    bundle = transfer.pull_bundle(open_store(store), out, run, lock=lock_mode, lock_timeout=lock_timeout)
+    from proofbox.evidence.store.contract import open_store
+    from proofbox.evidence.store.transfer import pull_bundle
+
+    bundle = pull_bundle(open_store(store), out, run, lock=lock_mode, lock_timeout=lock_timeout)
     document = TransferDocument(run_id=bundle.run_id, store=store, path=bundle.path)
     show(document, lambda: printable(bundle.path), as_json=json)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,11 +12,15 @@ from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
+from proofbox.core.spec_files.problems import Problem
 from proofbox.core.text import printable
-from proofbox.errors import PlanMismatch
-from proofbox.probes.plan import Plan, Probe, Profile
-from proofbox.probes.results import ChangedDecision, ProbeResult
+from proofbox.core.words import counted
+from proofbox.errors import PlanInvalid, PlanMismatch
+from proofbox.sandbox.probing.plan import Plan, Probe, Profile
+from proofbox.sandbox.probing.results import ChangedDecision, ProbeResult
 
+MANY = 3
+"""As many unknown results with the same detail are shown as one."""
 PlanName = Annotated[str, Parameter(help="A built-in plan (see `plan list`), or a file.")]
 
 
@@ -41,11 +46,25 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     id: str
     """The plan's id."""
     digest: str
-    """The digest of everything that decides what the plan measures."""
+    """The SHA-256 of the plan's file; of a built-in plan, that of the digests of its file and the corpus."""
     profiles: tuple[Profile, ...]
     """The profiles that the probes run in."""
     probes: tuple[Probe, ...]
     """The probes."""
+
+
+class PlanLintDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.plan_lint/1"
+    plan: str | None
+    """The plan's id; null: the file is invalid."""
+    digest: str | None = None
+    """The SHA-256 of the plan's file; null: the file is invalid."""
+    profiles: int = 0
+    """The number of profiles."""
+    probes: int = 0
+    """The number of probes, each counted once."""
+    problems: tuple[Problem, ...] = ()
+    error: ErrorBody | None = None
 
 
 class PlanRunDocument(Document, frozen=True, kw_only=True):
@@ -53,7 +72,7 @@ class PlanRunDocument(Document, frozen=True, kw_only=True):
     plan_id: str
     """The plan's id."""
     plan_digest: str
-    """The digest of everything that decides what the plan measures."""
+    """The SHA-256 of the plan's file; of a built-in plan, that of the digests of its file and the corpus."""
     run_id: str
     path: str | None
     """The bundle; null for a dry run."""
@@ -90,7 +109,7 @@ def list_(*, json: flags.Json = False) -> int:
     For example:
       proofbox plan list
     """
-    from proofbox.probes.corpus import built_in_plan, built_in_plans
+    from proofbox.sandbox.probing.corpus import built_in_plan, built_in_plans
 
     plans = [built_in_plan(name) for name in built_in_plans()]
     document = PlanListDocument(
@@ -116,13 +135,21 @@ def show_(plan: PlanName, *, json: flags.Json = False) -> int:
 
 
 def lint(plan: PlanName, *, json: flags.Json = False) -> int:
-    """Check a plan, and report every problem with its line.
+    """Check a plan, and report every problem with its line. Exit 1 on any.
 
     For example:
       proofbox plan lint my-plan.toml
     """
-    document = _loaded(plan)
-    text = f"{document.id}: {len(document.probes)} probes in {len(document.profiles)} profiles, no problems"
+    try:
+        found = _loaded(plan)
+    except PlanInvalid as invalid:
+        problems = msgspec.convert(invalid.details["problems"], tuple[Problem, ...])
+        wrong = PlanLintDocument(ok=False, plan=None, problems=problems, error=ErrorBody.of(invalid))
+        show(wrong, lambda: printable("\n".join(f"{plan}:{each}" for each in problems)), as_json=json)
+        return 1
+    profiles, probes = len(found.profiles), len(found.probes)
+    document = PlanLintDocument(plan=found.id, digest=found.digest, profiles=profiles, probes=probes)
+    text = f"{found.id}: {counted(probes, 'probe')} in {counted(profiles, 'profile')}, no problems"
     show(document, lambda: printable(text), as_json=json)
     return 0
 
@@ -140,7 +167,7 @@ def run(
         str | None,
         Parameter(
             name="--adapter",
-            help="Measure another sandbox: bwrap, docker-run, firejail, nsjail, srt, systemd-run, or a command line"
+            help="Measure another sandbox: bwrap, docker-run, firejail, srt, systemd-run, or a command line"
             " with {command} for the driver and {project} for the project's directory.",
         ),
     ] = None,
@@ -187,7 +214,7 @@ def run(
             trust=trust,
             lock_mode=lock_mode,
             lock_timeout=lock_timeout,
-            progress=lambda lane, number, total: show_line(f"{lane} ({number + 1} of {total})"),
+            progress=lambda *lane: show_line(_bar(*lane)),
         )
     wrong = [result for result in done.results if not result.matched]
     error = None
@@ -248,6 +275,10 @@ def _count(plan: Plan) -> int:
     return sum(len(plan.probes_of(profile.id)) for profile in plan.profile)
 
 
+def _bar(lane: str, number: int, total: int) -> str:
+    return f"[{'#' * number}{'-' * (total - number)}] {number + 1} of {total}: {lane}"
+
+
 def _plan_text(document: PlanDocument) -> str:
     rows = [[each.id, each.provider or "any", each.description] for each in document.profiles]
     probes = [[each.id, each.expect, each.operation, each.reason] for each in document.probes]
@@ -261,17 +292,19 @@ def _run_text(document: PlanRunDocument) -> str:
         f"{document.probes} probes: {document.allowed} allowed, {document.denied} denied, {document.unknown} unknown",
     ]
     own = [each for each in document.mismatches if each.mismatch != "control_failed"]
-    if own:
-        rows = [
-            [
-                f"{each.profile}/{each.probe_id}",
-                f"expected {each.expected}",
-                f"found {each.decision}",
-                f"{each.detail}; known: {each.explained}" if each.explained else each.detail,
-            ]
-            for each in own
+    times = Counter(each.detail for each in own if each.decision == "unknown")
+    rows = [
+        [
+            f"{each.profile}/{each.probe_id}",
+            f"expected {each.expected}",
+            f"found {each.decision}",
+            f"{each.detail}; known: {each.explained}" if each.explained else each.detail,
         ]
-        lines.append(columns(rows))
+        for each in own
+        if times[each.detail] < MANY or each.decision != "unknown"
+    ]
+    lines += [columns(rows)] if rows else []
+    lines += [f"{number} results are unknown: {printable(why)}" for why, number in times.items() if number >= MANY]
     if len(own) < len(document.mismatches):
         lines.append(f"{len(document.mismatches) - len(own)} other results do not count, because a control failed")
     lines.append("as the plan expects" if document.ok else "not as the plan expects")

@@ -11,7 +11,6 @@ from proofbox.cli.commands.evidence.verify import show_verification
 from proofbox.cli.output import Document, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
-from proofbox.evidence.verify.verifier import verify_packet
 
 
 class PromotionDocument(Document, frozen=True, kw_only=True):
@@ -110,6 +109,8 @@ def verify(
     For example:
       proofbox promotion verify out/run-01….promotion.json --key release.pub
     """
+    from proofbox.evidence.verify.verifier import verify_packet
+
     result = verify_packet(
         str(packet), key=None if key is None else str(key), bundle=None if bundle is None else str(bundle)
     )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from proofbox.cli import flags
 from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.lab.garbage import CollectedGarbage, collect_garbage
-from proofbox.lab.reports import scoring
-from proofbox.lab.reports.finding import EvidenceFinding
-from proofbox.lab.reports.scoring import MetricsReport, Validation
+
+if TYPE_CHECKING:
+    from proofbox.lab.garbage import CollectedGarbage
+    from proofbox.lab.reports.finding import EvidenceFinding
+    from proofbox.lab.reports.scoring import MetricsReport, Validation
 
 BundlePath = Annotated[Path, Parameter(help="A run's directory, an attempt's, or an --out directory.")]
 Strict = Annotated[
@@ -32,7 +33,9 @@ def validate(path: BundlePath = Path("out"), *, strict: Strict = False, json: fl
     For example:
       proofbox validate out --strict
     """
-    found = scoring.validate(path, strict=strict)
+    from proofbox.lab.reports.scoring import validate
+
+    found = validate(path, strict=strict)
     show(found, lambda: _validated(found), as_json=json)
     return 0 if found.ok else 1
 
@@ -52,7 +55,9 @@ def report(
       proofbox report out --strict --json
       proofbox report out --html report.html
     """
-    found = scoring.report(path, strict=strict)
+    from proofbox.lab.reports.scoring import report
+
+    found = report(path, strict=strict)
     if html is not None:
         from proofbox.cli.commands.evidence.view import write_html
 
@@ -85,6 +90,8 @@ def gc(
       proofbox gc out --older-than 30 --dry-run
       proofbox gc out --pin run-01…
     """
+    from proofbox.lab.garbage import collect_garbage
+
     found = collect_garbage(
         out,
         older_than=older_than,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -11,9 +11,10 @@ from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
-from proofbox.evidence.verify.check import BundleFinding
-from proofbox.evidence.verify.verification import Verification
-from proofbox.evidence.verify.verifier import verify as verify_path
+
+if TYPE_CHECKING:
+    from proofbox.evidence.verify.check import BundleFinding
+    from proofbox.evidence.verify.verification import Verification
 
 
 class CheckedCounts(msgspec.Struct, frozen=True):
@@ -78,6 +79,8 @@ def verify(
       proofbox verify out
       proofbox verify out/run-01… --key release.pub --json
     """
+    from proofbox.evidence.verify.verifier import verify as verify_path
+
     return show_verification(verify_path(path, key=None if key is None else str(key)), as_json=json)
 
 

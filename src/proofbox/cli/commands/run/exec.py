@@ -12,39 +12,19 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import msgspec
 
 from proofbox.cli import flags
-from proofbox.cli.output import Document, write_json
+from proofbox.cli.output import write_json
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
-from proofbox.sandbox.client.requests import parse_env
-from proofbox.sandbox.contract import (
-    DEFAULT_OUTPUT_CAP,
-    Diagnostic,
-    Event,
-    ExecResult,
-    Isolation,
-    OnOutput,
-    Output,
-    Policy,
-    ResourceUsage,
-    Truncated,
-)
+from proofbox.sandbox import DEFAULT_OUTPUT_CAP
 
 if TYPE_CHECKING:
+    from proofbox.cli.commands.run.documents import DeniedHost
+    from proofbox.sandbox.contract import Event, ExecResult, OnOutput, Output, RunningCommand
     from proofbox.sandbox.options import ExecOptions
 
-
 MAX_DENIED = 20
-
-
-class DeniedHost(msgspec.Struct, frozen=True):
-    host: str
-    port: int
-    """The port."""
-    count: int
-    """Number of requests."""
-    reason: str
 
 
 class DeniedHosts:
@@ -66,63 +46,18 @@ class DeniedHosts:
             self._others += 1
 
     def facts(self) -> tuple[DeniedHost, ...]:
+        from proofbox.cli.commands.run.documents import DeniedHost
+
         return tuple(DeniedHost(host, port, count, reason) for (host, port, reason), count in self._found.items())
 
     def print_to_stderr(self) -> None:
-        for each in self.facts():
-            times = f", {each.count} times" if each.count > 1 else ""
-            print(f"proofbox: denied {each.host}:{each.port} ({each.reason}{times})", file=sys.stderr)
+        for (host, port, reason), count in self._found.items():
+            times = f", {count} times" if count > 1 else ""
+            print(f"proofbox: denied {host}:{port} ({reason}{times})", file=sys.stderr)
         if self._others:
             print(f"proofbox: … and {counted(self._others, 'more request')} to other hosts", file=sys.stderr)
         if self._found:
             print("proofbox: to allow a host, add it to --network allow:HOST[:PORT],…", file=sys.stderr)
-
-
-class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
-    schema: str = "proofbox.exec/1"
-    provider: str
-    isolation: Isolation
-    exit_code: int
-    stdout: str
-    stderr: str
-    stdout_b64: str | None
-    """The exact bytes of stdout, if they are not UTF-8; null otherwise."""
-    stderr_b64: str | None
-    timed_out: bool
-    signal: int | None
-    truncated: Truncated
-    duration_ms: float
-    usage: ResourceUsage
-    policy: Policy
-    background: bool
-    survivors: bool
-    denied_hosts: tuple[DeniedHost, ...] | None
-    """The hosts that the allowlist denied, at most 20. Null in a session: see its `network.jsonl`."""
-    diagnostics: dict[str, Diagnostic]
-
-    @classmethod
-    def of(cls, result: ExecResult, denied: DeniedHosts | None) -> ExecDocument:
-        stdout, stdout_b64 = _text(result.stdout_bytes)
-        stderr, stderr_b64 = _text(result.stderr_bytes)
-        return cls(
-            provider=result.provider,
-            isolation=result.isolation,
-            exit_code=result.exit_code,
-            stdout=stdout,
-            stderr=stderr,
-            stdout_b64=stdout_b64,
-            stderr_b64=stderr_b64,
-            timed_out=result.timed_out,
-            signal=result.signal,
-            truncated=result.truncated,
-            duration_ms=result.duration_ms,
-            usage=result.usage,
-            policy=result.policy,
-            background=result.background,
-            survivors=result.survivors,
-            denied_hosts=None if denied is None else denied.facts(),
-            diagnostics=dict(result.diagnostics),
-        )
 
 
 class CommandFlags(msgspec.Struct, frozen=True):
@@ -150,18 +85,29 @@ class CommandFlags(msgspec.Struct, frozen=True):
     @contextlib.contextmanager
     def options(self, *, as_json: bool) -> Iterator[ExecOptions]:
         """Yield the options of the call. Once the command has started, signals to this process are passed on to it."""
-        from proofbox.sandbox.client.signals import forwarding_signals
-
         with open_stdin(self.stdin) as source, contextlib.ExitStack() as stack:
+
+            def forward_signals(running: RunningCommand) -> None:
+                from proofbox.sandbox.client.signals import forwarding_signals
+
+                stack.enter_context(forwarding_signals(running.signal))
+
             yield {
                 "cwd": self.cwd,
-                "env": parse_env(self.env),
+                "env": self._env(),
                 "timeout": self.timeout,
                 "stdin": source,
                 "max_output": self.max_output,
                 "on_output": None if as_json else writer(self.raw),
-                "on_start": lambda running: stack.enter_context(forwarding_signals(running.signal)),
+                "on_start": forward_signals,
             }
+
+    def _env(self) -> dict[str, str]:
+        if not self.env:
+            return {}
+        from proofbox.sandbox.client.requests import parse_env
+
+        return parse_env(self.env)
 
 
 NO_FLAGS = CommandFlags()
@@ -197,6 +143,8 @@ def exec_(
 
 def finish(result: ExecResult, denied: DeniedHosts | None = None, *, as_json: bool) -> int:
     if as_json:
+        from proofbox.cli.commands.run.documents import ExecDocument
+
         write_json(ExecDocument.of(result, denied))
     else:
         if result.timed_out:
@@ -210,11 +158,11 @@ def finish(result: ExecResult, denied: DeniedHosts | None = None, *, as_json: bo
 
 @contextlib.contextmanager
 def open_stdin(name: str | None) -> Iterator[BinaryIO | None]:
-    from proofbox.sandbox.client.terminal import own_stdin
-
     if name is None:
         yield None
     elif name == "-":
+        from proofbox.sandbox.client.terminal import own_stdin
+
         if sys.stdin is None:
             raise UsageError(
                 "--stdin - was given, but stdin is closed", op="exec", fix_hints=["use --stdin FILE", "omit --stdin"]
@@ -249,12 +197,3 @@ def writer(raw: bool) -> OnOutput:
         target.flush()
 
     return write
-
-
-def _text(data: bytes) -> tuple[str, str | None]:
-    try:
-        return data.decode("utf-8"), None
-    except UnicodeDecodeError:
-        from base64 import b64encode
-
-        return data.decode("utf-8", "replace"), b64encode(data).decode("ascii")

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import platform
+import os
+from typing import TYPE_CHECKING
 
 from proofbox.cli import flags
-from proofbox.cli.output import Document, columns, show
-from proofbox.sandbox.contract import Diagnostic, Isolation, ProbeResult
+from proofbox.cli.output import columns, show
 
-
-class ProbeDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.probe/1"
-    provider: str
-    isolation: Isolation
-    was_fallback: bool
-    fallback_from: str | None
-    diagnostics: dict[str, Diagnostic]
+if TYPE_CHECKING:
+    from proofbox.sandbox.contract import ProbeResult
 
 
 def probe(*, provider: flags.Provider = None, json: flags.Json = False) -> int:
@@ -25,6 +19,7 @@ def probe(*, provider: flags.Provider = None, json: flags.Json = False) -> int:
       proofbox probe
       proofbox probe --provider bubblewrap --json
     """
+    from proofbox.cli.commands.run.documents import ProbeDocument
     from proofbox.sandbox.service import Sandboxes
 
     with Sandboxes() as boxes:
@@ -47,6 +42,6 @@ def _text(found: ProbeResult) -> str:
     for name, each in found.diagnostics.items():
         mark = " (chosen)" if name == found.provider else ""
         rows.append((name + mark, each.isolation.value, "yes" if each.available else "no", each.reason))
-    possible = {name for name in found.diagnostics if platform.system() in provider_named(name).systems}
+    possible = {name for name in found.diagnostics if os.uname().sysname in provider_named(name).systems}
     hints = [f"  fix {name}: {hint}" for name in possible for hint in found.diagnostics[name].fix_hints]
     return "\n".join([columns(rows), *hints])

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
+from typing import TYPE_CHECKING, Annotated
 
 from proofbox.cli import flags
 from proofbox.cli.commands.run.exec import NO_FLAGS, CommandArgs, finish
-from proofbox.cli.output import Document, columns, readable, show
+from proofbox.cli.output import columns, readable, show
 from proofbox.cli.parameters import Parameter
 from proofbox.errors import UsageError
-from proofbox.sandbox.contract import DEFAULT_TTL
-from proofbox.sandbox.sessions import SessionInfo
+from proofbox.sandbox import DEFAULT_TTL
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.sessions import SessionInfo
 
 SessionId = Annotated[str, Parameter(help="The session's id, as `session start` or `session list` shows it.")]
-
-
-class SessionDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.session/1"
-    session: SessionInfo
-
-
-class SessionsDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.sessions/1"
-    sessions: tuple[SessionInfo, ...]
-    """All detached sessions of this user, including ended ones until they are pruned."""
-
-
-class PrunedDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.pruned/1"
-    stopped: tuple[str, ...]
-    """Running sessions that `--all` stopped."""
-    removed: tuple[str, ...]
-    """Sessions that were removed."""
 
 
 def start(
@@ -52,6 +33,7 @@ def start(
       proofbox session exec "$id" -- make
       proofbox session stop "$id"
     """
+    from proofbox.cli.commands.run.documents import SessionDocument
     from proofbox.sandbox.service import Sandboxes
 
     if not 1 <= ttl <= 10**7:
@@ -99,6 +81,7 @@ def list_(*, json: flags.Json = False) -> int:
       proofbox session list
       proofbox session list --json
     """
+    from proofbox.cli.commands.run.documents import SessionsDocument
     from proofbox.sandbox.service import Sandboxes
 
     with Sandboxes() as boxes:
@@ -113,6 +96,7 @@ def show_(session_id: SessionId, /, *, json: flags.Json = False) -> int:
     For example:
       proofbox session show ses-01…
     """
+    from proofbox.cli.commands.run.documents import SessionDocument
     from proofbox.sandbox.service import Sandboxes
 
     with Sandboxes() as boxes:
@@ -127,6 +111,7 @@ def stop(session_id: SessionId, /, *, json: flags.Json = False) -> int:
     For example:
       proofbox session stop ses-01…
     """
+    from proofbox.cli.commands.run.documents import SessionDocument
     from proofbox.sandbox.service import Sandboxes
 
     with Sandboxes() as boxes:
@@ -146,6 +131,7 @@ def prune(
       proofbox session prune
       proofbox session prune --all
     """
+    from proofbox.cli.commands.run.documents import PrunedDocument
     from proofbox.sandbox.service import Sandboxes
 
     stopped: list[str] = []
@@ -169,6 +155,8 @@ def _table(found: tuple[SessionInfo, ...]) -> str:
 
 
 def _details(found: SessionInfo) -> str:
+    import msgspec
+
     facts = msgspec.to_builtins(found, enc_hook=str)
     policy = facts.pop("policy")
     rows = [(name, readable(value)) for name, value in facts.items()]

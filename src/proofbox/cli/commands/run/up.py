@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proofbox.cli import flags
-from proofbox.cli.commands.run.exec import DeniedHosts, ExecDocument
+from proofbox.cli.commands.run.exec import DeniedHosts
 from proofbox.cli.output import show
 
 
@@ -25,6 +25,7 @@ def up(
       proofbox up
       proofbox up --access overlay -- bash
     """
+    from proofbox.cli.commands.run.documents import ExecDocument
     from proofbox.sandbox.service import Sandboxes
 
     denied = DeniedHosts()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import shlex
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from proofbox.agents.runtimes.listing import RuntimeFacts
 from proofbox.cli import flags
 from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
-from proofbox.lab.doctor import DoctorReport, PlanResult
-from proofbox.lab.doctor import doctor as run_doctor
-from proofbox.lab.run.limiter import ClosedGate
-from proofbox.sandbox.providers import provider_named
+
+if TYPE_CHECKING:
+    from proofbox.agents.runtimes.listing import RuntimeFacts
+    from proofbox.lab.doctor import DoctorReport, PlanResult
+    from proofbox.lab.run.limiter import ClosedGate
 
 
 def doctor(
@@ -44,6 +44,8 @@ def doctor(
       proofbox doctor --provider bubblewrap --quick --json
       proofbox doctor --deep
     """
+    from proofbox.lab.doctor import doctor as run_doctor
+
     with passing_line(shown=watched(as_json=json)) as show_line:
         found = run_doctor(
             provider=provider,
@@ -59,6 +61,8 @@ def doctor(
 
 
 def _text(document: DoctorReport) -> str:
+    from proofbox.sandbox.providers import provider_named
+
     rows = [("PROVIDER", "WORKS", "ISOLATION", "CHECKS PASSED", "NOT CLAIMED", "NOT CHECKED", "EXEC", "KILL")]
     notes: list[str] = []
     for name, found in document.providers.items():
@@ -66,7 +70,7 @@ def _text(document: DoctorReport) -> str:
         if report is None:
             rows.append((name, "no", found.works.isolation.value, "", "", "", "", ""))
             notes.append(f"{name}: {found.works.reason}")
-            if platform.system() in provider_named(name).systems:
+            if os.uname().sysname in provider_named(name).systems:
                 notes += [f"  fix: {hint}" for hint in found.works.fix_hints]
             continue
         passed, failed = len(report.of("passed")), report.of("failed")
@@ -95,12 +99,30 @@ def _plan(name: str, plan: PlanResult) -> list[str]:
 
 
 def _rest(document: DoctorReport) -> str:
-    return _runtimes(document.runtimes) + _closed(document.closed) + _gc(document)
+    from proofbox.cli.health import health_table
+
+    health = health_table([each.health for each in document.runtimes])
+    return (
+        _runtimes(document.runtimes)
+        + (f"\n\n{health}" if health else "")
+        + _closed(document.closed)
+        + _campaigns(document)
+        + _gc(document)
+    )
 
 
 def _closed(gates: tuple[ClosedGate, ...]) -> str:
     hint = "fix: wait, or if the limit no longer applies: rm"
     return "".join(printable(f"\n\n{gate}\n  {hint} {shlex.quote(gate.file)}") for gate in gates)
+
+
+def _campaigns(document: DoctorReport) -> str:
+    lines = []
+    for each in document.campaigns:
+        lines.append(f"\n\ncampaign {each.campaign} in {each.out}: {each.state}")
+        if each.state == "interrupted":
+            lines.append(f"\n  resume with: proofbox campaign resume {shlex.quote(each.out)}")
+    return printable("".join(lines))
 
 
 def _gc(document: DoctorReport) -> str:

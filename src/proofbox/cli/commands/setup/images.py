@@ -1,24 +1,29 @@
-"""`images`: list and download the images that boxes can use as their root file system."""
+"""`images`: list, build, download and import the images that boxes can use as their root file system."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, columns, show
 from proofbox.cli.parameters import Parameter
-from proofbox.cli.progress import progress_bar, watched
+from proofbox.cli.progress import passing_line, progress_bar, watched
 from proofbox.sandbox.images import catalogue as catalogues
-from proofbox.sandbox.images.catalogue import Image
+from proofbox.sandbox.images.image import Image, Source, architecture
 from proofbox.sandbox.paths import resolve_project
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.images.pull import PulledImage
 
 Arch = Annotated[str | None, Parameter(name="--arch", help="x86_64 or aarch64. Default: this machine's.")]
 Catalogue = Annotated[
     Path | None, Parameter(name="--catalogue", help="Another catalogue file instead of your own (images.toml).")
 ]
+
+Update = Annotated[bool, Parameter(name="--update", help="Replace the image in the project's lock file.")]
 
 
 class ImageFacts(msgspec.Struct, frozen=True):
@@ -26,22 +31,23 @@ class ImageFacts(msgspec.Struct, frozen=True):
     """The name that `--image` and `images pull` accept."""
     arch: str
     url: str
-    """The URL of its archive."""
+    """The URL of its archive; empty if it is not downloaded."""
     sha256: str
+    """The digest of its archive; empty if it is not built yet."""
     size: int | None
     """The archive's size in bytes; null: unknown."""
     default: bool
     """Whether `images pull` and `images default` use it by default."""
     description: str
     """A description for people; may be empty."""
+    source: Source
+    """Where it comes from: `archive`: a download. `build`: built on this machine. `import`: imported by you."""
     pulled: bool
     """Whether its archive is on this machine."""
 
     @classmethod
     def of(cls, image: Image) -> ImageFacts:
-        from proofbox.sandbox.images.pull import archive
-
-        return cls(**msgspec.structs.asdict(image), pulled=archive(image).exists())
+        return cls(**msgspec.structs.asdict(image), pulled=bool(image.sha256) and image.archive.exists())
 
 
 class ImagesDocument(Document, frozen=True, kw_only=True):
@@ -63,15 +69,16 @@ class PulledDocument(Document, frozen=True, kw_only=True):
     image: ImageFacts
     path: str
     downloaded: bool
-    """False if it was already present with the right digest."""
+    """Whether it was downloaded or built now; false if it was already present with the right digest."""
     lock: str
     """The project's lock file, which now pins the image by digest."""
 
 
 def list_(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = False) -> int:
-    """List the images in your catalogue, images.toml in proofbox's configuration directory.
+    """List the images that boxes can use: those of your catalogue, those of this machine, and the built-in ones.
 
-    There is no built-in catalogue. An entry looks like this:
+    `images build` builds a built-in image from Debian's packages. Your catalogue is images.toml in proofbox's
+    configuration directory. An entry looks like this:
 
       schema_version = "proofbox.images/1"
 
@@ -88,17 +95,17 @@ def list_(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = 
     """
     found = tuple(map(ImageFacts.of, catalogues.list_images(arch, catalogue=catalogue)))
     path = catalogue or catalogues.catalogue_file()
-    document = ImagesDocument(catalogue=str(path), arch=catalogues.architecture(arch), images=found)
+    document = ImagesDocument(catalogue=str(path), arch=architecture(arch), images=found)
     show(document, lambda: _table(document, path), as_json=json)
     return 0
 
 
 def default(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = False) -> int:
-    """Show the catalogue's default image.
+    """Show the image that `docker` uses if none is named: your catalogue's default, or debian-12.
 
     For example:
       proofbox images default
-      proofbox exec --provider docker --image "$(proofbox images default)" -- true
+      proofbox exec --image "$(proofbox images default)" -- cat /etc/os-release
     """
     image = catalogues.resolve_default_image(arch, catalogue=catalogue)
     show(ImageDocument(image=ImageFacts.of(image)), lambda: image.name, as_json=json)
@@ -114,7 +121,7 @@ def pull(
     project: flags.Project = Path(),
     arch: Arch = None,
     catalogue: Catalogue = None,
-    update: Annotated[bool, Parameter(name="--update", help="Replace the image in the project's lock file.")] = False,
+    update: Update = False,
     json: flags.Json = False,
 ) -> int:
     """Download an image, verify its digest, and lock the project to it (.proofbox/images.lock).
@@ -125,12 +132,70 @@ def pull(
       proofbox images pull
       proofbox images pull small --json
     """
-    from proofbox.sandbox.images.pull import LOCK_FILE, pull_image
+    from proofbox.sandbox.images.pull import pull_image
 
     with progress_bar(name or "default image", shown=watched(as_json=json)) as update_bar:
         pulled = pull_image(
             name, project_root=project, arch=arch, catalogue=catalogue, update=update, on_progress=update_bar
         )
+    return _show_pulled(pulled, project, json=json)
+
+
+def build(
+    name: Annotated[
+        str | None, Parameter(help="The built-in image, as `images list` shows it. Default: debian-12.")
+    ] = None,
+    /,
+    *,
+    project: flags.Project = Path(),
+    mirror: Annotated[
+        str | None, Parameter(name="--mirror", help="A Debian mirror. Default: the one that this machine's apt uses.")
+    ] = None,
+    update: Update = False,
+    json: flags.Json = False,
+) -> int:
+    """Build an image from Debian's signed packages with mmdebstrap, and lock the project to it.
+
+    Two builds from the same state of the mirror have the same digest. As root, the packages' scripts run as root in a
+    chroot.
+
+    For example:
+      proofbox images build
+      proofbox images build debian-12-python --json
+    """
+    from proofbox.sandbox.images.build import build_image
+    from proofbox.sandbox.images.recipes import DEFAULT
+
+    with passing_line(shown=watched(as_json=json)) as show_line:
+        built = build_image(
+            DEFAULT if name is None else name, project_root=project, mirror=mirror, update=update, on_line=show_line
+        )
+    return _show_pulled(built, project, json=json)
+
+
+def import_(
+    source: Annotated[str, Parameter(help="A directory, a tar archive, an OCI layout, or docker:IMAGE.")],
+    name: Annotated[str, Parameter(help="The name that `--image` will take.")],
+    /,
+    *,
+    json: flags.Json = False,
+) -> int:
+    """Import an image from a directory, a tar archive, an OCI layout, or the local container engine.
+
+    For example:
+      proofbox images import rootfs.tar.gz my-tools
+      proofbox images import docker:debian:12 debian
+    """
+    from proofbox.sandbox.images.imports import import_image
+
+    image = import_image(source, name)
+    show(ImageDocument(image=ImageFacts.of(image)), lambda: f"{image.name} {image.sha256}", as_json=json)
+    return 0
+
+
+def _show_pulled(pulled: PulledImage, project: Path, *, json: bool) -> int:
+    from proofbox.sandbox.images.pull import LOCK_FILE
+
     document = PulledDocument(
         image=ImageFacts.of(pulled.image),
         path=str(pulled.path),
@@ -144,10 +209,12 @@ def pull(
 def _table(document: ImagesDocument, path: Path) -> str:
     if not document.images:
         return f"no images for {document.arch}; {catalogues.how_to_add(path)}"
-    rows = [("IMAGE", "ARCH", "SIZE", "PULLED", "SHA256", "DESCRIPTION")]
+    rows = [("IMAGE", "SIZE", "HERE", "SHA256", "DESCRIPTION")]
     for image in document.images:
         name = f"{image.name} (default)" if image.default else image.name
         size = "" if image.size is None else f"{image.size / 1e6:.1f} MB"
-        pulled = "yes" if image.pulled else "no"
-        rows.append((name, image.arch, size, pulled, image.sha256[:12], image.description))
-    return columns(rows)
+        here = "yes" if image.pulled else "no"
+        rows.append((name, size, here, image.sha256[:12], image.description))
+    absent = next((each for each in document.images if not each.pulled), None)
+    verb = "build" if absent is not None and absent.source == "build" else "pull"
+    return columns(rows) + ("" if absent is None else f"\n\nget one with: proofbox images {verb} {absent.name}")

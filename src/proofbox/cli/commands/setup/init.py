@@ -11,7 +11,7 @@ import msgspec
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.parameters import Parameter
-from proofbox.config.settings import PROJECT_FILE, Settings
+from proofbox.config.settings import Settings
 from proofbox.errors import UsageError
 
 
@@ -50,6 +50,7 @@ def init(
       proofbox init --access overlay --memory 2048
       proofbox init --trust
     """
+    from proofbox.config.settings import PROJECT_FILE
     from proofbox.sandbox.initialize import initialize
 
     settings = Settings(

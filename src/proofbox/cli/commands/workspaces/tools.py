@@ -11,16 +11,16 @@ import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.commands.workspaces.workspace import Directory
-from proofbox.cli.output import Document, columns, show
+from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import CapabilitiesRefused, UsageError
-from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES, Grants
-from proofbox.workspace.timeline.effects import Effect
+from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES
 
 if TYPE_CHECKING:
     from proofbox.workspace.capabilities.capabilities import Capabilities
     from proofbox.workspace.capabilities.rules import PatternRules
+    from proofbox.workspace.timeline.effects import Effect
 
 CapabilitiesFlag = Annotated[
     str,
@@ -30,47 +30,6 @@ Check = Annotated[
     str | None,
     Parameter(name="--check", help="A command that must pass after each change, or the change is rolled back."),
 ]
-
-
-class EffectsDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.effects/1"
-    workspace: str
-    effects: tuple[Effect, ...]
-    """Oldest first, as selected by `--since` and `--limit`."""
-
-
-class ToolFacts(msgspec.Struct, frozen=True):
-    name: str
-    """The name to call it by."""
-    description: str
-    """The description for the model."""
-    parameters: dict[str, Any]
-    """The JSON Schema of its arguments."""
-    read_only: bool
-    """Whether it never changes anything."""
-    available: bool
-    """Whether the capabilities allow at least one use of it."""
-    reason: str = ""
-    """Why it is not available."""
-
-
-class ToolsDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.workspace_tools/1"
-    workspace: str
-    tools: tuple[ToolFacts, ...]
-    """All tools, including unavailable ones."""
-    capabilities: Grants
-    advisory: tuple[str, ...] = ("command", "clock", "random")
-    """Capabilities that no box enforces: they are only checked when a tool is called."""
-
-
-class CallDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.tool_result/1"
-    tool: str
-    result: dict[str, Any]
-    """The tool's result; its members depend on the tool."""
-    text: str
-    """The text that a model sees."""
 
 
 def effects(
@@ -87,6 +46,7 @@ def effects(
       proofbox workspace effects project
       proofbox workspace effects project --limit 20 --json
     """
+    from proofbox.cli.commands.workspaces.documents import EffectsDocument
     from proofbox.workspace.workspace import Workspace
 
     if limit is not None and not 1 <= limit <= sys.maxsize:
@@ -110,6 +70,7 @@ def tools(
     For example:
       proofbox workspace tools project --capabilities agent --json
     """
+    from proofbox.cli.commands.workspaces.documents import ToolFacts, ToolsDocument
     from proofbox.workspace.tools.toolbox import open_toolbox
 
     with open_toolbox(directory, capabilities=capabilities, track=False) as box:
@@ -150,6 +111,7 @@ def call(
       proofbox workspace call project read_file --args '{"path": "README.md"}'
       proofbox workspace call project run_command --args '{"command": "make test"}' --capabilities agent
     """
+    from proofbox.cli.commands.workspaces.documents import CallDocument
     from proofbox.workspace.tools.toolbox import open_toolbox
 
     given = _stdin() if args == "-" else args

@@ -20,6 +20,7 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import AgentRuntime, AgentSession, SessionOptions
 from proofbox.agents.environment import decide_environment
+from proofbox.agents.health.recommendation import default_chain
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.steps import reach_of
@@ -50,6 +51,7 @@ from proofbox.lab.attempt.adhoc.request import (
 from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.documents import ForkedFrom, IntegrityFinding, RequestedLimits
 from proofbox.lab.attempt.runner import Supervisor, supervise
+from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.run.plan import redactor_for
 from proofbox.lab.suite.meaning import LARGEST_PROMPT
@@ -115,8 +117,12 @@ class _AdHocSupervisor(Supervisor):
         ids = options.get("ids") or IdSource(clock)
         registry = options.get("registry") or installed()
         configured = config.load(root)
-        chain = decide_chain(flag=options.get("strategies"), config=configured.strategies)
         settings = RuntimeSettings(configured.runtimes, options.get("settings"))
+        chain = decide_chain(
+            flag=options.get("strategies"),
+            config=configured.strategies,
+            default=lambda: default_chain(settings, registry),
+        )
         settings.check(chain, registry)
         keys = _model_keys(chain, registry, settings)
         asked = (*configured.env, *options.get("env", ()))
@@ -160,6 +166,7 @@ class _AdHocSupervisor(Supervisor):
         try:
             await run_sync(self._make_home)
             ended = await supervise(self, self._bundle)
+            await run_sync(self._count, ended)
             if not self._turn_started:
                 raise self._infra or AgentError("the turn did not start", op="attempt")
             await run_sync(agree_to_forks, self._bundle)
@@ -167,6 +174,10 @@ class _AdHocSupervisor(Supervisor):
             with anyio.CancelScope(shield=True):
                 await run_sync(self._tidy_up)
         return self._run(ended)
+
+    def _count(self, ended: Ended) -> None:
+        first = self.context.chain.candidates[0].strategy
+        count_health(self._bundle, ended, strategy=first, is_retry=False, clock=self.context.clock)
 
     @property
     def _turn_started(self) -> bool:
@@ -259,7 +270,7 @@ class _AdHocSupervisor(Supervisor):
             snapshot_after="" if self._final is None else self._final.id,
             session={"id": runner["session_id"], **runner["facts"]},
             integrity=tuple(IntegrityFinding(each.code, each.message) for each in trace.integrity),
-            calls_complete=not self._doubt,
+            calls_complete=not self._incomplete_reason,
             duration_ms=round((self.context.clock.monotonic() - self._began) * 1000, 3),
             fork=self._fork,
         )

@@ -14,13 +14,10 @@ import time
 from proofbox.errors import SandboxLost
 from proofbox.sandbox.conformance.check import AGENT_HIDDEN, PROCESSES, ProviderChecks, expect
 from proofbox.sandbox.conformance.context import CheckContext, with_environment
-from proofbox.sandbox.conformance.probing import SystemCalls
+from proofbox.sandbox.conformance.probing import run_probes
 
 subject = ProviderChecks("agent")
 check = subject.check
-
-PTRACE_ATTACH = 16
-PTRACE_SEIZE = 0x4206
 
 # The agent is pid 1 or an ancestor, perhaps with a supervising process in between: all of them are attacked.
 _ANCESTORS = """
@@ -87,7 +84,7 @@ def memory(context: CheckContext) -> None:
 
 
 @check(AGENT_HIDDEN)
-def looks(context: CheckContext) -> None:
+def inspection(context: CheckContext) -> None:
     """The agent's environment, memory layout and list of descriptors are not visible."""
     result = context.sh(context.session(), _ANCESTORS + _LOOKING)
     expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
@@ -114,29 +111,7 @@ def descriptors_of_the_agent(context: CheckContext) -> None:
 @check(PROCESSES)
 def tracing(context: CheckContext) -> None:
     """A command can neither trace nor take a descriptor from pid 1 or its own parent."""
-    session = context.session()
-    context.fence(session)
-    calls = SystemCalls(context, session)
-    for first in (("pid 1", "pidfd_open", 1, 0), ("the parent", "getppid")):
-        target: object = 1 if first[0] == "pid 1" else "$"
-        done = calls.allowed(
-            first,
-            ("PTRACE_SEIZE", "ptrace", PTRACE_SEIZE, target, 0, 0),
-            first,
-            ("PTRACE_ATTACH", "ptrace", PTRACE_ATTACH, target, 0, 0),
-        )
-        expect(set(done) <= {first[0]}, f"{first[0]} can be traced: {', '.join(done[1:])}")
-    stolen = calls.allowed(
-        *(
-            call
-            for fd in (0, 1, 2, 10, 13, 16, 17, 18, 19, 20)
-            for call in ((f"pid {fd}", "pidfd_open", 1, 0), (f"descriptor {fd}", "pidfd_getfd", "$", fd, 0))
-        )
-    )
-    expect(
-        not [label for label in stolen if label.startswith("descriptor")], f"descriptors taken from the agent: {stolen}"
-    )
-    context.alive(session)
+    run_probes(context, "process.trace-*", "process.descriptor-*")
 
 
 @check()
@@ -223,7 +198,7 @@ def stopped_while_it_starts(context: CheckContext) -> None:
 
 
 @check(PROCESSES)
-def kill_all_is_no_way_out(context: CheckContext) -> None:
+def daemon_that_kills_all(context: CheckContext) -> None:
     """A daemon that first kills everything it can reach still ends with the session."""
     session = context.session()
     context.fence(session)

@@ -47,7 +47,7 @@ def signal_deaths(context: CheckContext) -> None:
 
 
 @check()
-def what_never_ran(context: CheckContext) -> None:
+def not_started(context: CheckContext) -> None:
     """A command that can't be started raises an error, unlike one that runs and fails."""
     session = context.session()
     plain, empty = context.project / "plain", context.project / "garbage"
@@ -68,7 +68,7 @@ def what_never_ran(context: CheckContext) -> None:
 
 
 @check()
-def arguments_as_given(context: CheckContext) -> None:
+def arguments(context: CheckContext) -> None:
     """No shell interprets the arguments: each arrives unchanged, including empty and unprintable ones."""
     session = context.session()
     words = ["", "a b", "$HOME", "*", "'\"", "\\", "-n", "\n", "ü", "x" * 100_000]
@@ -168,7 +168,7 @@ def odd_project_names(context: CheckContext) -> None:
 
 
 @check()
-def many_at_once(context: CheckContext) -> None:
+def concurrent_commands(context: CheckContext) -> None:
     """Commands of one session run concurrently, each with its own streams and exit code."""
     session = context.session()
     up = threading.Semaphore(0)
@@ -190,7 +190,7 @@ def many_at_once(context: CheckContext) -> None:
 
 
 @check()
-def one_death_among_many(context: CheckContext) -> None:
+def one_failure_among_many(context: CheckContext) -> None:
     """A command that dies or times out affects neither its session nor the other commands in it."""
     session = context.session()
     up = threading.Event()
@@ -241,7 +241,7 @@ def private_project(context: CheckContext) -> None:
 
 
 @check()
-def result_of_an_unread_error(context: CheckContext) -> None:
+def errors_have_diagnostics(context: CheckContext) -> None:
     """Every error from a box names its provider and carries diagnostics."""
     session = context.session()
     try:

@@ -47,7 +47,7 @@ def used_by_another_process(context: CheckContext) -> None:
 
 
 @check(DETACHED)
-def ended_by_its_idle_time(context: CheckContext) -> None:
+def idle_timeout(context: CheckContext) -> None:
     """A session ends after its idle time, with everything that its commands left running."""
     id = _run_client(context, "start", "1", _DAEMON, context.marker, BEAT)["id"]
     # get_session() may count as use and restart the idle time, so first watch the file that the daemon writes.

@@ -59,7 +59,7 @@ for _name, _script in ESCAPEES.items():
 
 
 @check()
-def timeout_is_said(context: CheckContext) -> None:
+def timeout_is_reported(context: CheckContext) -> None:
     session, result = _timed_out_after_output(context, "echo up; sleep 60")
     if result is not None:
         expect(result.stdout == "up\n", f"the output before the timeout is {result.stdout!r}")
@@ -73,7 +73,7 @@ def timeout_is_said(context: CheckContext) -> None:
 
 
 @check()
-def grace_before_the_kill(context: CheckContext) -> None:
+def grace_period(context: CheckContext) -> None:
     """With a grace period, SIGTERM comes first. A command that obeys it counts as timed out; others are killed."""
     _, result = _timed_out_after_output(context, "trap 'echo bye; exit 7' TERM; echo up; sleep 60 & wait", grace=30)
     if result is not None:
@@ -102,7 +102,7 @@ def only_its_own_tree(context: CheckContext) -> None:
 
 
 @check()
-def the_end_of_a_box(context: CheckContext) -> None:
+def end_of_session(context: CheckContext) -> None:
     """Stopping a session kills the processes that its commands left, without waiting for them to finish."""
     session = context.session()
     context.sh(session, ESCAPEES["daemon"].replace("sleep 60", "until [ -s beat ]; do sleep 0.05; done"), BEAT)
@@ -116,7 +116,7 @@ def the_end_of_a_box(context: CheckContext) -> None:
 
 
 @check()
-def abandoned_by_its_caller(context: CheckContext) -> None:
+def abandoned_command(context: CheckContext) -> None:
     """A caller interrupted while waiting (as by Ctrl-C) leaves no command running and keeps its session."""
 
     class Interrupted(Exception):

@@ -19,6 +19,7 @@ from proofbox.sandbox.conformance.check import (
     expect,
 )
 from proofbox.sandbox.conformance.context import CheckContext, commands_of, settled
+from proofbox.sandbox.conformance.probing import run_probes
 from proofbox.sandbox.contract import Isolation
 from proofbox.sandbox.service import Session
 
@@ -95,9 +96,7 @@ def processes(context: CheckContext) -> None:
     expect(result.timed_out, f"the fork bomb ended before its timeout: exit {result.exit_code}")
     expect(most <= PROCESSES, f"{most} processes were alive under a limit of {PROCESSES}")
     context.alive(session)
-    counted = context.sh(session, 'n=0; while [ $n -lt 80 ]; do sleep 2 & n=$((n+1)); echo "$n"; done', timeout=1.5)
-    reached = len(counted.stdout.split())
-    expect(reached < PROCESSES, f"{reached} children were started under a limit of {PROCESSES}")
+    run_probes(context, "limit.pids", "limit.pids-below", pids=64)
     # The remaining processes fill the box to its limit: commands may be refused until they end, but not afterwards.
     settled(lambda: _error_codes(context, session))
     context.alive(session)
@@ -156,24 +155,11 @@ def _work(context: CheckContext, session: Session, commands: int) -> int:
 @check(DISK)
 def disk(context: CheckContext) -> None:
     """Writing more than the size limit of the overlay fails, and the project is not changed."""
-    session = context.session(access="overlay", disk=8)
-    result = context.sh(
-        session,
-        "head -c 3000000 /dev/zero > fits && echo fits; dd if=/dev/zero of=big bs=1000000 count=30; wc -c < big",
-    )
-    expect("fits" in result.stdout, f"3 MB do not fit into an overlay of 8 MB: {result.stderr!r}")
-    expect(
-        "space" in result.stderr.lower(),
-        f"writing 30 MB to an overlay of 8 MB did not fail for lack of space: {result.stderr!r}",
-    )
-    size = int(result.stdout.split()[-1])
-    expect(size <= 8 << 20, f"a file of {size} bytes is in an overlay of 8 MB")
-    expect(not any(context.project.iterdir()), "the project was written to")
-    context.alive(session)
+    run_probes(context, "limit.disk", "limit.disk-below", access="overlay", disk=16)
 
 
 @check()
-def of_one_process(context: CheckContext) -> None:
+def process_limits(context: CheckContext) -> None:
     session = context.session()
     result = context.sh(session, "ulimit -n", limits={"open_files": 50})
     expect(result.stdout.strip() == "50", f"a limit of 50 open files was set to {result.stdout.strip()}")
@@ -187,7 +173,7 @@ def of_one_process(context: CheckContext) -> None:
 
 
 @check(FILESYSTEM)
-def out_of_reach(context: CheckContext) -> None:
+def control_groups(context: CheckContext) -> None:
     """A command can't write to the control groups of its box."""
     session = context.session(pids=PROCESSES) if context.enforcement.pids else context.session()
     script = """

@@ -29,7 +29,7 @@ LOSS_TIMEOUT = 5.0
 
 
 @check()
-def under_commands(context: CheckContext) -> None:
+def during_commands(context: CheckContext) -> None:
     """When the agent is killed from outside while three commands run, all three callers get the error immediately."""
     _needs_host_processes(context)
     session = context.session()
@@ -75,7 +75,7 @@ def between_commands(context: CheckContext) -> None:
 
 
 @check()
-def stopped_under_a_command(context: CheckContext) -> None:
+def stopped_during_a_command(context: CheckContext) -> None:
     """When another thread stops the session, a thread that waits for a command gets an error and does not hang."""
     session = context.session()
     started = threading.Event()

@@ -59,7 +59,7 @@ def refusals(context: CheckContext) -> None:
 
 
 @check()
-def values_without_sense(context: CheckContext) -> None:
+def invalid_values(context: CheckContext) -> None:
     invalid: list[PolicyOptions] = [
         {"memory": 0},
         {"memory": -5},
@@ -74,7 +74,7 @@ def values_without_sense(context: CheckContext) -> None:
 
 
 @check()
-def stated(context: CheckContext) -> None:
+def reported_policy(context: CheckContext) -> None:
     """The result states the policy that was enforced, including defaults."""
     policy = context.once("true").policy
     expect(policy.network in ("none", "full"), f"the result states the network {policy.network!r}")
@@ -102,7 +102,7 @@ def mounts(context: CheckContext) -> None:
 
 
 @check(MOUNTS)
-def the_project_mounted_is_where_commands_begin(context: CheckContext) -> None:
+def mounted_project(context: CheckContext) -> None:
     """If the project is mounted at another path, commands start there, and relative directories are below it."""
     (context.project / "below").mkdir()
     session = context.session(mounts=[Mount(context.project, "/place/of/it", writable=True)])

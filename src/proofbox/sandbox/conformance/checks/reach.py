@@ -10,6 +10,7 @@ from proofbox.errors import PathRefused
 from proofbox.sandbox.conformance.check import FILESYSTEM, MOUNTS, NotApplicable, ProviderChecks, expect
 from proofbox.sandbox.conformance.checks.filesystem import OTHER_UID
 from proofbox.sandbox.conformance.context import CheckContext, with_environment
+from proofbox.sandbox.conformance.probing import run_probes
 from proofbox.sandbox.contract import Isolation, Mount
 
 subject = ProviderChecks("reach")
@@ -20,17 +21,6 @@ _SHARED = frozenset(
     ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "nix", "etc", "proc", "dev", "sys")
 )
 _HOSTS_OWN = ("/etc/machine-id", "/etc/fstab", "/etc/hostname", "/etc/ssh/sshd_config", "/etc/crontab")
-_PRIVATE = "/etc/shadow /etc/gshadow /etc/shadow- /etc/sudoers /etc/ssl/private/* /root/.ssh/* /root/.* /etc/ssh/*_key"
-_BY_PROC = """
-for p in /proc/[0-9]* /proc/self /proc/thread-self; do
-    for w in "root$1" "cwd$1" cwd/../outside/secret "cwd/../../../../../..$1" "task/*/root$1"; do
-        cat "$p/"$w
-    done
-    for f in "$p"/fd/*; do
-        cat "$f$1" "$f/../outside/secret"
-    done
-done 2>/dev/null
-"""
 _LINK = """
 n=0
 for f in "$@"; do
@@ -44,20 +34,22 @@ done
 @check(FILESYSTEM)
 def outside_by_path(context: CheckContext) -> None:
     """Files next to the project can't be reached by any path, nor can the caller's home."""
-    secret, text = context.secret()
-    session = context.session()
-    names = ["../outside/secret", "/proc/self/cwd/../outside/secret", f"{context.project}/../outside/secret"]
-    for name in (str(secret), f"//{secret}", *names):
-        result = context.sh(session, 'cat "$1"; cat < "$1"', name)
-        expect(text not in result.stdout, f"{name} was read")
-    tampering = "mkdir -p ../outside; for f in new secret; do echo x >> ../outside/$f; done; echo x > ../new"
-    context.sh(session, f"{tampering}; rm -rf ../outside")
-    expect(secret.exists() and secret.read_text() == text + "\n", "a file outside the project was changed or removed")
-    strays = [str(path) for path in (context.outside / "new", context.scratch / "new") if path.exists()]
-    expect(not strays, f"a command created {strays}")
+    run_probes(
+        context,
+        *("control.outside-read", "outside.by-dots", "outside.by-cwd", "outside.stat", "outside.list"),
+        *(
+            "outside.handle",
+            "outside.write",
+            "outside.create",
+            "outside.unlink",
+            "outside.truncate",
+            "outside.rename",
+            "outside.chmod",
+        ),
+    )
     home = Path.home()
     if home.is_dir() and not context.project.is_relative_to(home):
-        listed = context.sh(session, 'ls -A "$1" 2>/dev/null', str(home)).stdout.splitlines()
+        listed = context.once('ls -A "$1" 2>/dev/null', str(home)).stdout.splitlines()
         seen = sorted(set(listed) & set(os.listdir(home)))
         expect(not seen, f"files in the caller's home are visible: {seen[:3]}")
 
@@ -90,23 +82,15 @@ def only_what_was_allowed(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def outside_by_symlink(context: CheckContext) -> None:
     """A link in the project that points outside it can be used neither for reading nor for writing."""
-    secret, text = context.secret()
-    (context.project / "link").symlink_to(secret)
-    (context.project / "directory").symlink_to(context.outside)
-    (context.project / "relative").symlink_to("../outside/secret")
-    (context.project / "magic").symlink_to(f"/proc/1/root{secret}")
-    script = "for f in link relative directory/secret magic; do cat $f; echo x >> $f; done; echo x > directory/new"
-    result = context.sh(context.session(), script)
-    expect(text not in result.stdout, "the secret was read through a link")
-    expect(secret.read_text() == text + "\n", "a file outside the project was written to through a link")
-    expect(not (context.outside / "new").exists(), "a file was created outside the project through a link")
+    links = ("outside.by-link", "outside.by-root-link", "outside.by-parent-link")
+    run_probes(context, *links, "outside.write-by-link", "outside.create-by-link")
 
 
 @check(FILESYSTEM)
 def outside_by_hardlink(context: CheckContext) -> None:
     """Files outside the project can't be hard-linked into it, where they would be writable."""
-    secret, _ = context.secret()
-    targets = [str(secret), "/etc/passwd", "/usr/bin/env", "/bin/sh", "/proc/1/exe", "/proc/self/exe", "/run/boxagent"]
+    run_probes(context, "outside.link")
+    targets = ["/etc/passwd", "/usr/bin/env", "/bin/sh", "/proc/1/exe", "/proc/self/exe", "/run/boxagent"]
     made = context.sh(context.session(), _LINK, *targets).stdout.split()
     linked = [path.name for path in context.project.iterdir() if path.is_file() and path.stat().st_nlink > 1]
     if context.isolation is Isolation.NAMESPACE:
@@ -117,10 +101,7 @@ def outside_by_hardlink(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def outside_by_proc(context: CheckContext) -> None:
     """/proc/PID/root, cwd and fd of visible processes do not lead outside the box."""
-    secret, text = context.secret()
-    with context.host_process():
-        result = context.sh(context.session(), _BY_PROC, str(secret))
-    expect(text not in result.stdout, "the secret was read through /proc")
+    run_probes(context, "outside.by-cwd", "outside.by-root", "outside.by-init", "outside.by-host*", "outside.by-any*")
 
 
 @check(FILESYSTEM)
@@ -128,8 +109,7 @@ def private_system_files(context: CheckContext) -> None:
     """Password hashes and root's keys are absent or unreadable."""
     if context.isolation is not Isolation.NAMESPACE:
         raise NotApplicable(f"system files in a box of {context.provider} come from its image")
-    read = context.sh(context.session(), f"cat {_PRIVATE} 2>/dev/null | wc -c").stdout.strip()
-    expect(read == "0", f"{read} bytes of {_PRIVATE} were read")
+    run_probes(context, "system.read-*")
 
 
 @check(FILESYSTEM)

@@ -22,7 +22,7 @@ FLAT = 48 << 20
 
 
 @check()
-def streams_apart(context: CheckContext) -> None:
+def separate_streams(context: CheckContext) -> None:
     session = context.session()
     result = context.sh(session, "echo out; echo err >&2; printf tail; printf 'more\n' >&2")
     expect(result.stdout_bytes == b"out\ntail", f"stdout is {result.stdout_bytes!r}")
@@ -33,7 +33,7 @@ def streams_apart(context: CheckContext) -> None:
 
 
 @check(OWN_STREAMS)
-def by_name(context: CheckContext) -> None:
+def dev_stdout(context: CheckContext) -> None:
     """/dev/stdout and /dev/stderr can be opened, as scripts do, with and without a stdin."""
     session = context.session()
     for stdin in (None, b"in\n"):
@@ -115,7 +115,7 @@ def both_streams_full(context: CheckContext) -> None:
 
 
 @check()
-def output_as_it_comes(context: CheckContext) -> None:
+def live_output(context: CheckContext) -> None:
     """A reader sees output while the command still runs, with the stream it came from."""
     session = context.session()
     pieces: list[Output] = []
@@ -136,7 +136,7 @@ def output_as_it_comes(context: CheckContext) -> None:
 
 
 @check()
-def stdin_to_its_end(context: CheckContext) -> None:
+def stdin_until_eof(context: CheckContext) -> None:
     session = context.session()
     for stdin in (b"hello\n", b"\x00\xff\x04", "text"):
         result = session.exec(["cat"], stdin=stdin, timeout=COMMAND_TIMEOUT)

@@ -1,0 +1,234 @@
+"""Measures whether the native strategies can be recommended on this machine, with the real agents and a fake model.
+
+    scripts/bench runtimes [--strategy ID] [--attempts N] [--rounds N] [--check]
+
+For each native strategy whose agent is installed:
+
+- reliability: the share of attempts without an infrastructure failure, as counted over the last 200 attempts;
+- overhead: the time of a turn with a command in a sealed box, with the gateway and a record, over the time of the same
+  turn of the bare agent (lower quartiles of interleaved turns);
+- cross-talk: 20 attempts at the same time, each with a word of its own that must not be in the record of another.
+
+The results are stored in the state directory, where `proofbox runtime list` and the default chain of strategies find
+them. With --check the run fails if a strategy does not meet the criteria, or if Codex is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+from agents import TOOL_TURN, bare, fake_model, quiet
+
+from proofbox import run_suite
+from proofbox.agents.contract import SessionOptions
+from proofbox.agents.health.counters import health_dir, read_health
+from proofbox.agents.health.recommendation import MIN_ATTEMPTS, PARALLEL, RuntimeMeasurement, judge, record_measurement
+from proofbox.agents.registry import installed
+from proofbox.agents.runtimes.claude.binary import find_claude
+from proofbox.agents.runtimes.claude.settings import ClaudeSettings
+from proofbox.core.clock import SystemClock, isoformat
+from proofbox.lab.reports.suite_run import SuiteRun
+from proofbox.lab.run.events import RunStarted, SuiteEvent
+
+NATIVE = ("codex_app_server", "claude_code")
+HOLD_SECONDS = 20
+"""How long each parallel attempt runs at least, so that all of them run at the same time, even on two cores."""
+Turn = Callable[[str], Awaitable[None]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategy", choices=NATIVE, action="append", help="measure only this one; repeatable")
+    parser.add_argument("--attempts", type=int, default=MIN_ATTEMPTS, help="attempts for the reliability", metavar="N")
+    parser.add_argument("--rounds", type=int, default=40, help="turns for the overhead, interleaved", metavar="N")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a strategy does not meet the criteria")
+    options = parser.parse_args()
+    met = True
+    health_dir().mkdir(mode=0o700, exist_ok=True)
+    for strategy in options.strategy or NATIVE:
+        with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place, fake_model() as url:
+            met = measure(strategy, Path(place), url, options.attempts, options.rounds) and met
+    return 1 if options.check and not met else 0
+
+
+def measure(strategy: str, place: Path, url: str, attempts: int, rounds: int) -> bool:
+    base_url = url.removesuffix("/v1") if strategy == "claude_code" else url
+    settings = {"base_url": base_url, "model": "fake-model"}
+    probe = anyio.run(installed().runtime(strategy).probe, settings)
+    if not probe.available or not probe.compatible:
+        print(f"{strategy}: not measured: {probe.reason}")
+        return strategy != "codex_app_server"
+    began = time.perf_counter()
+    run_attempts(strategy, place / "reliability", settings, {"answer": ("[[say done]]", "42")}, attempts)
+    seconds = time.perf_counter() - began
+    parallel, completed, crosstalk = in_parallel(strategy, place / "parallel", settings)
+    overhead = anyio.run(compare_turns, strategy, place, base_url, settings, rounds)
+    measured = RuntimeMeasurement(
+        strategy=strategy,
+        version=probe.version,
+        overhead=round(overhead, 4),
+        parallel=parallel,
+        completed=completed,
+        crosstalk=crosstalk,
+        measured_at=isoformat(SystemClock().now()),
+    )
+    record_measurement(measured)
+    judged = judge(read_health(strategy), measured)
+    print(f"{strategy} {probe.version}: {attempts} attempts in {seconds:.0f} s")
+    print(f"  {'ok' if judged.recommended else 'MISSED'}: {'; '.join(judged.reasons)}")
+    return judged.recommended
+
+
+# Attempts
+
+
+def run_attempts(
+    strategy: str, place: Path, settings: dict[str, str], missions: dict[str, tuple[str, str]], replicates: int = 1
+) -> tuple[SuiteRun, int]:
+    """Run missions, each with directives for the model and the text it must leave. Return the run and how many
+    attempts ran at the same time."""
+    lines = ['[suite]\nid = "bench"']
+    for id, (directives, text) in missions.items():
+        prompt = f"[[run echo {text} > answer.txt]] {directives}"
+        verify = f"grep -qx {text} answer.txt"
+        lines.append(f'[[mission]]\nid = "{id}"\nprompt = {json.dumps(prompt)}\nverify = {{ commands = ["{verify}"] }}')
+    place.mkdir()
+    (place / "suite.toml").write_text("\n".join(lines))
+    running: set[str] = set()
+    most = 0
+
+    def hear(event: RunStarted | SuiteEvent) -> None:
+        nonlocal most
+        if isinstance(event, SuiteEvent):
+            if event.event == "running":
+                running.add(event.attempt_id)
+                most = max(most, len(running))
+            elif event.event in ("stopping", "ended"):
+                running.discard(event.attempt_id)
+
+    run = run_suite(
+        place / "suite.toml",
+        out=place / "out",
+        strategies=f"{strategy}!",
+        concurrency=PARALLEL,
+        replicates=replicates,
+        trust=True,
+        on_event=hear,
+        **settings,
+    )
+    return run, most
+
+
+def in_parallel(strategy: str, place: Path, settings: dict[str, str]) -> tuple[int, int, int]:
+    """Return how many attempts ran at the same time, how many completed, and how many have a word of another."""
+    words = {f"m{number}": f"word-{number}-{os.urandom(8).hex()}" for number in range(PARALLEL)}
+    missions = {id: (f"[[run sleep {HOLD_SECONDS}]] [[say done {word}]]", word) for id, word in words.items()}
+    run, most = run_attempts(strategy, place, settings, missions)
+    completed = sum(each.verified == "passed" for each in run.final)
+    crossed = 0
+    for attempt in run.final:
+        record = b"".join(path.read_bytes() for path in Path(attempt.bundle).rglob("*") if path.is_file())
+        others = [word for id, word in words.items() if id != attempt.mission_id and word.encode() in record]
+        crossed += bool(others)
+    return most, completed, crossed
+
+
+# Turns
+
+
+async def compare_turns(strategy: str, place: Path, url: str, settings: dict[str, str], rounds: int) -> float:
+    times: dict[str, list[float]] = {"bare": [], "ours": []}
+    bare_turns = bare_claude(place, url) if strategy == "claude_code" else bare_codex(place, url)
+    async with bare_turns as bare_turn, our_turns(strategy, place, settings) as our_turn:
+        ways: dict[str, Turn] = {"bare": bare_turn, "ours": our_turn}
+        for number in range(rounds + 2):  # the first two are to warm up
+            for who, play in list(ways.items())[:: 1 if number % 2 else -1]:
+                began = time.perf_counter()
+                await play(TOOL_TURN)
+                if number > 1:
+                    times[who].append(time.perf_counter() - began)
+    print(
+        f"{strategy}: bare {1000 * quiet(times['bare']):.0f} ms, in a box {1000 * quiet(times['ours']):.0f} ms a turn"
+    )
+    return quiet(times["ours"]) / quiet(times["bare"]) - 1
+
+
+@contextlib.asynccontextmanager
+async def bare_codex(place: Path, url: str) -> AsyncIterator[Turn]:
+    async with bare(place, url) as client:
+        yield client.turn
+
+
+@contextlib.asynccontextmanager
+async def bare_claude(place: Path, url: str) -> AsyncIterator[Turn]:
+    """The bare program: lines out, lines in."""
+    home, workspace = place / "bare-home", place / "bare-workspace"
+    for path in (home, workspace):
+        path.mkdir()
+    settings = ClaudeSettings(base_url=url, model="fake-model")
+    arguments = settings.arguments()
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), **settings.environment(str(home), url)}
+    argv = [str(find_claude().path), *arguments]
+    async with await anyio.open_process(argv, env=env, cwd=workspace, stderr=subprocess.DEVNULL) as process:
+        if process.stdin is None or process.stdout is None:
+            raise SystemExit("a process without pipes")
+        stdin, stdout, held = process.stdin, process.stdout, bytearray()
+
+        async def turn(prompt: str) -> None:
+            message: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": prompt}]}
+            line = {"type": "user", "message": message, "parent_tool_use_id": None, "session_id": "default"}
+            await stdin.send(json.dumps(line).encode() + b"\n")
+            while True:
+                while b"\n" not in held:
+                    held.extend(await stdout.receive())
+                first, _, rest = bytes(held).partition(b"\n")
+                held[:] = rest
+                found = json.loads(first)
+                if found.get("type") == "result":
+                    if found.get("is_error"):
+                        raise SystemExit(f"a bare turn failed: {found}")
+                    return
+
+        yield turn
+        process.terminate()
+
+
+@contextlib.asynccontextmanager
+async def our_turns(strategy: str, place: Path, settings: dict[str, str]) -> AsyncIterator[Turn]:
+    workspace, scratch = place / "workspace", place / "scratch"
+    for path in (workspace, scratch):
+        path.mkdir()
+    options = SessionOptions(workspace=workspace, scratch=scratch, settings=settings, sandboxed=True)
+    session = await installed().runtime(strategy).start_session(options)
+    events: list[object] = []
+
+    async def keep(event: object) -> None:
+        events.append(event)
+
+    session.add_listener(keep)
+    try:
+        thread = await session.start_thread()
+
+        async def turn(prompt: str) -> None:
+            result = await session.wait_turn(await session.start_turn(thread, prompt))
+            if result.status != "completed":
+                raise SystemExit(f"a turn ended as {result}")
+
+        yield turn
+    finally:
+        await session.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The fake model's Gemini API: conversations, events, errors and rate limits in that format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.fakemodel.script import DEFAULT_USAGE, Entry, ScriptedResponse
+from proofbox.errors import UsageError
+
+SHELL = "run_shell_command"
+_STATUS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
+
+
+def conversation(body: Mapping[str, Any]) -> list[Entry]:
+    """Return what a request contains: prompts, messages of the model, and tool results."""
+    found: list[Entry] = []
+    for message in body.get("contents") or []:
+        parts = message.get("parts") if isinstance(message, dict) else None
+        for part in parts if isinstance(parts, list) else []:
+            if not isinstance(part, dict) or part.get("thought"):
+                continue
+            if "functionResponse" in part:
+                found.append(Entry("outcome", msgspec.json.encode(part["functionResponse"]).decode()))
+            elif isinstance(part.get("text"), str):
+                found.append(Entry("assistant" if message.get("role") == "model" else "user", part["text"]))
+    return found
+
+
+def shell_of(body: Mapping[str, Any]) -> str:
+    """Return the name of the tool that runs commands."""
+    del body
+    return SHELL
+
+
+def events(answers: Sequence[ScriptedResponse], number: int, shell: str) -> list[dict[str, Any]]:
+    counts = {**DEFAULT_USAGE, **answers[0].usage}
+    used = {
+        "promptTokenCount": counts["input"],
+        "cachedContentTokenCount": counts["cached"],
+        "candidatesTokenCount": counts["output"] - counts["reasoning"],
+        "thoughtsTokenCount": counts["reasoning"],
+        "totalTokenCount": counts["input"] + counts["output"],
+    }
+    facts = {"modelVersion": "gemini-fake", "responseId": f"resp-{number}"}
+    start = {"usageMetadata": {"promptTokenCount": counts["input"], "totalTokenCount": counts["input"]}, **facts}
+    parts = [part for answer in answers for part in _parts(answer, shell)]
+    found: list[dict[str, Any]] = [start, *({"candidates": [_candidate([part])], **facts} for part in parts)]
+    last = {"candidates": [{**_candidate([{"text": ""}]), "finishReason": "STOP"}], "usageMetadata": used, **facts}
+    return [*found, last]
+
+
+def body_of(events: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the response to a request that does not ask for a stream."""
+    candidates = [event["candidates"][0] for event in events if "candidates" in event]
+    parts = [part for each in candidates for part in each["content"]["parts"]]
+    return msgspec.json.encode({**events[-1], "candidates": [{**_candidate(parts), "finishReason": "STOP"}]})
+
+
+def _candidate(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"content": {"role": "model", "parts": list(parts)}, "index": 0}
+
+
+def _parts(answer: ScriptedResponse, shell: str) -> list[dict[str, Any]]:
+    thoughts: list[dict[str, Any]] = [{"text": answer.think, "thought": True}] if answer.think else []
+    if answer.kind == "say":
+        return [*thoughts, *({"text": piece} for piece in answer.pieces())]
+    if answer.kind == "patch":
+        raise UsageError("[[patch]] is not supported by the Gemini API", op="fakemodel")
+    arguments: Any = {"command": answer.text, "description": "a command"}
+    if answer.kind == "call":
+        try:
+            arguments = msgspec.json.decode(answer.text or "{}")
+        except msgspec.DecodeError as error:
+            raise UsageError(f"[[call {answer.tool}]] has invalid arguments: {error}", op="fakemodel") from None
+    return [*thoughts, {"functionCall": {"name": answer.tool or shell, "args": arguments}}]
+
+
+def failure_event(start: Mapping[str, Any], code: str, message: str) -> dict[str, Any]:
+    """Return the event that ends a stream with a failure."""
+    del start
+    return {"error": {"code": 500, "status": code, "message": message}}
+
+
+def error(kind: str, message: str, more: Mapping[str, Any], status: int = 400) -> bytes:
+    details = []
+    if more:
+        details.append({"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [{"quotaId": "PerDay"}]})
+        delay = f"{more['resets_in_seconds']}s"
+        details.append({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay})
+    given = kind if kind != "server_error" else _STATUS.get(status, "INTERNAL")
+    return msgspec.json.encode({"error": {"code": status, "message": message, "status": given, "details": details}})
+
+
+def fault_headers(reset: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of an error. Here, the body states when a limit resets."""
+    del reset
+    return {}
+
+
+def limit_headers(limits: Mapping[str, float], now: float) -> dict[str, str]:
+    """Return no headers: this API states its limits only when they are exceeded."""
+    del limits, now
+    return {}

@@ -1,0 +1,306 @@
+"""Explore an attempt from one of its steps: several branches in parallel, of which the best verified one is kept.
+
+Each branch is a fork with its own workspace and evidence. After its agent has ended, its files are verified in a fresh
+box, against the files that the original attempt started from: what was changed before the step is verified as well. The
+result is the best of K tries. It says less about an agent than the first try, so it is never part of a run or a rate.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, Unpack, cast
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox.agents.strategies import parse_chain
+from proofbox.core.digest import sha256_file
+from proofbox.core.documents import stored
+from proofbox.core.results import Document
+from proofbox.errors import ProofboxError, UsageError
+from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.adhoc.fork import fork_attempt_async
+from proofbox.lab.attempt.adhoc.request import AttemptOptions, AttemptRun
+from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot
+from proofbox.lab.attempt.mission_box import requested_options
+from proofbox.lab.attempt.result import Verified
+from proofbox.lab.attempt.stored_trees import stored_trees
+from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
+from proofbox.lab.reports.steps import diff_attempt, load_attempt
+from proofbox.lab.run.plan import box_settings, redactor_for
+from proofbox.lab.suite.reading import read_suite
+from proofbox.lab.suite.spec import Mission, Verify
+from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.service import Sandboxes
+
+SCHEMA = "proofbox.exploration/1"
+EXPLORATION = "exploration.json"
+MAX_BRANCHES = 32
+AT_ONCE = 8
+_Path = str | os.PathLike[str]
+
+
+class ExploredBranch(msgspec.Struct, frozen=True, kw_only=True):
+    """One branch: a fork of the attempt, and what the verifier found."""
+
+    number: int
+    """From 1."""
+    strategy: str
+    """The runtime that continued; empty if no agent started."""
+    status: str
+    """`completed`, `failed` or `interrupted`, as in the branch's evidence; `not_started` if there is none."""
+    verified: Verified
+    """Whether its files passed the verification. `none`: they were not verified."""
+    changed_lines: int | None
+    """Lines that it added and removed since the step; null: not known."""
+    tokens: int | None
+    """Input and output tokens of the branch; null: not known."""
+    attempt_id: str = ""
+    bundle: str = ""
+    """Its evidence, relative to the exploration's directory."""
+    index_sha256: str = ""
+    """The digest of the index of its bundle."""
+    workspace: str = ""
+    """Its files, relative to the exploration's directory."""
+    code: str = ""
+    """The error code if no agent started or the verification could not be made."""
+    reason: str = ""
+    """A description of that error."""
+
+
+@stored(SCHEMA, at="BUNDLE/exploration.json of `proofbox explore`")
+class Exploration(msgspec.Struct, frozen=True, kw_only=True):
+    """Branches that continued from one step of an attempt, and the one that was kept."""
+
+    attempt_id: str
+    """The attempt that was explored."""
+    step: int
+    selection: Literal["best_of_k"] = "best_of_k"
+    """The kept branch is the best of several tries. It is not comparable with the result of a single try."""
+    branches: tuple[ExploredBranch, ...]
+    kept: int | None
+    """The number of the verified branch with the fewest changed lines, then the fewest tokens; null: none passed."""
+    schema_version: str = SCHEMA
+
+
+class ExploreDocument(Document, frozen=True, kw_only=True):
+    """An exploration and where its evidence is."""
+
+    schema: str = "proofbox.explore/1"
+    bundle: str
+    """The bundle that records the exploration and pins the branches' evidence."""
+    exploration: Exploration
+
+
+def explore_attempt(
+    attempt: _Path,
+    step: int,
+    directory: _Path,
+    *,
+    prompt: str,
+    branches: int = 4,
+    verify: Sequence[str] = (),
+    suite: _Path | None = None,
+    trust: bool = False,
+    **options: Unpack[AttemptOptions],
+) -> ExploreDocument:
+    """Continue from a step of an attempt in several branches, verify each, and keep the best that passes.
+
+    For example:
+
+        done = proofbox.explore_attempt("t1", 2, "tries", prompt="fix the test", branches=4, verify=["pytest -q"])
+        print(done.exploration.kept, done.bundle)
+
+    The branches are verified with the commands in `verify`, or as the mission of the attempt in the file `suite`. With
+    several `strategies`, the branches use them in turn. `directory` is new, for the workspaces and the evidence of
+    all branches. The other parameters are those of `fork_attempt`.
+    """
+    return anyio.run(
+        partial(
+            explore_attempt_async,
+            attempt,
+            step,
+            directory,
+            prompt=prompt,
+            branches=branches,
+            verify=verify,
+            suite=suite,
+            trust=trust,
+            **options,
+        )
+    )
+
+
+async def explore_attempt_async(
+    attempt: _Path,
+    step: int,
+    directory: _Path,
+    *,
+    prompt: str,
+    branches: int = 4,
+    verify: Sequence[str] = (),
+    suite: _Path | None = None,
+    trust: bool = False,
+    **options: Unpack[AttemptOptions],
+) -> ExploreDocument:
+    """Like `explore_attempt`, for async programs.
+
+    For example:
+
+        done = await proofbox.explore_attempt_async("t1", 2, "tries", prompt="fix the test", verify=["pytest -q"])
+    """
+    if not 1 <= branches <= MAX_BRANCHES:
+        raise UsageError(f"the number of branches must be between 1 and {MAX_BRANCHES}", op="explore")
+    if options.get("out") is not None:
+        raise UsageError("the branches of an exploration can't share one `out`", op="explore")
+    source = await run_sync(load_attempt, Path(attempt))
+    record = msgspec.convert(source.read_json(artifacts.ATTEMPT), AttemptRecord)
+    given = msgspec.convert(source.read_json(artifacts.FINAL_SNAPSHOT), FinalSnapshot).given
+    mission, at = _mission(record, verify, suite)
+    place = await run_sync(_new_directory, Path(directory))
+    chosen = options.get("strategies")
+    strategies = [str(each.strategy) for each in parse_chain(chosen, "flag").candidates] if chosen else []
+    limiter = anyio.CapacityLimiter(AT_ONCE)
+    found: dict[int, ExploredBranch] = {}
+
+    async def one(number: int) -> None:
+        async with limiter:
+            own: AttemptOptions = {**options, "out": place / str(number) / "bundle", "on_event": None}
+            if strategies:
+                own["strategies"] = f"{strategies[(number - 1) % len(strategies)]}!"
+            await run_sync((place / str(number)).mkdir)
+            files = place / str(number) / "workspace"
+            try:
+                fork = await fork_attempt_async(attempt, step, files, prompt=prompt, trust=trust, **own)
+                made = cast("AttemptRun", fork.attempt)
+                found[number] = await run_sync(_branch, number, made, place, given, mission, at)
+            except ProofboxError as error:
+                found[number] = _not_started(number, own, error)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(1, branches + 1):
+            tasks.start_soon(one, number)
+    explored = tuple(found[number] for number in sorted(found))
+    exploration = Exploration(attempt_id=record.attempt_id, step=step, branches=explored, kept=best(explored))
+    bundle = await run_sync(_commit, exploration, place / "exploration")
+    return ExploreDocument(ok=exploration.kept is not None, bundle=bundle, exploration=exploration)
+
+
+def _new_directory(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        why = "already exists" if path.exists() else f"can't be created: {error.strerror}"
+        hints = ["choose a new directory with --out"]
+        raise UsageError(f"{path} {why}", op="explore", fix_hints=hints) from None
+    return path.resolve()
+
+
+def best(branches: Sequence[ExploredBranch]) -> int | None:
+    """Return the verified branch with the fewest changed lines, then the fewest tokens, then the lowest number."""
+    last = float("inf")
+
+    def rank(branch: ExploredBranch) -> tuple[float, float, int]:
+        lines, tokens = branch.changed_lines, branch.tokens
+        return (last if lines is None else lines, last if tokens is None else tokens, branch.number)
+
+    passed = [branch for branch in branches if branch.verified == "passed"]
+    return min(passed, key=rank).number if passed else None
+
+
+def _mission(
+    record: AttemptRecord, verify: Sequence[str], suite: _Path | None
+) -> tuple[Mission, Callable[[str], Path]]:
+    """Return a mission with the verification, and where the files that it names are."""
+    if bool(verify) == (suite is not None):
+        raise UsageError(
+            "state how to verify the branches: either commands, or the attempt's suite",
+            op="explore",
+            fix_hints=["--verify 'pytest -q'", "or: --suite suite.toml"],
+        )
+    if suite is None:
+        return Mission(id=record.mission_id, prompt="", verify=Verify(commands=tuple(verify))), Path
+    read = read_suite(Path(suite))
+    mission = next((each for each in read.missions if each.id == record.mission_id), None)
+    if mission is None or not mission.verify.commands:
+        raise UsageError(f"{suite} has no mission {record.mission_id} with commands in verify", op="explore")
+    return mission, read.at
+
+
+def _branch(
+    number: int, made: AttemptRun, place: Path, given: str, mission: Mission, at: Callable[[str], Path]
+) -> ExploredBranch:
+    bundle = Path(made.bundle)
+    verified: Verified = "none"
+    code = reason = ""
+    if made.snapshot_after and made.infra is None:
+        try:
+            verified = _verify(bundle, made.attempt_id, given, mission, at)
+        except ProofboxError as error:
+            code, reason = error.code, error.message
+    diff = diff_attempt(bundle).splitlines()
+    changed = sum(line.startswith(("+", "-")) and not line.startswith(("+++", "---")) for line in diff)
+    return ExploredBranch(
+        number=number,
+        strategy=made.strategy,
+        status=made.status,
+        verified=verified,
+        changed_lines=changed,
+        tokens=None if made.usage is None else made.usage.input_tokens + made.usage.output_tokens,
+        attempt_id=made.attempt_id,
+        bundle=str(bundle.relative_to(place)),
+        index_sha256=sha256_file(bundle / INDEX)[0],
+        workspace=str(Path(made.workspace).relative_to(place)),
+        code=code,
+        reason=reason,
+    )
+
+
+def _not_started(number: int, options: AttemptOptions, error: ProofboxError) -> ExploredBranch:
+    return ExploredBranch(
+        number=number,
+        strategy=str(options.get("strategies") or "").rstrip("!"),
+        status="not_started",
+        verified="none",
+        changed_lines=None,
+        tokens=None,
+        code=error.code,
+        reason=error.message,
+    )
+
+
+def _verify(bundle: Path, attempt: str, given: str, mission: Mission, at: Callable[[str], Path]) -> Verified:
+    """Verify a branch's final files in a fresh box."""
+    found = msgspec.convert(load_attempt(bundle).read_json(artifacts.FINAL_SNAPSHOT), FinalSnapshot)
+    verify = mission.verify
+    files = None if verify.files is None else at(verify.files)
+    with tempfile.TemporaryDirectory(prefix="proofbox-explore-") as scratch:
+        place = Path(scratch)
+        place.chmod(0o755)
+        tree = place / "verified"
+        with (
+            stored_trees(found, attempt, "explore") as trees,
+            lay_out(trees, given, found.snapshot, verify, files, tree),
+        ):
+            pass  # a copy, which stays
+        policy = requested_options(mission)
+        if mission.workdir is not None:
+            policy["mounts"] = [Mount(tree, mission.workdir, writable=True)]
+        with Sandboxes(tree, settings=box_settings()) as boxes:
+            redactor = redactor_for((), os.environ)
+            beside = lay_beside(verify, at, place / "beside")
+            result = check(boxes, verify, redactor, provider=mission.provider, policy=policy, beside=beside)
+    return "none" if result.passed is None else "passed" if result.passed else "failed"
+
+
+def _commit(exploration: Exploration, place: Path) -> str:
+    with BundleWriter.create(place, expected=(EXPLORATION,)) as bundle:
+        bundle.write_json(EXPLORATION, msgspec.to_builtins(exploration))
+    return str(bundle.path)

@@ -1,0 +1,145 @@
+"""What an attempt used and how it went, read from the documents of its bundle: for reports and health counters."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from proofbox.agents.events import TokenUsage
+from proofbox.agents.health.counters import AttemptHealth, count_attempt
+from proofbox.core.clock import Clock
+from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.core.spec_files.text_files import Unreadable, read_text
+from proofbox.errors import ProofboxError
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.result import AttemptResult
+from proofbox.lab.attempt.trace import CALLS
+
+_LARGEST: Final = 4 << 20
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class AttemptMetrics(msgspec.Struct, frozen=True):
+    """The figures of an attempt for reports. Unknown members are empty or null."""
+
+    tokens: dict[str, TokenUsage] = {}
+    tool_calls: int | None = None
+    tool_failures: dict[str, int] = {}
+    retries: dict[str, int] = {}
+    no_progress: dict[str, int] = {}
+    integrity: tuple[dict[str, Any], ...] = ()
+    turn_ms: float | None = None
+    call_ms: float | None = None
+    """Milliseconds of all tool calls."""
+    last_call_failed: bool | None = None
+    """Whether the last tool call failed; null without any call."""
+    cleanup: str | None = None
+    """The code of a failed cleanup."""
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """The tokens as counted by the gateway, else as reported by the agent; None if unknown."""
+        return self.tokens.get("gateway") or self.tokens.get("runtime_reported")
+
+    @property
+    def spent(self) -> int | None:
+        """Input and output tokens; None if unknown."""
+        return None if self.usage is None else self.usage.input_tokens + self.usage.output_tokens
+
+    @property
+    def idle(self) -> float | None:
+        """The share of the turn in which no tool call was running; None if unknown."""
+        if not self.turn_ms or self.call_ms is None:
+            return None
+        return max(0.0, 1 - self.call_ms / self.turn_ms)
+
+
+class _Call(msgspec.Struct, frozen=True):
+    status: str
+    exit_code: int | None
+    duration_ms: float | None
+
+
+class _Cleanup(msgspec.Struct, frozen=True):
+    code: str | None = None
+
+
+class _State(msgspec.Struct, frozen=True):
+    state: str
+    at_ms: float
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    recoveries: tuple[Any, ...] = ()
+    restarts: int = 0
+
+
+class _Course(msgspec.Struct, frozen=True):
+    """What the health counters need of an attempt."""
+
+    retries: dict[str, int] = {}
+    turn_ms: float | None = None
+    states: tuple[_State, ...] = ()
+    facts: _Facts = _Facts()
+
+    @property
+    def start_ms(self) -> float | None:
+        """Milliseconds between the preparation and the agent's turn: the box, the program and its handshake."""
+        times = {each.state: each.at_ms for each in self.states}
+        if self.turn_ms is None or not {"running", "stopping"} <= times.keys():
+            return None
+        return max(0.0, times["stopping"] - times["running"] - self.turn_ms)
+
+
+def read_metrics(bundle: Path, *, cleaned: bool = False) -> AttemptMetrics:
+    """Return the figures of an attempt. Damaged documents count as unknown: validation reports them.
+
+    `cleaned`: its mission has cleanup commands.
+    """
+    found = _read(bundle, (artifacts.METRICS, artifacts.REPORT), AttemptMetrics)
+    if cleaned:
+        failure = _read(bundle, (artifacts.CLEANUP,), _Cleanup)
+        found = msgspec.structs.replace(found, cleanup=failure.code)
+    try:
+        lines = read_text(bundle / CALLS, _LARGEST).split("\n")
+        calls = [parse_json(line, _Call) for line in lines if line]
+    except (Unreadable, msgspec.DecodeError):
+        return found
+    failed = bool(calls) and (calls[-1].status != "completed" or calls[-1].exit_code not in (None, 0))
+    return msgspec.structs.replace(
+        found, call_ms=sum(each.duration_ms or 0.0 for each in calls), last_call_failed=failed if calls else None
+    )
+
+
+def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry: bool, clock: Clock) -> None:
+    """Add an attempt to the health counters of its strategy.
+
+    `strategy` is used if the result names none, because no agent started. Counters are a convenience: if they cannot be
+    written, the attempt stands as it is.
+    """
+    found = _read(bundle, (artifacts.ATTEMPT, artifacts.RUNNER, artifacts.METRICS, artifacts.REPORT), _Course)
+    health = AttemptHealth(
+        infra=result.infra,
+        is_retry=is_retry,
+        model_retries=sum(found.retries.values()),
+        restarts=len(found.facts.recoveries) + found.facts.restarts,
+        start_ms=found.start_ms,
+        turn_ms=found.turn_ms,
+    )
+    with contextlib.suppress(OSError, ProofboxError):
+        count_attempt(result.strategy or strategy, health, clock=clock)
+
+
+def _read(bundle: Path, names: tuple[str, ...], kind: type[_T]) -> _T:
+    """Return the members of some documents as one struct."""
+    members: dict[str, Any] = {}
+    for name in names:
+        with contextlib.suppress(Unreadable, msgspec.DecodeError):
+            members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
+    try:
+        return msgspec.convert(members, kind)
+    except msgspec.ValidationError:
+        return kind()

@@ -1,0 +1,155 @@
+"""Checks before the first attempt that every flow can run here. All failures are reported together, each with a fix.
+
+The runtime of each flow works and is compatible, its key is set, the sandbox of each mission starts and enforces what
+the mission requests, an exam's oracle cannot be reached from it, and disk space and budget suffice.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from proofbox.errors import CampaignNotReady, ProofboxError
+from proofbox.lab.attempt.mission_box import requested_options
+from proofbox.lab.campaign.history import past_flows
+from proofbox.lab.campaign.reading import Campaign, oracle_files
+from proofbox.lab.run import pressure
+from proofbox.lab.run.plan import Plan, box_settings
+from proofbox.lab.run.running import prepare_run
+from proofbox.lab.suite.spec import Mission
+from proofbox.sandbox.service import Sandboxes
+
+_SECONDS: Final = 60.0
+"""Timeout of a command that only looks for a file."""
+
+
+class PreflightFailure(msgspec.Struct, frozen=True):
+    """Why a flow cannot run here."""
+
+    flow: str
+    """The flow's id; empty: the whole campaign."""
+    code: str
+    """The code of the error."""
+    message: str
+    fix_hints: tuple[str, ...]
+
+
+def preflight(campaign: Campaign, out: Path) -> None:
+    """Raise `CampaignNotReady` with everything that prevents a flow from running here."""
+    failures = [
+        *_runtimes(campaign),
+        *_sandboxes(campaign),
+        *_budgets(campaign),
+        *_resources(out),
+    ]
+    if not failures:
+        return
+    first = failures[0]
+    more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+    where = f"flow {first.flow}: " if first.flow else ""
+    raise CampaignNotReady(
+        f"{where}{first.message}{more}",
+        op="campaign",
+        fix_hints=list(dict.fromkeys(hint for each in failures for hint in each.fix_hints))[:5],
+        details={"failures": msgspec.to_builtins(failures)},
+    )
+
+
+def plan_flow(campaign: Campaign, flow_id: str, run_id: str | None) -> Plan:
+    """Return the plan of a flow's run, after checking that its runtime is usable here. Nothing is written."""
+    fields = campaign.document.campaign
+    flow = next(each for each in campaign.document.flow if each.id == flow_id)
+    runner = flow.runner
+    return prepare_run(
+        campaign.suites[flow_id],
+        name=campaign.path.name,
+        as_json=True,
+        strategies=f"{runner.type}!",  # a flow never falls back to another agent
+        concurrency=fields.concurrency,
+        isolation=flow.isolation,
+        provider=None,
+        replicates=fields.replicates,
+        retries=fields.retries,
+        flags={"model": runner.model, "base_url": runner.base_url, "api_key_env": runner.api_key_env},
+        tables={runner.type: runner.settings} if runner.settings else None,
+        run_id=run_id,
+    )
+
+
+def _runtimes(campaign: Campaign) -> Iterator[PreflightFailure]:
+    for flow in campaign.document.flow:
+        key = flow.runner.api_key_env
+        if key is not None and not os.environ.get(key):
+            why = f"the variable {key} is not set"
+            yield PreflightFailure(flow.id, "CAMPAIGN_KEY_ABSENT", why, (f"export {key}=...",))
+        try:
+            plan_flow(campaign, flow.id, None)
+        except ProofboxError as error:
+            yield _failure(flow.id, error)
+
+
+def _sandboxes(campaign: Campaign) -> Iterator[PreflightFailure]:
+    """Start a box for each combination of provider and policy, and in an exam, look for the oracle from inside."""
+    exam = campaign.document.campaign.prompt_mode == "exam"
+    tried: set[bytes] = set()
+    for flow, suite in campaign.suites.items():
+        for mission in suite.missions:
+            oracle = oracle_files(mission.verify, suite.base, mission.solution) if exam else {}
+            policy = (mission.provider, requested_options(mission), sorted(map(str, oracle.values())))
+            key = msgspec.json.encode(policy, enc_hook=str)
+            if key in tried:
+                continue
+            tried.add(key)
+            try:
+                for field in _reached(mission, oracle):
+                    yield PreflightFailure(
+                        flow,
+                        "CAMPAIGN_ORACLE_REACHABLE",
+                        f"mission {mission.id!r}: the agent can read {field} at {oracle[field]}",
+                        ("move the suite to a directory that no box shows, for example below your home directory",),
+                    )
+            except ProofboxError as error:
+                yield _failure(flow, error)
+
+
+def _reached(mission: Mission, oracle: dict[str, Path]) -> list[str]:
+    """Start the mission's box on an empty directory. Return the files of the oracle that exist in it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="proofbox-preflight-") as empty,
+        Sandboxes(Path(empty).resolve(), settings=box_settings()) as boxes,
+        boxes.start_session(provider=mission.provider, **requested_options(mission)) as session,
+    ):
+        session.exec(["true"], timeout=_SECONDS)
+        return [
+            field
+            for field, path in oracle.items()
+            if session.exec(["test", "-e", str(path)], timeout=_SECONDS).exit_code == 0
+        ]
+
+
+def _budgets(campaign: Campaign) -> Iterator[PreflightFailure]:
+    """Compare the budget gates with what the attempts of earlier results used."""
+    earlier = {each.flow: each.tokens.median for each in past_flows(campaign.path) if each.tokens is not None}
+    attempts = len(campaign.missions) * campaign.document.campaign.replicates
+    for gate in campaign.document.gate:
+        for flow, median in earlier.items() if gate.type == "budget" else ():
+            likely = median * attempts
+            if flow in campaign.suites and gate.flow in (None, flow) and likely > (gate.max or 0.0):
+                why = f"about {likely:.0f} tokens are likely, more than the budget of {gate.max:.0f}"
+                hints = (f"set max to at least {likely:.0f}", "use fewer replicates or missions")
+                yield PreflightFailure(flow, "CAMPAIGN_BUDGET_TOO_SMALL", why, hints)
+
+
+def _resources(out: Path) -> Iterator[PreflightFailure]:
+    above = next(each for each in (out.absolute(), *out.absolute().parents) if each.is_dir())
+    if why := pressure.reason(above):
+        yield PreflightFailure("", "CAMPAIGN_RESOURCES_LOW", why, ("free some, or choose another --out",))
+
+
+def _failure(flow: str, error: ProofboxError) -> PreflightFailure:
+    return PreflightFailure(flow, error.code, error.message, error.fix_hints)

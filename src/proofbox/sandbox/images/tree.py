@@ -1,0 +1,91 @@
+"""The unpacked files of an image, for providers that mount them as the root of a box."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from proofbox.core.archives.unpack import ArchiveRefused, unpack_tar
+from proofbox.core.files.locks import locked
+from proofbox.core.files.plain import open_plain
+from proofbox.core.files.removal import remove_tree
+from proofbox.errors import ImageCorrupt
+from proofbox.sandbox.images.image import Image, images_dir
+from proofbox.sandbox.images.local import verified
+
+# Made by the box itself, never taken from the image.
+_OWN = {"dev", "home", "proc", "run", "sys", "tmp"}
+# A box mounts its own files over these; a mount needs an existing place.
+_PLACES = ("etc/group", "etc/hosts", "etc/passwd", "etc/resolv.conf")
+
+
+def unpacked(image: Image) -> Path:
+    """Return the directory with the image's files. The archive is verified and unpacked at the first use."""
+    tree = image.archive.with_suffix(".tree")
+    if tree.is_dir():
+        return tree
+    with locked(images_dir() / f"{image.sha256}.lock"):
+        if not tree.is_dir():
+            _unpack(image, tree)
+    return tree
+
+
+def root_entries(tree: Path, places: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    """Yield the files and directories of an image that form a root, each with its path in the box.
+
+    A directory that lacks one of `places`, where something is to be mounted, is replaced by its entries, so that the
+    place can be made.
+    """
+    for entry in sorted(tree.iterdir()):
+        if entry.name not in _OWN:
+            yield from _entries(entry, Path("/", entry.name), places)
+
+
+def _entries(source: Path, place: Path, places: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    missing = [
+        each for each in places if place in each.parents and not os.path.lexists(source / each.relative_to(place))
+    ]
+    if not missing or source.is_symlink() or not source.is_dir():
+        yield source, place
+        return
+    for entry in sorted(source.iterdir()):
+        yield from _entries(entry, place / entry.name, places)
+
+
+def _unpack(image: Image, tree: Path) -> None:
+    for left in tree.parent.glob(f"{tree.name}.making-*"):  # of a killed process: we hold the lock
+        remove_tree(left)
+    making = Path(f"{tree}.making-{secrets.token_hex(4)}")
+    making.mkdir(mode=0o755)
+    try:
+        with open_plain(verified(image)) as archive:
+            unpack_tar(archive, making, skip_devices=True)
+        for name in _PLACES:
+            _make_place(making, name)
+        if not os.path.lexists(making / "var/tmp"):
+            (making / "var/tmp").mkdir(parents=True)
+        making.rename(tree)
+    except ArchiveRefused as error:
+        raise ImageCorrupt(
+            f"the image {image.name!r} can't be unpacked: {error}",
+            op="start",
+            fix_hints=["use a root file system as a tar archive"],
+            details={"image": image.name, "sha256": image.sha256},
+        ) from None
+    finally:
+        if making.exists():
+            remove_tree(making)
+
+
+def _make_place(tree: Path, name: str) -> None:
+    """Make a regular file. A link there could lead anywhere, so it is replaced."""
+    path = tree / name
+    if path.parent.is_symlink() or (os.path.lexists(path.parent) and not path.parent.is_dir()):
+        return
+    path.parent.mkdir(exist_ok=True)
+    if path.is_symlink():
+        path.unlink()
+    if not path.exists():
+        path.touch(mode=0o644)

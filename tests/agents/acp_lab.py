@@ -1,0 +1,74 @@
+"""Helpers for tests of the ACP runtime: OpenCode, or a small agent of our own, in a box with a fake model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import codex_lab
+from codex_lab import Seat
+
+from proofbox.agents.conformance.model_rigs import SceneModel
+from proofbox.agents.conformance.rig import Rig, Scene, WriteGarbage
+from proofbox.agents.contract import SessionOptions
+from proofbox.agents.runtimes.acp import AcpRuntime
+from proofbox.sandbox.conformance.check import NotApplicable
+
+FAKE = Path(__file__).with_name("fake_acp.py")
+
+
+def fake_settings(url: str, mode: str = "") -> dict[str, Any]:
+    """Return the settings for our own agent, as anyone would configure an agent by its command."""
+    return {
+        "command": ["/usr/bin/python3", "/run/fake_acp.py"],
+        "mounts": [f"{FAKE}:/run/fake_acp.py:ro"],
+        "env": {"BASE_URL": "{base_url}", "AGENT_HOME": "{home}", "FAKE_MODE": mode},
+        "base_url": url,
+    }
+
+
+class SmallAcp(AcpRuntime):
+    """The runtime with our own agent instead of OpenCode, for the conformance suite."""
+
+    id = "small_acp"
+
+    def conformance_rig(self) -> Rig:
+        return SmallRig()
+
+
+class SmallRig:
+    @contextlib.asynccontextmanager
+    async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
+        del scratch
+        if any(isinstance(act, WriteGarbage) for scene in scenes for act in scene):
+            raise NotApplicable("a model can't make the agent write garbage; test_acp_faults.py does that")
+        async with SceneModel(scenes).listening() as url:
+            yield fake_settings(url)
+
+
+class AcpLab(codex_lab.Lab):
+    """A fake model and a workspace. Opens sessions of OpenCode, or with `fake` of our own agent."""
+
+    @contextlib.asynccontextmanager
+    async def session(
+        self, settings: Mapping[str, Any] | None = None, *, fake: str | None = None, **options: Any
+    ) -> AsyncIterator[Seat]:
+        chosen = {"base_url": self.url, "model": "fake-model"} if fake is None else fake_settings(self.url, fake)
+        options = {"workspace": self.workspace, "scratch": self.scratch, "provider": "bubblewrap", **options}
+        session = await AcpRuntime().start_session(SessionOptions(settings={**chosen, **(settings or {})}, **options))
+        seat = Seat(cast("Any", session))
+        try:
+            yield seat
+        finally:
+            await session.close()
+
+
+def run(place: Path, work: Callable[[AcpLab], Awaitable[None]]) -> None:
+    """Run a test in a lab, then check that no process and no file of the session is left."""
+
+    async def with_acp(lab: codex_lab.Lab) -> None:
+        await work(AcpLab(place, lab.model, lab.url))
+
+    codex_lab.run(place, with_acp)

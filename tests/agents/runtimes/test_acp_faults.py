@@ -1,0 +1,244 @@
+"""The ACP runtime with a small agent: faults of the agent, its requests, approvals, and what it can't do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from acp_lab import AcpLab, fake_settings, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proofbox.agents.contract import ApprovalRule
+from proofbox.agents.events import ApprovalDecision, FileChange, Integrity, Message, ToolCall, Unrecognized, Usage
+from proofbox.agents.runtimes.acp import AcpRuntime
+from proofbox.agents.runtimes.acp.decoder import AcpDecoder
+from proofbox.agents.runtimes.acp.requests import answer_permission
+from proofbox.errors import (
+    AgentError,
+    CapabilityUnsupported,
+    ContextExceeded,
+    RuntimeCrashed,
+    RuntimeIncompatible,
+    RuntimeStartFailed,
+    TurnInterrupted,
+)
+
+NAMES = st.sampled_from(
+    ["toolCallId", "title", "kind", "status", "rawInput", "rawOutput", "content", "locations", "metadata", "path"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(NAMES, inner | st.sampled_from(["edit", "execute", "completed", "text"]), max_size=4)
+    ),
+    max_leaves=10,
+)
+UPDATES = st.sampled_from(
+    ["agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan", "new"]
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(UPDATES, st.dictionaries(NAMES, JSON)), max_size=4), JSON)
+def test_no_update_raises(updates: list[tuple[str, dict[str, object]]], other: object) -> None:
+    decoder = AcpDecoder()
+    for kind, members in updates:
+        decoder.decode({"sessionUpdate": kind, **members})
+    decoder.decode(other)
+    decoder.describe(other)
+    decoder.abandon()
+
+
+@settings(max_examples=50)
+@given(JSON, JSON)
+def test_no_permission_request_raises(call: object, options: object) -> None:
+    described = AcpDecoder().describe({"toolCallId": "x", **call} if isinstance(call, dict) else call)
+    given_answer = answer_permission(described, options, (), "/work", "accept")
+    assert given_answer.answer == "decline"  # no option was offered that means yes
+
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+
+
+@pytest.mark.parametrize(("agent", "exit_code"), [("acp-claude", None), ("acp-codex", 0), ("acp-gemini", None)])
+def test_updates_of_other_agents_are_understood(agent: str, exit_code: int | None) -> None:
+    decoder = AcpDecoder()
+    events = []
+    for line in (CAPTURES / f"{agent}.jsonl").read_text().splitlines():
+        events += decoder.decode(json.loads(line))
+    events += decoder.abandon()
+    [call] = [event for event in events if isinstance(event, ToolCall)]
+    assert (call.tool, call.status, call.exit_code) == ("command", "completed", exit_code)
+    assert call.command == "echo hello-from-tool > tool_proof.txt; cat tool_proof.txt; uname -s"
+    assert ("hello-from-tool" in call.output) == (agent != "acp-gemini")
+    assert [event for event in events if isinstance(event, Message)]
+    assert not [event for event in events if isinstance(event, Unrecognized | Integrity)]
+
+
+@pytest.mark.parametrize(
+    ("members", "status", "exit_code"),
+    [
+        ({"status": "completed", "rawOutput": {"metadata": {"exit": 3}}}, "failed", 3),
+        ({"status": "completed", "rawOutput": {"metadata": {"exit": None}}}, "failed", None),
+        ({"status": "completed", "_meta": {"terminal_exit": {"exit_code": 3}}}, "failed", 3),
+        ({"status": "failed", "rawOutput": "Exit code 3\nout"}, "failed", 3),
+        ({"status": "completed", "rawOutput": "Exit code 3\nout"}, "completed", None),
+        ({"status": "completed", "rawOutput": {"exit_code": 0}}, "completed", 0),
+        ({"status": "completed", "rawOutput": {"exit_code": True}}, "completed", None),
+    ],
+)
+def test_exit_codes_are_read_where_agents_state_them(
+    members: dict[str, Any], status: str, exit_code: int | None
+) -> None:
+    update = {"sessionUpdate": "tool_call_update", "toolCallId": "1", "kind": "execute", "title": "make", **members}
+    [call] = [event for event in AcpDecoder().decode(update) if isinstance(event, ToolCall)]
+    assert (call.command, call.status, call.exit_code) == ("make", status, exit_code)
+
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+
+def test_garbage_is_kept_and_does_not_end_the_turn(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="garbage") as seat:
+            result = await seat.turn("go [[say the answer]]")
+            assert (result.status, result.final_message) == ("completed", "the answer")
+            assert len(seat.of(Integrity, code="GARBAGE_ON_STREAM")) == 6
+            assert [event.method for event in seat.of(Unrecognized)] == ["holograph", "tool_call", "None"]
+            assert len(seat.of(Integrity, code="MESSAGE_NOT_UNDERSTOOD")) == 1
+            assert not seat.of(ToolCall)
+
+    run(tmp_path, work)
+
+
+def test_crash_reports_the_open_call_and_the_next_turn_resumes(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="crash") as seat:
+            thread = await seat.session.start_thread()
+            result = await seat.turn("go", thread)
+            assert isinstance(result.error, RuntimeCrashed)
+            assert "exit code 9: out of luck" in result.error.message
+            assert result.observed_failure is None  # the agent's own program ended, not its box
+            [call] = seat.of(ToolCall)
+            assert (call.command, call.status, call.exit_code) == ("make", "abandoned", None)
+            assert isinstance((await seat.turn("again", thread)).error, RuntimeCrashed)
+            assert seat.session.facts()["restarts"] == 1
+
+    run(tmp_path, work)
+
+
+def test_requests_for_files_and_terminals_are_refused_by_name(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="asks") as seat:
+            result = await seat.turn("go")
+            assert json.loads(result.final_message) == [-32601] * 4
+            refused = [(event.method, event.answer) for event in seat.of(ApprovalDecision)]
+            names = ("fs/write_text_file", "fs/read_text_file", "terminal/create", "read_minds")
+            assert refused == [(name, "refused") for name in names]
+
+    run(tmp_path, work)
+
+
+def test_approval_rules_decide_permission_requests(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        rules = (
+            ApprovalRule(answer="decline", command="rm *", name="no deletion"),
+            ApprovalRule(answer="accept", command="notes/*"),
+            ApprovalRule(answer="accept", command="echo *"),
+        )
+        writes = [f'[[call Write {{"path": "{name}", "text": "x"}}]]' for name in ("notes/a", "b")]
+        (lab.workspace / "notes").mkdir()
+        async with lab.session(fake="", approvals=rules) as seat:
+            await seat.turn(f"[[run rm -rf .]] [[run echo yes]] {' '.join(writes)} [[say done]]")
+            decided = [(event.subject, event.answer) for event in seat.of(ApprovalDecision)]
+            expected = [("rm -rf .", "decline"), ("echo yes", "accept"), ("notes/a", "accept"), ("b", "decline")]
+            assert decided == expected
+            assert [call.status for call in seat.of(ToolCall)] == ["declined", "completed"]
+            assert [change.status for change in seat.of(FileChange)] == ["completed", "declined"]
+            assert sorted(path.name for path in lab.workspace.rglob("*")) == ["a", "notes"]
+        async with lab.session({"undecided": "decline"}, fake="") as seat:
+            await seat.turn("[[run touch made]] [[say done]]")
+            assert [(event.answer, event.rule) for event in seat.of(ApprovalDecision)] == [("decline", "undecided")]
+            assert not (lab.workspace / "made").exists()
+
+    run(tmp_path, work)
+
+
+def test_versions_other_than_1_are_refused_by_name(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="version:2") as seat:
+            with pytest.raises(RuntimeIncompatible, match="speaks version 2 of ACP; only version 1 is supported"):
+                await seat.session.start_thread()
+
+    run(tmp_path, work)
+
+
+def test_agent_that_hangs_at_its_start_is_started_again(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="hang-once", request_timeout=4.0) as seat:
+            assert (await seat.turn("go")).status == "completed"
+            assert seat.session.facts()["restarts"] == 1
+        async with lab.session(fake="hang", request_timeout=0.3) as seat:
+            with pytest.raises(RuntimeStartFailed, match="initialize timed out"):
+                await seat.session.start_thread()
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("refusal", AgentError), ("max_tokens", ContextExceeded), ("cancelled", TurnInterrupted), ("bored", AgentError)],
+)
+def test_only_end_turn_completes_a_turn(reason: str, kind: type[AgentError], tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake=f"stop:{reason}") as seat:
+            result = await seat.turn("go")
+            assert result.status == "failed"
+            assert isinstance(result.error, kind)
+
+    run(tmp_path, work)
+
+
+def test_agent_without_sessions_to_load_can_t_continue_after_an_interrupt(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="plain") as seat:
+            thread = await seat.session.start_thread()
+            assert (await seat.turn("one [[say first]]", thread)).status == "completed"
+            with pytest.raises(CapabilityUnsupported):
+                await seat.session.fork_thread(thread)
+            turn = await seat.session.start_turn(thread, "[[run touch on; sleep 300]]")
+            await seat.until((lab.workspace / "on").exists)
+            await seat.session.interrupt_turn(thread, turn)
+            assert isinstance((await seat.turn("go on", thread)).error, CapabilityUnsupported)
+
+    run(tmp_path, work)
+
+
+def test_history_that_the_agent_repeats_is_not_reported_again(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        home = lab.workspace.parent / "home"
+        async with lab.session(fake="load-only", home=home) as seat:
+            thread = await seat.session.start_thread()
+            await seat.turn("[[run true]] [[say first]]", thread)
+        async with lab.session(fake="load-only", home=home) as seat:
+            await seat.session.resume_thread(thread)
+            result = await seat.turn("[[say second]]", thread)
+            assert [said.text for said in seat.of(Message)] == ["second"]
+            assert not seat.of(ToolCall)
+            assert {event.thread for event in seat.of(Usage)} == {result.thread}
+
+    run(tmp_path, work)
+
+
+def test_probe_names_what_is_missing() -> None:
+    def probe(**settings: Any) -> str:
+        return anyio.run(AcpRuntime().probe, settings).reason
+
+    assert probe(command=["no-such-agent"]) == "no-such-agent is not installed on this machine"
+    assert probe(agent="gemini", binary="/nonexistent/gemini").startswith("binary '/nonexistent/gemini' is not")
+    assert probe(**{**fake_settings("https://model.example"), "api_key_env": "NO_SUCH_KEY"}).startswith("no key")

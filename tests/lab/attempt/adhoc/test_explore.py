@@ -1,0 +1,138 @@
+"""Tests of exploring an attempt: branches from a step, their verification, and which one is kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import say, write
+
+from proofbox.agents.contract import RuntimeProbe, SessionOptions
+from proofbox.agents.registry import Registry
+from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
+from proofbox.errors import UsageError
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.lab.attempt.adhoc.explore import ExploredBranch, best, explore_attempt
+from proofbox.lab.attempt.adhoc.request import AttemptRun
+from proofbox.lab.attempt.adhoc.run import run_attempt
+from proofbox.lab.reports.validation import validate
+from proofbox.workspace.workspace import Workspace
+
+FIRST = {"step": [write("a.txt", "start\n"), write("sitecustomize.py", "raise SystemExit(0)\n"), say("first")]}
+SCRIPTS: dict[str, list[dict[str, Any]]] = {
+    "wrong": [write("answer.txt", "41\n")],
+    "long": [write("answer.txt", "42\n"), write("more.txt", "1\n2\n3\n")],
+    "short": [write("answer.txt", "42\n"), {"usage": {"input_tokens": 900, "output_tokens": 9}}],
+    "cheap": [write("answer.txt", "42\n"), {"usage": {"input_tokens": 100, "output_tokens": 9}}],
+}
+
+
+def runtime(name: str) -> type[ScriptedRuntime]:
+    class Scripted(ScriptedRuntime):
+        """The scripted agent with one script of its own, so that branches differ."""
+
+        id = name
+
+        async def probe(self, settings: Mapping[str, object]) -> RuntimeProbe:
+            del settings
+            return await super().probe({"script": {"step": SCRIPTS[name]}})
+
+        async def start_session(self, options: SessionOptions, **others: Any) -> Any:
+            from msgspec.structs import replace
+
+            return await super().start_session(replace(options, settings={"script": {"step": SCRIPTS[name]}}), **others)
+
+    return Scripted
+
+
+REGISTRY = Registry({"scripted": ScriptedRuntime, **{name: runtime(name) for name in SCRIPTS}})
+CHECK = 'test "$(cat answer.txt)" = 42 && test -e a.txt'
+
+
+def branch(number: int, verified: Any, lines: int | None, tokens: int | None) -> ExploredBranch:
+    return ExploredBranch(
+        number=number, strategy="s", status="completed", verified=verified, changed_lines=lines, tokens=tokens
+    )
+
+
+def test_best_branch_is_verified_then_small_then_cheap() -> None:
+    tried = [branch(1, "failed", 0, 0), branch(2, "passed", 9, 1), branch(3, "passed", 2, 50), branch(4, "none", 0, 0)]
+    assert best(tried) == 3
+    assert best([*tried, branch(5, "passed", 2, 40), branch(6, "passed", 2, None)]) == 5
+    assert best([branch(1, "passed", None, 1), branch(2, "passed", 7, None)]) == 2
+    assert best(tried[:1]) is None
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptRun:
+    project = tmp_path / "project"
+    project.mkdir()
+    out = tmp_path / "t1"
+    return run_attempt("go", project, strategies="scripted", settings={"script": FIRST}, provider="bubblewrap", out=out)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_exploring_keeps_the_verified_best_and_all_evidence(tmp_path: Path, attempt: AttemptRun) -> None:
+    done = explore_attempt(
+        attempt.bundle, 1, tmp_path / "tries", prompt="go on", branches=4, verify=[CHECK], strategies=tuple(SCRIPTS),
+        registry=REGISTRY, settings={},
+    )  # fmt: skip
+    found = done.exploration
+    shown = [(each.strategy, each.verified, each.changed_lines, each.tokens) for each in found.branches]
+    assert shown == [
+        ("wrong", "failed", 1, None),
+        ("long", "passed", 4, None),
+        ("short", "passed", 1, 909),
+        ("cheap", "passed", 1, 109),
+    ]
+    assert (done.ok, found.kept, found.selection) == (True, 4, "best_of_k")
+    assert (tmp_path / "tries/4/workspace/a.txt").read_text() == "start\n"
+    for each in found.branches:
+        bundle = load_bundle(tmp_path / "tries" / each.bundle)
+        assert bundle.read_json("attempt.json")["fork"]["step"] == 1
+    assert load_bundle(Path(done.bundle)).read_json("exploration.json")["kept"] == 4
+    assert validate(load_bundle(tmp_path / "tries/4/bundle"), strict=True) == []
+
+
+@pytest.mark.needs("bubblewrap")
+def test_hook_planted_before_the_step_does_not_pass_a_branch(tmp_path: Path, attempt: AttemptRun) -> None:
+    """The files that the original attempt started from decide what is restored, not those of the step."""
+    check = f"{sys.executable if sys.executable.startswith('/usr') else '/usr/bin/python3'} -c 'raise SystemExit(7)'"
+    done = explore_attempt(
+        attempt.bundle, 2, tmp_path / "tries", prompt="go on", branches=1, verify=[check], strategies="cheap",
+        registry=REGISTRY, settings={},
+    )  # fmt: skip
+    assert (tmp_path / "tries/1/workspace/sitecustomize.py").exists()
+    assert (done.ok, done.exploration.kept, done.exploration.branches[0].verified) == (False, None, "failed")
+
+
+@pytest.mark.needs("bubblewrap")
+def test_branch_that_does_not_start_is_reported_and_the_others_continue(tmp_path: Path, attempt: AttemptRun) -> None:
+    done = explore_attempt(
+        attempt.bundle, 1, tmp_path / "tries", prompt="go on", branches=2, verify=[CHECK],
+        strategies=("absent", "cheap"), registry=REGISTRY, settings={},
+    )  # fmt: skip
+    first, second = done.exploration.branches
+    assert (first.status, first.code, first.bundle) == ("not_started", "RUNTIME_STRATEGY_UNSUPPORTED", "")
+    assert (second.verified, done.exploration.kept) == ("passed", 2)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_explore_command_and_its_refusals(tmp_path: Path, attempt: AttemptRun) -> None:
+    with pytest.raises(UsageError, match="either commands, or the attempt's suite"):
+        explore_attempt(attempt.bundle, 1, tmp_path / "x", prompt="go")
+    with pytest.raises(UsageError, match="between 1 and 32"):
+        explore_attempt(attempt.bundle, 1, tmp_path / "x", prompt="go", branches=0, verify=["true"])
+    words = [attempt.bundle, "--step", "1", "--branches", "2", "--prompt", "go", "--verify", "test -e a.txt"]
+    argv = [sys.executable, "-m", "proofbox", "explore", *words, "--out", str(tmp_path / "tries")]
+    done = subprocess.run([*argv, "--json"], capture_output=True, text=True, cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["exploration"]["kept"]) == (0, 1), document
+    again = subprocess.run([*argv, "--json"], capture_output=True, text=True, cwd=tmp_path)
+    assert (again.returncode, json.loads(again.stdout)["error"]["code"]) == (2, "PROOFBOX_USAGE")
+    assert Workspace.open(tmp_path / "tries/1/workspace")

@@ -1,0 +1,104 @@
+"""The campaigns in examples/ are linted, tried as canaries and run, with the real Codex and a fake model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from suites import serving
+
+import proofbox
+from proofbox.agents.runtimes.codex.binary import find_binary
+from proofbox.cli import main
+from proofbox.lab.campaign.running import run_canary
+from proofbox.lab.reports.campaign_results import CampaignReport
+
+pytestmark = pytest.mark.needs("bubblewrap", "codex")
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+RULES = """
+[[rule]]
+when = "total.sh prints a wrong sum"
+do = "[[run sed -i s/sum=1/sum=0/ total.sh]] [[say done]]"
+[[rule]]
+when = "of the region north"
+do = "[[run awk -F, '$1 == \\"north\\" { s += $2 } END { print s }' sales.csv > north.txt]] [[say done]]"
+[[rule]]
+when = "copy the file to again.txt"
+do = "[[run echo hello > hello.txt && cp hello.txt again.txt]] [[say done]]"
+[[rule]]
+when = "Write hello into hello.txt."
+do = "[[run echo hello > hello.txt]] [[say done]]"
+"""
+CONFIG = """
+[runtimes.codex_app_server]
+base_url = "{url}"
+[runtimes.process]
+base_url = "{url}"
+mounts = ["{codex}:/mnt/codex:ro"]
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of the examples, and a user whose settings name a fake model that does what the missions ask for."""
+    place = tmp_path_factory.mktemp("examples")
+    shutil.copytree(EXAMPLES, place, dirs_exist_ok=True)
+    (place / "rules.toml").write_text(RULES)
+    config = place / "config"
+    (config / "proofbox").mkdir(parents=True, mode=0o700)
+    with serving("-m", "proofbox.agents.fakemodel", "--rules", str(place / "rules.toml")) as url:
+        settings = CONFIG.format(url=url, codex=find_binary().path.parent)
+        (config / "proofbox" / "config.toml").write_text(settings)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CONFIG_HOME", str(config))
+            patch.chdir(place)
+            yield place
+
+
+def finished(report: CampaignReport) -> list[tuple[str, int, int]]:
+    assert report.ok, report.error
+    return [(flow.flow, flow.rate.passed, flow.planned) for flow in report.flows]
+
+
+@pytest.mark.parametrize(
+    ("spec", "flows", "missions"),
+    [
+        ("minimal/campaign.toml", ["codex"], 1),
+        ("advanced/campaign.toml", ["plain", "careful"], 2),
+        ("shell-adapter/campaign.toml", ["codex"], 2),
+        ("shell-adapter/native.toml", ["codex"], 2),
+    ],
+)
+def test_example_is_linted(
+    place: Path, capsys: pytest.CaptureFixture[str], spec: str, flows: list[str], missions: int
+) -> None:
+    assert main(["campaign", "lint", spec, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["flows"], len(found["missions"]), found["failures"]) == (flows, missions, [])
+
+
+def test_minimal_example_runs(place: Path) -> None:
+    assert finished(run_canary("minimal/campaign.toml", out="minimal/canary")) == [("codex", 1, 1)]
+    assert finished(proofbox.run_campaign("minimal/campaign.toml", out="minimal/out")) == [("codex", 1, 1)]
+
+
+def test_advanced_example_runs_and_has_known_costs(place: Path) -> None:
+    assert finished(run_canary("advanced/campaign.toml", out="advanced/canary")) == [("plain", 2, 2), ("careful", 2, 2)]
+    report = proofbox.run_campaign("advanced/campaign.toml", out="advanced/out")
+    assert finished(report) == [("plain", 4, 4), ("careful", 4, 4)]
+    assert all(flow.cost is not None and flow.cost.median > 0 for flow in report.flows)
+    assert [gate.type for gate in report.gates if gate.passed] == [*["coverage"] * 2, *["infra"] * 2, "comparison"]
+
+
+def test_shell_adapter_and_its_native_migration_score_the_same(place: Path) -> None:
+    canary = run_canary("shell-adapter/campaign.toml", out="shell-adapter/canary", trust=True)
+    assert finished(canary) == [("codex", 1, 1)]
+    assert finished(run_canary("shell-adapter/native.toml", out="shell-adapter/native-canary")) == [("codex", 1, 1)]
+    adapted = proofbox.run_campaign("shell-adapter/campaign.toml", out="shell-adapter/out", trust=True)
+    native = proofbox.run_campaign("shell-adapter/native.toml", out="shell-adapter/native")
+    assert finished(adapted) == finished(native) == [("codex", 2, 2)]
+    found = proofbox.compare_parity("shell-adapter/out/flows/codex", "shell-adapter/native/flows/codex")
+    assert (found.ok, found.differences, found.strategies) == (True, (), (("process",), ("codex_app_server",)))

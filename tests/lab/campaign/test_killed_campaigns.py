@@ -1,0 +1,57 @@
+"""A campaign that is killed and resumed ends like an undisturbed one, and its results can be published."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from campaign_files import comparable, killed, scores, write_three_flows
+from suites import serving
+
+import proofbox
+from proofbox.lab.campaign.publishing import check_publishable
+from proofbox.lab.campaign.running import resume_campaign
+from proofbox.lab.reports.campaign import load_campaign
+from proofbox.lab.reports.campaign_results import CampaignReport
+
+pytestmark = pytest.mark.needs("bubblewrap", "codex")
+
+
+def test_campaign_killed_and_resumed_equals_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: Callable[[int, int], int]
+) -> None:
+    """The soak has 3 flows, 10 missions and 5 replicates, and kills twice."""
+    missions, replicates = rounds(2, 10), rounds(1, 5)
+    monkeypatch.chdir(tmp_path)
+    generator = random.Random()  # noqa: S311 -- when to kill, not a secret
+    with serving("-m", "proofbox.agents.fakemodel") as model:
+        spec = write_three_flows(model, missions=missions, replicates=replicates, concurrency=rounds(1, 4))
+
+        async def run() -> CampaignReport:
+            return await proofbox.run_campaign_async(spec, out="undisturbed", trust=True)
+
+        undisturbed = anyio.run(run)
+        words = ["run", spec, "--out", "out"]
+        for _ in range(rounds(1, 2)):
+            limit = generator.randrange(1, 15 * missions * replicates)
+            seen = killed(words, limit)
+            print(f"killed after {seen} events")
+            words = ["resume", "out"]
+        resumed = resume_campaign("out")
+    assert undisturbed.ok, undisturbed.error
+    assert resumed.ok, resumed.error
+    assert comparable(resumed.results) == comparable(undisturbed.results)
+    assert load_campaign("out") == resumed
+    assert scores(resumed)["m0"] == {
+        "codex": (replicates, replicates),
+        "process": (replicates, replicates),
+        "scripted": (0, replicates),
+    }
+    assert scores(resumed)["m1"] == dict.fromkeys(("codex", "process", "scripted"), (replicates, replicates))
+    published = check_publishable("out")
+    assert (published.ok, published.reasons) == (True, ())
+    assert published.packet is not None
+    assert proofbox.verify(published.packet).ok

@@ -1,0 +1,111 @@
+"""Before the first attempt, everything that prevents a flow from running is reported, with a code and a fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign_files import ANSWER, CAMPAIGN, WORKS, scores, write_files
+from suites import command, mission, say, toml
+
+import proofbox
+from proofbox.errors import CampaignNotReady
+from proofbox.lab.campaign import preflight
+from proofbox.lab.run import pressure
+from proofbox.lab.statistics import describe
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that writes a suite and a campaign into the current directory."""
+    monkeypatch.chdir(tmp_path)
+    return write_files
+
+
+def failures(spec: str) -> list[tuple[str, str]]:
+    """Return flow and code of each failure, after checking that each has a fix and that nothing was written."""
+    found = proofbox.lint_campaign(spec)
+    assert not found.ok
+    assert found.error is not None
+    assert found.error.code == "CAMPAIGN_NOT_READY"
+    assert all(each.fix_hints for each in found.failures)
+    with pytest.raises(CampaignNotReady):
+        proofbox.run_campaign(spec, out="out", trust=True)
+    assert not Path("out").exists()
+    return [(each.flow, each.code) for each in found.failures]
+
+
+def flow(**runner: Any) -> str:
+    return f'[[flow]]\nid = "other"\nrunner = {toml(runner)}\n'
+
+
+def test_missing_program_and_key_are_reported_together(spec: Callable[..., str]) -> None:
+    other = flow(type="process", api_key_env="ABSENT_KEY", settings={"command": ["no-such-program"]})
+    assert failures(spec(more=other)) == [
+        ("other", "CAMPAIGN_KEY_ABSENT"),
+        ("other", "RUNTIME_STRATEGY_UNAVAILABLE"),
+    ]
+
+
+def test_incompatible_runtime_is_reported(spec: Callable[..., str], tmp_path: Path) -> None:
+    old = tmp_path / "codex"
+    old.write_text("#!/bin/sh\necho codex-cli 0.1.0\n")
+    old.chmod(0o755)
+    assert failures(spec(more=flow(type="codex_app_server", settings={"binary": str(old)}))) == [
+        ("other", "RUNTIME_COMPATIBILITY")
+    ]
+
+
+def test_sandbox_that_cannot_enforce_a_mission_is_reported(spec: Callable[..., str]) -> None:
+    demanding = mission("demanding", say("done"), verify=ANSWER, provider="bubblewrap", image="registry.invalid/none")
+    found = failures(spec(WORKS + demanding))
+    assert [each[0] for each in found] == ["agent"], "the same box of another flow is not tried again"
+    assert found[0][1].startswith("SANDBOX_")
+
+
+def test_low_disk_space_is_reported(spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pressure, "MIN_DISK", 1 << 62)
+    monkeypatch.setattr(pressure, "MIN_SHARE", 1.1)
+    assert failures(spec()) == [("", "CAMPAIGN_RESOURCES_LOW")]
+
+
+def test_budget_below_what_earlier_attempts_used_is_reported(
+    spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Past:
+        flow = "agent"
+        tokens = describe([900.0, 1000.0, 1100.0])
+
+    monkeypatch.setattr(preflight, "past_flows", lambda path: (Past(),))
+    gate = '[[gate]]\ntype = "budget"\nmax = {}\n'
+    assert failures(spec(more=gate.format(3999))) == [("agent", "CAMPAIGN_BUDGET_TOO_SMALL")]
+    assert proofbox.lint_campaign(spec(more=gate.format(4000))).ok, "2 missions, 2 replicates, 1000 tokens each"
+
+
+EXAM = CAMPAIGN.partition('[[flow]]\nid = "solver"')[0].replace("replicates = 2", 'prompt_mode = "exam"')
+
+
+def test_agent_of_an_exam_cannot_read_its_oracle(spec: Callable[..., str], tmp_path: Path) -> None:
+    """It looks for the evaluator, the hidden files and the solution, wherever they are."""
+    wanted = [str(tmp_path / name) for name in ("hidden/test.txt", "solve.sh", "evaluate.sh")]
+    wanted += [f"{tmp_path}/out/flows/agent/.work/*/*/*", "../../*/*", "../verified/*", "/evaluation/*"]
+    looks = command(f"cat {' '.join(wanted)} > found.txt 2> refused.txt; true")
+    curious = mission("curious", looks, say("done"), verify=ANSWER, solution="solve.sh")
+    file = spec(curious, '[evaluation]\nscript = "evaluate.sh"\n', campaign=EXAM)
+    Path("evaluate.sh").write_text("#!/bin/sh\nset -ex\ntest -s refused.txt\n! test -s found.txt\ncat refused.txt\n")
+    Path("evaluate.sh").chmod(0o755)
+    report = proofbox.run_campaign(file, out="out")
+    assert scores(report) == {"curious": {"agent": (1, 1)}}, "the evaluator ran, and the agent found nothing"
+    [record] = Path("out").rglob("verification.json")
+    assert f"{tmp_path}/hidden/test.txt: No such file" in json.loads(record.read_bytes())["commands"][0]["stdout"]
+
+
+def test_exam_is_refused_if_a_box_shows_its_oracle(spec: Callable[..., str]) -> None:
+    """Boxes show the system's directories, so a suite that is installed there has no secrets."""
+    shown = mission("shown", say("done"), verify={"commands": ["true"], "mounts": {"/oracle": "/usr/bin/env"}})
+    assert failures(spec(shown, campaign=EXAM)) == [("agent", "CAMPAIGN_ORACLE_REACHABLE")]
