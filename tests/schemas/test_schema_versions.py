@@ -34,6 +34,7 @@ from proofbox.evidence.documents.witnesses import check_witnesses
 from proofbox.evidence.promotion.packet import parse_packet
 from proofbox.evidence.promotion.policy import check_policy
 from proofbox.evidence.verify.embedded import parse_embedded
+from proofbox.lab.campaign.history import known_campaigns
 from proofbox.lab.campaign.registration import read_manifest
 from proofbox.lab.run import limiter
 from proofbox.lab.run.ledger import Ledger
@@ -168,6 +169,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.repair_log/1": repair_log,
     "proofbox.ledger/1": ledger,
     "proofbox.campaign_manifest/1": in_file(lambda tmp: tmp / "campaign.json", read_manifest),
+    "proofbox.campaign_history/1": in_file(lambda _: state_dir() / "campaigns.json", lambda _: known_campaigns()),
     "proofbox.consents/1": in_file(lambda _: state_dir() / "consents.json", lambda _: consent._read()),
     "proofbox.trusted/1": in_file(lambda _: state_dir() / "trusted.json", lambda _: settings._agreed()),
     "proofbox.limiter/1": in_file(lambda place: place / "l.json", lambda place: limiter._read(place / "l.json")),
@@ -221,6 +223,7 @@ NOT_READ = {
     "proofbox.suite/1": "written by people, without a version",
     "proofbox.campaign/1": "written by people, without a version",
     "proofbox.campaign_regrade/1": "only written",
+    "proofbox.attempt_cleanup/1": "only its code is read, and counted",
     **dict.fromkeys(
         ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"),
         "derived from the runs and compared as a whole",

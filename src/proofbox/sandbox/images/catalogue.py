@@ -43,12 +43,17 @@ class CatalogueEntry(msgspec.Struct, frozen=True):
     """A root file system that can be downloaded, and the digest that its archive must have."""
 
     name: str
+    """The name that `--image` and `images pull` accept."""
     arch: str
     url: str
+    """The URL of its archive."""
     sha256: str
     size: int | None = None
+    """The archive's size in bytes; absent: unknown."""
     default: bool = False
+    """Whether it is used by default."""
     description: str = ""
+    """A description for people."""
 
 
 @stored(SCHEMA, at="CONFIG/images.toml, or the file that --catalogue names")

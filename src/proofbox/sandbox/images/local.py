@@ -32,6 +32,7 @@ class LocalImage(msgspec.Struct, frozen=True, kw_only=True):
     """An image that was built or imported on this machine."""
 
     name: str
+    """The name that `--image` accepts."""
     arch: str
     sha256: str
     """The digest of its archive."""
@@ -42,6 +43,7 @@ class LocalImage(msgspec.Struct, frozen=True, kw_only=True):
     """Its origin: a mirror and its date, or a path."""
     created_at: str
     description: str = ""
+    """A description for people."""
     schema_version: str = "proofbox.local_image/1"
 
     def image(self) -> Image:

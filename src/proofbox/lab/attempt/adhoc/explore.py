@@ -82,9 +82,11 @@ class Exploration(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     """The attempt that was explored."""
     step: int
+    """The step that all branches continued from."""
     selection: Literal["best_of_k"] = "best_of_k"
     """The kept branch is the best of several tries. It is not comparable with the result of a single try."""
     branches: tuple[ExploredBranch, ...]
+    """The branches, in the order of their numbers."""
     kept: int | None
     """The number of the verified branch with the fewest changed lines, then the fewest tokens; null: none passed."""
     schema_version: str = SCHEMA
@@ -97,6 +99,7 @@ class ExploreDocument(Document, frozen=True, kw_only=True):
     bundle: str
     """The bundle that records the exploration and pins the branches' evidence."""
     exploration: Exploration
+    """The recorded exploration."""
 
 
 def explore_attempt(
