@@ -33,6 +33,7 @@ from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest
 from proofbox.evidence.documents.witnesses import check_witnesses
 from proofbox.evidence.promotion.packet import parse_packet
 from proofbox.evidence.promotion.policy import check_policy
+from proofbox.evidence.verify.embedded import parse_embedded
 from proofbox.lab.campaign.history import known_campaigns
 from proofbox.lab.campaign.registration import read_manifest
 from proofbox.lab.run import limiter
@@ -41,6 +42,7 @@ from proofbox.sandbox.images import catalogue, pull
 from proofbox.sandbox.images.image import images_dir
 from proofbox.sandbox.images.local import local_images
 from proofbox.sandbox.sessions import SessionStore
+from proofbox.viewer.annotations import parse_note
 
 EXAMPLES = Path(__file__).parent
 STORED = make_contract().stored
@@ -156,6 +158,8 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.run_status/1": lambda data, _: parse_status(canonical_bytes(json.loads(data))),
     "proofbox.outcome/1": lambda data, _: parse_outcome(json.loads(data)),
     "proofbox.tree_manifest/1": lambda data, _: parse_tree_manifest(json.loads(data)),
+    "proofbox.annotation/1": lambda data, _: parse_note(data),
+    "proofbox.embedded_evidence/1": lambda data, _: parse_embedded(data),
     "proofbox.tree_manifest/2": tree_differences,
     "proofbox.path_witnesses/1": lambda data, _: check_witnesses(json.loads(data)),
     "proofbox.promotion_packet/1": lambda data, _: parse_packet(json.loads(data)),

@@ -50,6 +50,7 @@ COMMANDS = (
     Command("images build", "setup.images:build", "Build an image from Debian's packages."),
     Command("images import", "setup.images:import_", "Import an image from files or from the container engine."),
     Command("verify", "evidence.verify:verify", "Check a bundle, its logs, packet and signature, as an auditor would."),
+    Command("view", "evidence.view:view", "Show runs, attempts and their evidence in a browser, or as one HTML file."),
     Command("bundle list", "evidence.bundle:list_", "List the runs in an output directory."),
     Command("bundle show", "evidence.bundle:show_", "Show one bundle, whatever its state."),
     Command("bundle verify", "evidence.bundle:verify", "Check one bundle completely."),
