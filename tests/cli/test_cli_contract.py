@@ -173,7 +173,8 @@ def test_every_command_has_help_with_an_example(
 
 
 def test_groups_have_commands() -> None:
-    assert {command.path.split()[0] for command in COMMANDS if " " in command.path} == set(GROUPS)
+    commands = {command.path for command in COMMANDS}
+    assert {path.split()[0] for path in commands if " " in path} - commands == set(GROUPS)  # `report` is also a command
 
 
 def test_all_public_names_can_be_imported() -> None:

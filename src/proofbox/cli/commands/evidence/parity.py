@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from proofbox.cli import flags
-from proofbox.cli.health import wrapped
 from proofbox.cli.output import show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.words import counted
-from proofbox.lab.reports.parity import ParityReport, compare_parity
+
+if TYPE_CHECKING:
+    from proofbox.lab.reports.parity import ParityReport
 
 RunPath = Annotated[Path, Parameter(help="A run's directory, an attempt's, or an --out directory.")]
 
@@ -24,12 +25,16 @@ def parity(first: RunPath, second: RunPath, *, json: flags.Json = False) -> int:
     For example:
       proofbox report parity process-out native-out
     """
+    from proofbox.lab.reports.parity import compare_parity
+
     found = compare_parity(first, second)
     show(found, lambda: _text(found), as_json=json)
     return 0 if found.ok else 1
 
 
 def _text(found: ParityReport) -> str:
+    from proofbox.cli.health import wrapped
+
     names = [" and ".join(each) or "no agent" for each in found.strategies]
     lines = [f"{names[0]} and {names[1]}: {found.agreed} of {counted(found.compared, 'result')} agree"]
     for each in found.differences:
