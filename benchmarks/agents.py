@@ -173,9 +173,11 @@ async def ours(place: Path, url: str, agent: str, *, sandboxed: bool) -> AsyncIt
     workspace, scratch = place / f"workspace-{sandboxed}", place / f"scratch-{sandboxed}"
     for path in (workspace, scratch):
         path.mkdir()
-    settings = {"base_url": url.removesuffix("/v1") if agent == "claude" else url}
+    settings: dict[str, Any] = {"base_url": url.removesuffix("/v1") if agent == "claude" else url}
     if agent != "claude":
         settings["model"] = "fake-model"
+    if agent == "opencode":
+        settings["checkpoints"] = False  # as in attempts, which have one turn
     env = {} if sandboxed else {"HOME": str(scratch)}  # no profile of the user's, as for the bare client
     options = SessionOptions(workspace=workspace, scratch=scratch, settings=settings, sandboxed=sandboxed, env=env)
     began = time.perf_counter()

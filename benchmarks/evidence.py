@@ -3,8 +3,8 @@
     scripts/bench evidence [--rounds N] [--files N] [--lines N] [--entries N] [--check]
 
 - strict load of a bundle, against a bare loop of hashlib in as many threads, and against `openssl dgst -sha256`;
-- appending trace lines, chained and synced in batches;
-- loading an index of many entries;
+- appending trace lines, chained, against a bare loop that hashes and writes the same lines;
+- loading an index of many entries, against decoding it with msgspec;
 - committing, per artifact, for a small and a large number of them.
 
 With --check the run fails when a figure is past its threshold.
@@ -24,12 +24,17 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import msgspec
+
 from proofbox import BundleWriter, load_bundle
 from proofbox.core.digest import sha256_hex
 from proofbox.evidence.bundle.index import Artifact, index_of, parse_index
 from proofbox.evidence.pool import cores
 
 FILE_BYTES = 100_000
+# An auditor needs only Python's standard library, which takes eight times as long as msgspec to parse an index without
+# checking it. Encoding a line in Python takes twice as long as hashing and writing it.
+ONE_LINE, MANY_LINES, PARSED = 6.0, 4.0, 30.0
 
 
 def main() -> int:
@@ -52,7 +57,7 @@ def main() -> int:
 
 def strict_load(place: Path, files: int, rounds: int) -> bool:
     print(f"strict load of {files} files of {FILE_BYTES} bytes, {rounds} rounds, {cores()} threads")
-    with BundleWriter(place / "load") as bundle:
+    with BundleWriter.create(place / "load") as bundle:
         for number in range(files):
             block = hashlib.sha256(str(number).encode()).digest()
             bundle.write_bytes(f"{number % 100:02d}/{number}.bin", (block * (FILE_BYTES // 32 + 1))[:FILE_BYTES])
@@ -95,25 +100,32 @@ def bare_loop(paths: list[str]) -> None:
 
 
 def append(place: Path, lines: int) -> bool:
+    """Compare CPU time, in turns: waiting for the disk is the same for both."""
     print(f"{lines} trace lines of a bundle's log, chained, synced in batches")
     events = [
         {"event": "tool_call", "attempt": "att-01", "step": n, "tool": "run_command", "exit_code": 0}
         for n in range(1000)
     ]
     held = []
-    with BundleWriter(place / "append") as bundle:
-        for name, batch in (("one at a time", 1), ("100 at a time", 100)):
+    with BundleWriter.create(place / "append") as bundle, open(place / "bare", "ab", buffering=0) as bare:
+        for name, batch, most in (("one at a time", 1, ONE_LINE), ("100 at a time", 100, MANY_LINES)):
             groups = [events[at : at + batch] for at in range(0, len(events), batch)]
-            os.sync()  # the debts of what was written before are not the log's
-            began = time.perf_counter()
             with bundle.open_log(f"{batch}.jsonl") as log:
+                log.extend(events)
+                encoded = (bundle.path / f"{batch}.jsonl").read_bytes().splitlines(keepends=True)
+                ours = floor = 0.0
                 for _ in range(lines // len(events)):
+                    began = time.process_time()
                     for group in groups:
                         log.extend(group)
-            rate = lines / (time.perf_counter() - began)
-            held.append(rate >= 200_000)
-            print(f"  {name:<13} {rate:8.0f} lines/s   (at least 200000) {'ok' if held[-1] else 'MISSED'}")
-    return held[-1]
+                    between = time.process_time()
+                    for line in encoded:
+                        hashlib.sha256(line).hexdigest()
+                        bare.write(line)
+                    ours, floor = ours + between - began, floor + time.process_time() - between
+            print(f"  {name:<13} {ours / lines * 1e6:8.1f} µs of CPU time a line, bare {floor / lines * 1e6:.1f}")
+            held.append(verdict("to a bare loop", ours / floor, most))
+    return all(held)
 
 
 def load_index(entries: int) -> bool:
@@ -121,14 +133,27 @@ def load_index(entries: int) -> bool:
     digest = sha256_hex(b"")
     artifacts = [Artifact(f"{n % 100:02d}/{n:06d}.json", n, digest, "example/1") for n in range(entries)]
     data = index_of("run-1", digest, "ok", artifacts, ()).to_bytes()
-    times = []
+    times, floor = [], []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
+        msgspec.json.decode(data, type=_Index)
+        between = time.process_time()
         parse_index(data)
-        times.append(time.perf_counter() - began)
-    ok = median(times) < 1.0
-    print(f"  parsed and checked in {median(times) * 1000:.0f} ms   (under 1000) {'ok' if ok else 'MISSED'}")
-    return ok
+        times.append(time.process_time() - between)
+        floor.append(between - began)
+    print(f"  parsed and checked in {median(times) * 1000:.0f} ms of CPU time, decoded in {median(floor) * 1000:.0f}")
+    return verdict("to msgspec", median(times) / median(floor), PARSED)
+
+
+class _Entry(msgspec.Struct):
+    path: str
+    file_size: int
+    sha256: str
+    schema_version: str
+
+
+class _Index(msgspec.Struct):
+    artifacts: list[_Entry]
 
 
 def commit_cost(place: Path) -> bool:
@@ -137,7 +162,7 @@ def commit_cost(place: Path) -> bool:
     for count in (500, 10_000):
         times = []
         for number in range(3):
-            with BundleWriter(place / f"commit-{count}-{number}") as bundle:
+            with BundleWriter.create(place / f"commit-{count}-{number}") as bundle:
                 for n in range(count):
                     bundle.write_bytes(f"{n % 50}/{n}", b"x" * 1000)
                 os.sync()  # so that what is timed is the commit, and not the disk's debts to the writing before it

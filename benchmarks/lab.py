@@ -1,10 +1,11 @@
 """What attempts cost: scripted agents in boxes, with full evidence, verified, committed.
 
-    scripts/bench lab [--attempts N] [--many N] [--provider P] [--check]
+    scripts/bench lab [--attempts N] [--many N] [--template N] [--provider P] [--check]
 
 - attempts a second on all cores, a tool call and a verifier in each;
 - the memory of the processes that run them, and of the one that conducts them, at the end of the longest run;
-- the cost of one attempt in a run of few and in a run of many: it must be the same.
+- the cost of one attempt in a run of few and in a run of many: it must be the same;
+- as root, the time and the evidence of an attempt on many files, to those of an attempt without files.
 
 With --check the run fails when a figure is past its threshold. `--many 10000` is the full count, and takes minutes.
 """
@@ -19,14 +20,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 from proofbox.core.ids import IdSource
 from proofbox.lab.run.conductor import Conductor, create_run
-from proofbox.lab.run.plan import Plan
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import Plan, ledger_path
 
 LEAST_RATE = 25.0
 MAX_MEMORY_MB = 200
 FLAT = 1.3
+LARGE, EVIDENCE = 4.0, 1.2
 SUITE = """
 [suite]
 id = "bench"
@@ -46,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", type=int, default=1000, metavar="N", help="attempts of the timed run")
     parser.add_argument("--many", type=int, default=2000, metavar="N", help="attempts of the long run")
+    parser.add_argument("--template", type=int, default=50_000, metavar="N", help="files of a large template")
     parser.add_argument("--provider", default="bubblewrap", metavar="P")
     parser.add_argument("--check", action="store_true", help="exit 1 when a figure is past its threshold")
     options = parser.parse_args()
@@ -54,6 +59,8 @@ def main() -> int:
         few, _ = run(Path(place) / "few", 100, options.provider)
         timed, _ = run(Path(place) / "timed", options.attempts, options.provider)
         many, memory = run(Path(place) / "many", options.many, options.provider)
+        large = one_by_one(Path(place) / "large", options.template) if os.geteuid() == 0 else None
+        small = one_by_one(Path(place) / "small", 0)
     rate = options.attempts / timed
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     held = [
@@ -66,6 +73,11 @@ def main() -> int:
         f"{few * 10:.1f} ms in a run of 100, {many / options.many * 1000:.1f} ms in one of {options.many}: {ratio:.2f}"
     )
     held.append(told("one attempt", each, f"at most {FLAT}", ratio <= FLAT))
+    if large is not None:
+        ratio, times = large[1] / small[1], large[0] / small[0]
+        each = f"{large[0] * 1000:.0f} ms, without files {small[0] * 1000:.0f} ms: {times:.1f}; evidence: {ratio:.2f}"
+        ok = times <= LARGE and ratio <= EVIDENCE
+        held.append(told(f"on {options.template} files", each, f"at most {LARGE:g} and {EVIDENCE:g}", ok))
     return 1 if options.check and not all(held) else 0
 
 
@@ -93,6 +105,38 @@ def run(out: Path, count: int, provider: str) -> tuple[float, int]:
         raise SystemExit(f"only {totals['passed']} of {count} passed: {totals}")
     print(f"  {count} attempts in {took:.1f} s", flush=True)
     return took, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+
+
+def one_by_one(out: Path, files: int, count: int = 9) -> tuple[float, float]:
+    """Seconds and bytes of evidence of an attempt on so many files; the first one, which makes the template, is left
+    out."""
+    base = out.with_suffix(".suite")
+    for number in range(files):
+        path = base / f"files/{number // 2500}/{number // 50 % 50}/{number % 50}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"number = {number}\n" * 20)
+    source = SUITE.replace("verify =", 'workspace = "files"\nverify =') if files else SUITE
+    base.mkdir(exist_ok=True)
+    plan = Plan(
+        run_id=IdSource().new_id("run"),
+        suite_name="bench",
+        suite_source=source,
+        base=str(base),
+        chain="scripted",
+        chain_origin="flag",
+        concurrency=1,
+        provider="bubblewrap",
+        replicates=count,
+    )
+    create_run(plan, out)
+    conductor = Conductor(out, plan.run_id)
+    path = conductor.conduct()
+    conductor.close()
+    with Ledger(ledger_path(out, plan.run_id), read_only=True) as ledger:
+        attempts = ledger.attempts()[1:]
+    seconds = [(each.ended_at or 0.0) - (each.claimed_at or 0.0) for each in attempts]
+    sizes = [sum(file.stat().st_size for file in (path / each.path).rglob("*.*")) for each in attempts]
+    return median(seconds), median(sizes)
 
 
 def told(name: str, figure: str, threshold: str, ok: bool) -> bool:

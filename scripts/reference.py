@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 import reference_schemas
 import reference_sdk
 
+from proofbox.agents.contract import RuntimeCapabilities
 from proofbox.cli import COMMANDS, GROUPS
 from proofbox.cli.commands.setup.contract import CodeFacts, ContractDocument, make_contract
 from proofbox.cli.describe import CommandFacts, ParameterFacts
@@ -28,6 +30,12 @@ CLI = """# Command line
 Every command takes `--json`: one JSON document on stdout, logs on stderr. A failure is a `proofbox.error/1` with a
 `code` ([errors](errors.md)) and `fix_hints`. Shapes are in [schemas](schemas.md). `proofbox contract --json` has all
 of this for programs, and `proofbox COMMAND --help` for people.
+"""
+RUNTIMES = """# Agent runtimes
+
+What each runtime supports, as `proofbox runtime list` and `proofbox contract --json` state it, and the settings of its
+table `[runtimes.ID]`. What depends on the agent's program is refused with `RUNTIME_CAPABILITY_UNSUPPORTED` if the
+program lacks it. [Agents](../agents.md) explains them.
 """
 ERRORS = """# Errors
 
@@ -63,6 +71,7 @@ def make_pages() -> dict[str, str]:
     pages = {
         "docs/reference/cli.md": cli_page(contract),
         "docs/reference/errors.md": errors_page(contract),
+        "docs/reference/runtimes.md": runtimes_page(contract),
         "docs/reference/sdk.md": reference_sdk.page(),
         "SCHEMAS.md": reference_schemas.page(contract),
     }
@@ -74,6 +83,28 @@ def _now(name: str) -> str:
         return (ROOT / name).read_text()
     except FileNotFoundError:
         return ""
+
+
+# The agent runtimes
+
+
+def runtimes_page(contract: ContractDocument) -> str:
+    """Return the capabilities of all runtimes side by side, and the settings of each."""
+    found = contract.strategies
+    names = RuntimeCapabilities.__struct_fields__
+    lines = [RUNTIMES, f"| | {' | '.join(f'`{id}`' for id in found)} |", f"|---|{'---|' * len(found)}"]
+    for name in names:
+        cells = ["yes" if getattr(facts.capabilities, name) else "no" for facts in found.values()]
+        lines.append(f"| {name.removeprefix('supports_')} | {' | '.join(cells)} |")
+    for id, facts in found.items():
+        lines += ["", f"## {id}", "", f"{facts.title}.", ""]
+        members = facts.settings["$defs"][facts.settings["$ref"].rpartition("/")[2]].get("properties", {})
+        if members:
+            lines += ["| setting | default | meaning |", "|---|---|---|"]
+        for name, member in members.items():
+            default = json.dumps(member["default"]) if member.get("default") is not None else ""
+            lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {_cell(member.get('description', ''))} |")
+    return "\n".join(lines)
 
 
 # The command line

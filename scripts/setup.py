@@ -72,6 +72,7 @@ PACKAGES = {
         Package("bindfs", ("bindfs",), "the test of projects on FUSE"),
         Package("ripgrep", ("rg",), "the comparison of the Python search with ripgrep"),
         Package("strace", ("strace",), "the power-cut test of commits"),
+        Package("chromium", ("chromium",), "the viewer's tests and screenshots"),
         Package("zsh", ("zsh",), "the test of tab completion in zsh"),
     ],
 }

@@ -177,6 +177,13 @@ def probe_shell(name: str) -> Callable[[], str]:
     return lambda: trial([name, "-c", "true"]) if shutil.which(name) else f"no {name} on the PATH"
 
 
+def probe_chromium() -> str:
+    if importlib.util.find_spec("playwright") is None:
+        return "the Python module playwright is not installed"
+    chromium = shutil.which("chromium")
+    return trial([chromium, "--version"]) if chromium else "no chromium on the PATH"
+
+
 def probe_venv() -> str:
     return "" if importlib.util.find_spec("ensurepip") else "this Python has no ensurepip"
 
@@ -245,6 +252,7 @@ CAPABILITIES = {
     "bash": Capability(probe_shell("bash"), "apt-get install bash", True),
     "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
     "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),
+    "chromium": Capability(probe_chromium, "scripts/setup --test installs it", True),
     "claude": Capability(probe_claude, "scripts/setup --test installs it", True),
     "codex": Capability(probe_codex, "scripts/setup --test installs it", True),
     "debian": Capability(probe_debian, "run the tests on Debian or Ubuntu", False),

@@ -40,6 +40,8 @@ from leftovers import (
 
 from proofbox.sandbox.host.cgroups import sweep, tree
 
+pytest_plugins = ("viewer_fixtures",)  # fixtures that are expensive, and shared by several files
+
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 USER_DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")

@@ -44,6 +44,8 @@ FUNCTIONS: dict[str, Callable[..., Document]] = {
 CALLBACKS = {"on_event", "on_check", "on_plan", "stop"}
 BACKEND = {"backend_url", "allow_http", "timeout"}
 """Flags that are one argument in Python: `BackendSettings`."""
+PRESENTATION = ("--json", "--jsonl", "--html", "--view")
+"""Flags that only decide how a result is shown; in Python, `export_html` writes the HTML file."""
 PLURALS = {"command": "commands", "mission": "missions", "tag": "tags"}
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 
@@ -66,7 +68,7 @@ def test_keywords_are_the_flags_of_the_command_with_the_same_defaults(
     flags = {
         each.name.removeprefix("--").replace("-", "_").lower(): each.default
         for each in facts[command].parameters
-        if each.name not in ("--json", "--jsonl")
+        if each.name not in PRESENTATION
     }
     if "backend" in inspect.signature(FUNCTIONS[command]).parameters:
         assert flags.keys() >= BACKEND

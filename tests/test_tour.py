@@ -15,9 +15,7 @@ from blocks import RUN_ELSEWHERE, agrees, blocks, faults, steps, tour_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "docs/tutorial.md",
-    ROOT / "docs/probes.md",
+    *(ROOT / path for path in ("README.md", "docs/tutorial.md", "docs/campaigns.md", "docs/probes.md")),
     *sorted((ROOT / "docs/guides").glob("*.md")),
 ]
 # The number of blocks that a page may mark as not run; pages that are not listed may mark no blocks.

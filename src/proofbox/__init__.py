@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from proofbox.sandbox.images.pull import pull_image as pull_image
     from proofbox.sandbox.initialize import initialize as initialize
     from proofbox.sandbox.service import Sandboxes as Sandboxes
+    from proofbox.viewer.export import export_html as export_html
     from proofbox.workspace.capabilities.capabilities import Capabilities as Capabilities
     from proofbox.workspace.tools.registry import create_tool_registry as create_tool_registry
     from proofbox.workspace.tools.toolbox import open_toolbox as open_toolbox
@@ -106,6 +107,7 @@ _HOME = {
     "emit_promotion": "proofbox.lab.reports.promoting",
     "errors": "proofbox.errors",
     "explain_attempt": "proofbox.lab.reports.explain",
+    "export_html": "proofbox.viewer.export",
     "diff_attempt": "proofbox.lab.reports.steps",
     "explore_attempt": "proofbox.lab.attempt.adhoc.explore",
     "explore_attempt_async": "proofbox.lab.attempt.adhoc.explore",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -36,13 +38,20 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output directory of a committed run. Only copies of it may be changed."""
+    place = tmp_path_factory.mktemp("mixed")
+    (place / "suite.toml").write_text(MIXED)
+    with contextlib.redirect_stdout(io.StringIO()):
+        words = ["suite", "run", str(place / "suite.toml"), "--out", str(place / "out"), "--provider", "bubblewrap"]
+        assert main(words) == 1
+    return place / "out"
+
+
 @pytest.fixture
-def ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    (tmp_path / "suite.toml").write_text(MIXED)
-    out = tmp_path / "out"
-    assert main(["suite", "run", str(tmp_path / "suite.toml"), "--out", str(out), "--provider", "bubblewrap"]) == 1
-    capsys.readouterr()
-    return out
+def ran(mixed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(mixed, tmp_path / "out", symlinks=True))
 
 
 def test_a_run_that_passes_and_its_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

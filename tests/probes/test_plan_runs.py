@@ -64,8 +64,9 @@ def found(run: PlanRun, probe: str, profile: str = "default") -> str:
 
 
 def documented(provider: str) -> dict[str, str]:
-    """Return the decisions in the documentation's matrix."""
-    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    """Return the decisions in the documentation's matrix, the first of the page."""
+    table = PAGE.read_text().partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     column = rows[0].index(provider)
     return {row[0].strip("`"): row[column] for row in rows[1:] if row[column] != "not tried"}
 

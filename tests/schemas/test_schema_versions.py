@@ -29,10 +29,12 @@ from proofbox.evidence.bundle.index import SchemaUnknown, parse_index
 from proofbox.evidence.bundle.status import parse_status
 from proofbox.evidence.documents.base_tree import BaseTree, base_path, read_tree
 from proofbox.evidence.documents.outcome import parse_outcome
-from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
+from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest
 from proofbox.evidence.documents.witnesses import check_witnesses
 from proofbox.evidence.promotion.packet import parse_packet
 from proofbox.evidence.promotion.policy import check_policy
+from proofbox.evidence.verify.embedded import parse_embedded
+from proofbox.lab.campaign.history import known_campaigns
 from proofbox.lab.campaign.registration import read_manifest
 from proofbox.lab.run import limiter
 from proofbox.lab.run.ledger import Ledger
@@ -40,6 +42,7 @@ from proofbox.sandbox.images import catalogue, pull
 from proofbox.sandbox.images.image import images_dir
 from proofbox.sandbox.images.local import local_images
 from proofbox.sandbox.sessions import SessionStore
+from proofbox.viewer.annotations import parse_note
 
 EXAMPLES = Path(__file__).parent
 STORED = make_contract().stored
@@ -135,7 +138,7 @@ def repair_log(data: bytes, place: Path) -> object:
 
 
 def tree_differences(data: bytes, place: Path) -> object:
-    base = BaseTree(canonical_bytes(tree_manifest([TreeEntry(b"notes.txt", "100644", 3, "0" * 64)])))
+    base = BaseTree([TreeEntry(b"notes.txt", "100644", 3, "0" * 64)])
     path = place / base_path(base.sha256)
     path.parent.mkdir()
     path.write_bytes(base.document)
@@ -155,6 +158,8 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.run_status/1": lambda data, _: parse_status(canonical_bytes(json.loads(data))),
     "proofbox.outcome/1": lambda data, _: parse_outcome(json.loads(data)),
     "proofbox.tree_manifest/1": lambda data, _: parse_tree_manifest(json.loads(data)),
+    "proofbox.annotation/1": lambda data, _: parse_note(data),
+    "proofbox.embedded_evidence/1": lambda data, _: parse_embedded(data),
     "proofbox.tree_manifest/2": tree_differences,
     "proofbox.path_witnesses/1": lambda data, _: check_witnesses(json.loads(data)),
     "proofbox.promotion_packet/1": lambda data, _: parse_packet(json.loads(data)),
@@ -164,6 +169,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     "proofbox.repair_log/1": repair_log,
     "proofbox.ledger/1": ledger,
     "proofbox.campaign_manifest/1": in_file(lambda tmp: tmp / "campaign.json", read_manifest),
+    "proofbox.campaign_history/1": in_file(lambda _: state_dir() / "campaigns.json", lambda _: known_campaigns()),
     "proofbox.consents/1": in_file(lambda _: state_dir() / "consents.json", lambda _: consent._read()),
     "proofbox.trusted/1": in_file(lambda _: state_dir() / "trusted.json", lambda _: settings._agreed()),
     "proofbox.limiter/1": in_file(lambda place: place / "l.json", lambda place: limiter._read(place / "l.json")),
@@ -217,6 +223,7 @@ NOT_READ = {
     "proofbox.suite/1": "written by people, without a version",
     "proofbox.campaign/1": "written by people, without a version",
     "proofbox.campaign_regrade/1": "only written",
+    "proofbox.attempt_cleanup/1": "only its code is read, and counted",
     **dict.fromkeys(
         ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"),
         "derived from the runs and compared as a whole",

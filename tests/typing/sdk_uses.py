@@ -203,6 +203,10 @@ async def campaigns_async() -> None:
     assert_type(await proofbox.regrade_campaign_async("out", "stricter.toml"), CampaignRegrade)
 
 
+def exports() -> None:
+    assert_type(proofbox.export_html("out", Path("report.html")).bytes, int)
+
+
 def plans() -> None:
     assert_type(proofbox.new_plan("measurements"), Path)
     assert_type(proofbox.run_plan("bubblewrap", "out", only_probes=["network.tcp"]), PlanRun)

@@ -36,6 +36,9 @@ _proofbox() {{
   case $typed in
 {groups}
   esac
+  case "$typed ${{COMP_WORDS[2]}}" in
+{nested}
+  esac
   if [[ -n $offered ]]; then
     if ((COMP_CWORD == 2)); then
       COMPREPLY=($(compgen -W "$offered" -- "$cur"))
@@ -128,7 +131,7 @@ def _first_words() -> dict[str, str]:
     found: dict[str, str] = {}
     for command in COMMANDS:
         name, _, rest = command.path.partition(" ")
-        if name not in found:  # `report` is a command, and `report parity` another
+        if name not in found:
             found[name] = GROUPS[name] if rest else command.summary
     return found
 
@@ -136,6 +139,12 @@ def _first_words() -> dict[str, str]:
 def _members(group: str) -> dict[str, str]:
     named = {command.path.partition(" "): command.summary for command in COMMANDS}
     return {rest: summary for (name, _, rest), summary in named.items() if name == group}
+
+
+def _nested() -> list[str]:
+    """Return the commands whose first word is a command, too: `report parity`."""
+    paths = [command.path for command in COMMANDS]
+    return [path for path in paths if " " in path and path.partition(" ")[0] in paths]
 
 
 def _bash(signatures: dict[str, CommandSignature]) -> str:
@@ -155,6 +164,7 @@ def _bash(signatures: dict[str, CommandSignature]) -> str:
     return BASH.format(
         names=quote(" ".join(_first_words())),
         groups="\n".join(groups),
+        nested=f'    {" | ".join(map(quote, _nested()))}) typed+=" ${{COMP_WORDS[2]}}" ;;',
         values="\n".join(f"    {' | '.join(typed)}) {action} return ;;" for action, typed in values.items()),
         options="\n".join(options),
         arguments="\n".join(f"    {' | '.join(paths)}) {action} ;;" for action, paths in arguments.items() if action),
@@ -177,7 +187,8 @@ def _zsh(signatures: dict[str, CommandSignature]) -> str:
         for group in GROUPS
     ]
     options = []
-    for path, signature in sorted(signatures.items(), key=lambda each: -len(each[0].split())):  # the longest matches
+    # The first pattern that matches counts: `report parity` before `report` with any argument.
+    for path, signature in sorted(signatures.items(), key=lambda each: -len(each[0].split())):
         depth = len(path.split())
         pattern = quote(path) if depth == 2 else f"{quote(path + ' ')}*"
         lines = [

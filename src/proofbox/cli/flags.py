@@ -45,6 +45,10 @@ LockTimeout = Annotated[
     Parameter(name="--lock-timeout", converter=seconds, help="With --lock-mode wait, the maximum seconds to wait."),
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print one JSON document on stdout.")]
+Html = Annotated[
+    Path | None,
+    Parameter(name="--html", help="Also write it as one HTML file, with its evidence; see `proofbox view --export`."),
+]
 Provider = Annotated[
     str | None,
     Parameter(name="--provider", help="auto, bubblewrap, docker, off, apple-vm. Default: the configured one, or auto."),

@@ -36,6 +36,7 @@ LOADED_LATE = (
         "proofbox.lab.reports.campaign",
         "proofbox.lab.run.limiter",
         "proofbox.probes.documents",
+        "proofbox.viewer.annotations",
     ),
 )
 """Modules that declare documents but are loaded by no command, only when an agent runs or a bundle is written."""

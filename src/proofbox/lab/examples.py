@@ -1,8 +1,9 @@
-"""Writes commented examples of suites and campaigns that run without a key or a network."""
+"""Writes commented examples of suites, campaigns and runtimes that run without a key or a network."""
 
 from __future__ import annotations
 
 import os
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -86,6 +87,24 @@ type = "infra"
 max = 0.0
 '''
 
+RUNTIME: Final = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "echo-agent"
+version = "1"
+dependencies = ["proofbox"]
+
+# The strategy's id, and the class that implements it.
+[project.entry-points."proofbox.runtimes"]
+echo_agent = "echo_agent:EchoRuntime"
+
+[tool.hatch.build.targets.wheel]
+only-include = ["echo_agent.py"]
+"""
+
 _SOLUTIONS: Final = {"answer.sh": "echo 42 > answer.txt\n", "greeting.sh": "echo hello > hello.txt\n"}
 
 
@@ -110,6 +129,13 @@ def new_campaign(directory: str | os.PathLike[str]) -> NewFiles:
     """Write a commented campaign, with its suite, into a directory. Raises `UsageError` if one of its files exists."""
     files = {"campaign.toml": CAMPAIGN, "suite.toml": SUITE, **_SOLUTIONS}
     return _write(Path(directory), files, "proofbox campaign run campaign.toml --out out")
+
+
+def new_runtime(directory: str | os.PathLike[str]) -> NewFiles:
+    """Write a package with the smallest runtime into a directory. Raises `UsageError` if one of its files exists."""
+    source = (resources.files("proofbox.agents.runtimes") / "echo_agent.py").read_text("utf-8")
+    files = {"echo_agent.py": source, "pyproject.toml": RUNTIME}
+    return _write(Path(directory), files, "pip install -e . && proofbox runtime check echo_agent")
 
 
 def _write(directory: Path, files: dict[str, str], command: str) -> NewFiles:

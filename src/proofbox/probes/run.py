@@ -21,7 +21,7 @@ from proofbox.core.size import megabytes
 from proofbox.errors import UsageError
 from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
-from proofbox.probes import documents
+from proofbox.probes import artifacts, documents
 from proofbox.probes.adapters import ADAPTERS, command_line
 from proofbox.probes.clean import MeasureRequest, measure_clean, measure_here
 from proofbox.probes.measuring import Measured, Progress
@@ -110,7 +110,7 @@ def run_plan(
             path=None,
             plan_id=loaded.plan.id,
             plan_digest=loaded.digest,
-            summary=documents.summary(chosen, name, ()),
+            summary=artifacts.summary(chosen, name, ()),
             results=(),
         )
     writer = BundleWriter.create(
@@ -123,7 +123,7 @@ def run_plan(
         measured = (measure_clean if channel == "clean" else measure_here)(request, progress or (lambda *_: None))
         measured = _redacted(measured, redactor)
         results = judge(chosen.probe, measured.scenario, measured.baseline)
-        found = documents.preflight(chosen, measured, results)
+        found = artifacts.preflight(chosen, measured, results)
         manifest = documents.RunManifest(
             run_id=writer.run_id,
             plan_id=loaded.plan.id,
@@ -225,7 +225,7 @@ def _write(
     measured: Measured,
     results: list[ProbeResult],
 ) -> documents.PlanSummary:
-    summary = documents.summary(plan, manifest.provider, results)
+    summary = artifacts.summary(plan, manifest.provider, results)
     probes = {probe.id: probe for probe in plan.probe}
     baseline = [
         documents.BaselineResult(probe_id=each.probe, decision=ruling.decision, detail=ruling.detail)
@@ -240,17 +240,17 @@ def _write(
     bundle.write_json("plan.json", _json(loaded.plan))
     bundle.write_json("run_manifest.json", _json(manifest))
     bundle.write_json("apply_preflight.json", _json(found))
-    bundle.write_json("expected_matrix.json", _json(documents.expected_matrix(plan)))
+    bundle.write_json("expected_matrix.json", _json(artifacts.expected_matrix(plan)))
     bundle.write_json("runtime_results.json", _json(documents.RuntimeResults(results=tuple(results))))
-    bundle.write_json("runtime_events.normalized.json", _json(documents.runtime_events(measured)))
+    bundle.write_json("runtime_events.normalized.json", _json(artifacts.runtime_events(measured)))
     bundle.write_json("baseline_results.json", _json(documents.BaselineResults(results=tuple(baseline))))
-    bundle.write_json("oracle_results.json", _json(documents.oracle_results(measured)))
-    bundle.write_json("mismatch_summary.json", _json(documents.mismatch_summary(results)))
+    bundle.write_json("oracle_results.json", _json(artifacts.oracle_results(measured)))
+    bundle.write_json("mismatch_summary.json", _json(artifacts.mismatch_summary(results)))
     packets = [msgspec.json.encode(result) + b"\n" for result in results if not result.matched]
     bundle.write_bytes("mismatch_packets.jsonl", b"".join(packets))
-    bundle.write_json("path_witnesses.json", documents.path_witnesses(measured))
+    bundle.write_json("path_witnesses.json", artifacts.path_witnesses(measured))
     bundle.write_json("summary.json", _json(summary))
-    bundle.write_bytes("summary.md", documents.markdown(summary, results).encode())
+    bundle.write_bytes("summary.md", artifacts.markdown(summary, results).encode())
     return summary
 
 

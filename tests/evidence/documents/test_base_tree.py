@@ -33,7 +33,9 @@ AFTER = [TreeEntry(b"b", "100755", 2, "1" * 64), TreeEntry(b"c", "100644", 3, "2
 
 
 def base_of(entries: list[TreeEntry]) -> BaseTree:
-    return BaseTree(canonical_bytes(tree_manifest(entries)))
+    base = BaseTree(entries)
+    assert base.document == canonical_bytes(tree_manifest(entries)) == BaseTree.parse(base.document).document
+    return base
 
 
 def changed(base: list[TreeEntry], after: list[TreeEntry]) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def test_inconsistent_differences_are_refused(tmp_path: Path, members: dict[str,
 
 def test_base_that_is_not_canonical_is_refused() -> None:
     with pytest.raises(ShapeError, match="canonical"):
-        BaseTree(canonical_bytes(tree_manifest(BEFORE)).replace(b",", b", ", 1))
+        BaseTree.parse(canonical_bytes(tree_manifest(BEFORE)).replace(b",", b", ", 1))
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def test_run_and_attempt_verify_with_the_base_and_not_without(run: Path) -> None
         ("tree_base_absent", "attempts/one/tree_manifest.json"),
     }
     assert codes(attempt) == {("tree_base_absent", "tree_manifest.json")}
-    with pytest.raises(BundleCorrupt, match="copy that file from the run"):
+    with pytest.raises(BundleCorrupt, match="copy the run's directory `trees` beside the attempt"):
         load_bundle(attempt)
 
 

@@ -16,11 +16,20 @@ from suites import mission
 import proofbox
 from proofbox.cli import main
 from proofbox.config import consent
-from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, ConsentRequired, RunBusy, UsageError
+from proofbox.errors import (
+    CampaignChanged,
+    CampaignExists,
+    CampaignUnknown,
+    ConsentRequired,
+    CorruptError,
+    RunBusy,
+    UsageError,
+)
 from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.lab.campaign.history import known_campaigns
 from proofbox.lab.campaign.registration import exclusive, read_manifest
+from proofbox.lab.reports import campaign_children
 from proofbox.workspace import registry
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("campaign")]
@@ -91,6 +100,22 @@ def test_results_are_computed_from_the_evidence_and_shown(finished: str, capsys:
     assert "| agent | 2/4 | 50.0 % |" in capsys.readouterr().out
     assert main(["campaign", "status", finished]) == 0
     assert "4/4" in capsys.readouterr().out
+
+
+def test_flows_of_a_large_campaign_are_read_in_children_with_the_same_results(
+    finished: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, here = proofbox.load_campaign(finished), []
+    monkeypatch.setattr(campaign_children, "LARGE", 0)
+    monkeypatch.setattr(campaign_children, "cores", lambda: 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("proofbox.lab.reports.campaign.read_flow", lambda *_: here.append("read in this process"))
+        assert proofbox.load_campaign(finished) == expected
+    assert here == []
+    for ledger in Path(finished).rglob("*.ledger"):
+        ledger.write_bytes(b"not a ledger")
+    with pytest.raises(CorruptError):  # the failure of a child is raised here
+        proofbox.load_campaign(finished)
 
 
 def test_campaign_is_compared_with_an_earlier_one(finished: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proofbox.lab.statistics import (
     MissionScores,
@@ -40,6 +42,29 @@ def test_no_trials_give_no_estimate() -> None:
 def test_impossible_counts_are_refused(passed: int, n: int) -> None:
     with pytest.raises(ValueError, match="between 0 and n"):
         wilson(passed, n)
+
+
+COUNTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12)
+
+
+@given(COUNTS, st.integers(0, 3))
+def test_no_interval_leaves_the_range_of_its_quantity(counts: list[tuple[int, int]], lost: int) -> None:
+    """A rate is between 0 and 1, and a difference of rates between -1 and 1: also with few missions, where Student's t
+    is wide."""
+    first, second = ({f"m{i}": (pair[side], 4) for i, pair in enumerate(counts)} for side in (0, 1))
+    rate = pass_rate(list(first.values()))
+    assert rate.rate is not None
+    assert 0 <= rate.low <= rate.rate <= rate.high <= 1
+    found = compare("a", first, "b", second, margin=0.05)
+    assert -1 <= found.low <= found.difference <= found.high <= 1
+    assert -1 <= found.narrow_low <= found.narrow_high <= 1
+    bounds = loss_bounds(rate.passed, rate.scored, lost)
+    assert 0 <= bounds.lowest <= bounds.highest <= 1
+
+
+def test_wide_interval_is_cut_at_the_largest_possible_difference() -> None:
+    found = compare("a", scores(4, 0, of=4), "b", scores(0, 4, of=4), margin=0.05)
+    assert (found.low, found.high) == (-1.0, 1.0)
 
 
 def test_replicates_that_always_agree_count_once() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from harbor_tasks import PASSES_IF, TOML, Ran, put, task
 
-from proofbox.errors import SuiteInvalid
+from proofbox.errors import ImageAbsent, StartFailed, SuiteInvalid
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.suite.harbor import task_tree
@@ -305,3 +305,28 @@ def test_several_steps_and_several_containers_are_refused(tmp_path: Path) -> Non
     found = problems(root)
     assert len(found) == 2
     assert all("not supported" in each for each in found)
+
+
+def test_tasks_in_categories_are_a_suite(tmp_path: Path) -> None:
+    for name in ("easy/one", "easy/two", "hard/one"):
+        task(tmp_path / "tasks" / name)
+    suite = read_tasks(tmp_path / "tasks", host_root=True)
+    assert [mission.id for mission in suite.missions] == ["easy.one", "two", "hard.one"]
+    (tmp_path / "tasks/hard/one/instruction.md").unlink()
+    with pytest.raises(SuiteInvalid) as caught:
+        read_tasks(tmp_path / "tasks", host_root=True)
+    assert "hard/one: " in str(caught.value.details["problems"])
+
+
+def test_all_missing_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(image: str) -> str:
+        raise StartFailed(f"no image {image}", op="start")
+
+    monkeypatch.setattr("proofbox.lab.suite.harbor.tasks.working_directory", absent)
+    for name in ("one", "two", "three"):
+        task(tmp_path / "tasks" / name)
+    with pytest.raises(ImageAbsent) as caught:
+        read_tasks(tmp_path / "tasks", to_run=True)
+    assert caught.value.message.startswith("the engine lacks the images of 3 tasks: one, three, two")
+    assert len([hint for hint in caught.value.fix_hints if hint.startswith("docker build -t harbor-")]) == 3
+    assert len(caught.value.details["images"]) == 3

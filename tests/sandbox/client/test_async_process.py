@@ -147,6 +147,7 @@ def test_signals_streams_and_failed_starts(tmp_path: Path) -> None:
 @pytest.mark.needs("bubblewrap")
 def test_end_of_the_box_is_a_loss_for_reader_and_writer(tmp_path: Path) -> None:
     async def work(session: AsyncSession) -> None:
+        await session.exec(["true"])  # a box that ends before it has answered was never started
         async with open_process(session, ["sleep", "1000"]) as process:
             lost: list[str] = []
 
@@ -163,7 +164,7 @@ def test_end_of_the_box_is_a_loss_for_reader_and_writer(tmp_path: Path) -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(feed)
                 tasks.start_soon(listen)
-                await anyio.sleep(0.1)
+                await anyio.wait_all_tasks_blocked()
                 await session.stop()
             assert sorted(lost) == ["receive", "send"]
 

@@ -175,5 +175,5 @@ TestTracked = History.TestCase
 TestScanned = ScannedHistory.TestCase
 # Each example has a separate store, which is synced on every close: 5,000 examples would take an hour.
 TestTracked.settings = TestScanned.settings = settings(
-    stateful_step_count=20, max_examples=min(settings().max_examples, 1000)
+    stateful_step_count=20, max_examples=min(settings().max_examples // 2, 1000)
 )

@@ -16,7 +16,6 @@ from typing import Annotated, Final
 
 import msgspec
 
-from proofbox.agents.registry import STRATEGY
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import require_version, stored
@@ -151,6 +150,13 @@ def health_dir() -> Path:
     return state_dir() / "health"
 
 
+def is_strategy(name: str) -> bool:
+    """Return whether a name can be a strategy's, and so the name of a file."""
+    from proofbox.agents.registry import STRATEGY  # looks for installed packages, which help does not need
+
+    return len(name) <= 100 and STRATEGY.fullmatch(name) is not None
+
+
 def count_attempt(
     strategy: str, attempt: AttemptHealth, *, clock: Clock | None = None, directory: Path | None = None
 ) -> None:
@@ -159,7 +165,7 @@ def count_attempt(
     A damaged file is kept as `STRATEGY.json.damaged`, and counting starts again. Raises `OSError` if the state
     directory cannot be written, and `VersionUnknown` if another version of proofbox has written the file.
     """
-    if not STRATEGY.fullmatch(strategy) or len(strategy) > 100:
+    if not is_strategy(strategy):
         return  # an attempt whose agent never started has no strategy
     place = directory or health_dir()
     place.mkdir(mode=0o700, exist_ok=True)
@@ -182,7 +188,7 @@ def read_health(strategy: str, *, directory: Path | None = None) -> StrategyHeal
     """Return the health of a strategy. Damaged counters are reported as such, not as zeros."""
     problem = ""
     counters = StrategyCounters(strategy=strategy)
-    if STRATEGY.fullmatch(strategy):
+    if is_strategy(strategy):
         path = (directory or health_dir()) / f"{strategy}.json"
         try:
             counters = _read(path, strategy)
@@ -272,5 +278,5 @@ def _make_room(place: Path) -> None:
 
 def _files(place: Path) -> Iterator[tuple[float, Path]]:
     for path in place.glob("*.json"):
-        if STRATEGY.fullmatch(path.name.removesuffix(".json")):
+        if is_strategy(path.name.removesuffix(".json")):
             yield path.lstat().st_mtime, path

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-import anyio
 import msgspec
 
-from proofbox.agents.health.counters import StrategyHealth, health_dir, read_health
-from proofbox.agents.registry import STRATEGY, Registry, installed
-from proofbox.agents.settings import RuntimeSettings
-from proofbox.agents.strategies import DEFAULT_CHAIN
+from proofbox.agents.health.counters import StrategyHealth, health_dir, is_strategy, read_health
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.plain import read_plain
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import AgentError, UsageError, VersionUnknown
+
+if TYPE_CHECKING:
+    from proofbox.agents.registry import Registry
+    from proofbox.agents.settings import RuntimeSettings
 
 MIN_RELIABILITY: Final = 0.99
 """The smallest share of the last attempts without an infrastructure failure."""
@@ -89,7 +89,7 @@ def record_measurement(measured: RuntimeMeasurement, *, directory: Path | None =
 
 def read_measurement(strategy: str, *, directory: Path | None = None) -> RuntimeMeasurement | None:
     """Return the last measurement of a strategy; None if it is missing or damaged."""
-    if not STRATEGY.fullmatch(strategy):
+    if not is_strategy(strategy):
         return None
     path = (directory or health_dir()) / "measured" / f"{strategy}.json"
     try:
@@ -158,6 +158,11 @@ def default_chain(settings: RuntimeSettings, registry: Registry | None = None) -
     Of several strategies, the one with the smallest overhead is used. The choice depends on what was measured on this
     machine and on which keys are set, never on load or chance.
     """
+    import anyio  # needed only here, and not by commands that show a recommendation
+
+    from proofbox.agents.registry import installed
+    from proofbox.agents.strategies import DEFAULT_CHAIN
+
     registry = registry or installed()
     judged = {id: recommend(id) for id in registry.ids}
     ranked = sorted((each.overhead or 0.0, id) for id, each in judged.items() if each is not None and each.recommended)

@@ -75,7 +75,7 @@ class BundleWriter:
 
     For example:
 
-        with proofbox.BundleWriter("evidence", expected=["results.json"]) as bundle:
+        with proofbox.BundleWriter.create("evidence", expected=["results.json"]) as bundle:
             bundle.write_json("results.json", {"schema_version": "example/1", "passed": True})
 
     `expected` are the artifacts of a complete run: those absent at the commit are listed as missing, and the bundle is

@@ -17,9 +17,10 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.canonical import CanonicalError, canonical_bytes, check_values, parse_strict
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.core.text import path_fields
@@ -29,6 +30,7 @@ from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import (
     ENTRY,
     PATH_MEMBERS,
+    SCHEMA,
     TreeEntry,
     parse_entry,
     parse_path,
@@ -40,7 +42,6 @@ FOLDER = "trees"
 """The directory of a run's bundle that holds the bases of its attempts."""
 _ABOVE = 2
 """An attempt is at `RUN/attempts/NAME`; one that was moved may have the directory beside it."""
-_BEFORE, _AFTER = b'{"entries":[', b'],"schema_version":'
 
 Changes = Mapping[bytes, TreeEntry | None]
 """The entries that differ from a base, by path; None for a removed one."""
@@ -49,22 +50,28 @@ Changes = Mapping[bytes, TreeEntry | None]
 class BaseTree:
     """A complete manifest that is used to compute the digests of similar trees without encoding every entry again."""
 
-    def __init__(self, document: bytes) -> None:
+    def __init__(self, entries: Iterable[TreeEntry]) -> None:
+        """Make the manifest of these entries. Raises CanonicalError if there are too many for one document."""
+        ordered = sorted(entries)
+        rows = [canonical_bytes(entry.as_json()) for entry in ordered]
+        self._body = b",".join(rows)
+        self._paths = [entry.path for entry in ordered]
+        self._starts = array("Q", accumulate((len(row) + 1 for row in rows), initial=0))
+        rest = canonical_bytes({"schema_version": SCHEMA, "tree_sha256": self.tree_sha256({})})
+        self.document = b"".join((b'{"entries":[', self._body, b"],", rest[1:]))
+        check_values(self.document)
+        self.sha256 = sha256_hex(self.document)
+
+    @classmethod
+    def parse(cls, document: bytes) -> BaseTree:
         """Parse a manifest in canonical form. Raises ShapeError."""
         try:
-            entries = parse_tree_manifest(parse_strict(document))
+            found = cls(parse_tree_manifest(parse_strict(document)))
         except CanonicalError as error:
             raise ShapeError(f"the base is not JSON: {error}") from error
-        rows = [canonical_bytes(entry.as_json()) for entry in entries]
-        self._body = b",".join(rows)
-        if not document.startswith(_BEFORE + self._body + _AFTER):
+        if found.document != document:
             raise ShapeError("the base is not in canonical form")
-        self.document = document
-        self.sha256 = sha256_hex(document)
-        self._paths = [entry.path for entry in entries]
-        self._starts = array("Q", [0])
-        for row in rows:
-            self._starts.append(self._starts[-1] + len(row) + 1)
+        return found
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -208,7 +215,7 @@ def _place_of(bundle: str, sha256: str) -> str:
         place = os.path.join(above, base_path(sha256))
         if os.path.lexists(place):
             return place
-    raise ShapeError(f"its base {base_path(sha256)} is missing: keep it in its run, or copy that file from the run")
+    raise ShapeError(f"its base {base_path(sha256)} is missing: copy the run's directory `{FOLDER}` beside the attempt")
 
 
 def _read(place: str, sha256: str) -> bytes:
@@ -224,4 +231,4 @@ def _read(place: str, sha256: str) -> bytes:
 @lru_cache(maxsize=1)
 def _parsed(place: str, sha256: str, _: tuple[int, ...]) -> BaseTree:
     """Return a base. The attempts of a run have few of them, and parsing takes longer than anything else."""
-    return BaseTree(_read(place, sha256))
+    return BaseTree.parse(_read(place, sha256))

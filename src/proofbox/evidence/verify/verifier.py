@@ -5,10 +5,10 @@
 With `-I`, Python imports nothing from the current directory, which may be the directory of the bundle. With `python -m`
 a `json.py` beside the bundle would run before any line of this file.
 
-PATH is an output directory (the run that its LATEST names is verified), a run's directory, or a promotion packet. The
-command checks every size and digest, every line of every log, every nested bundle and, if there is a packet, its pins,
-its verdict and its signature. Exit code 0: everything is valid. 1: a check failed, and the findings are printed.
-2: there is nothing to check.
+PATH is an output directory (the run that its LATEST names is verified), a run's directory, a promotion packet, or a
+file of `proofbox view --export`, which contains its evidence. The command checks every size and digest, every line of
+every log, every nested bundle and, if there is a packet, its pins, its verdict and its signature. Exit code 0:
+everything is valid. 1: a check failed, and the findings are printed. 2: there is nothing to check.
 
 Without --key and without a digest from another source, this detects damage, not forgery: anyone who can rewrite a whole
 bundle can create another consistent one.
@@ -42,21 +42,28 @@ from proofbox.evidence.promotion.packet_v02 import bundle_of_v02, differences_v0
 from proofbox.evidence.promotion.policy import is_built_in
 from proofbox.evidence.promotion.verdict import differences
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
+from proofbox.evidence.verify.embedded import verify_embedded
 from proofbox.evidence.verify.verification import Verification
+
+HTML_SUFFIX = ".html"
 
 
 def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str | None = None) -> Verification:
-    """Verify a bundle with the packet beside it, or a packet with its bundle. `key` is the file of a public key.
+    """Verify a bundle with the packet beside it, a packet with its bundle, or the evidence in an exported HTML file.
 
     For example:
 
         found = proofbox.verify("out", key="release.pub")
         print(found.ok, found.findings)
 
-    `bundle` is the path of a packet's bundle; it is refused if `path` is a bundle itself.
+    `key` is the file of a public key. `bundle` is the path of a packet's bundle; it is refused if `path` is a bundle.
     Raises a ProofboxError only if there is nothing to verify: the path does not exist, or the key file has no key.
     """
     place = os.fspath(path)
+    if place.endswith(HTML_SUFFIX) and os.path.isfile(place):
+        if bundle is not None:
+            raise UsageError("--bundle can't be used with an HTML file, which contains its evidence", op="verify")
+        return verify_embedded(place, lambda directory, signer: verify(directory, key=signer), key)
     if os.path.isfile(place):
         return verify_packet(place, key=key, bundle=bundle)
     directory = resolve(place)

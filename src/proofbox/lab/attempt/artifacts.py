@@ -35,7 +35,7 @@ from proofbox.lab.attempt.documents import (
     TornAttempt,
 )
 from proofbox.lab.attempt.expectations import UnmetCondition
-from proofbox.lab.attempt.final_manifest import SharedBase, manifest_of
+from proofbox.lab.attempt.final_tree import SharedBase, manifest_of
 from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS

@@ -17,7 +17,7 @@ from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.lab.attempt.final_manifest import SharedBase
+from proofbox.lab.attempt.final_tree import SharedBase
 from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.attempt.states import Reason, State
 from proofbox.lab.suite.reading import Suite

@@ -1,20 +1,31 @@
-"""Lookup of paths in the tree that an agent left, as far as its final snapshot can answer.
+"""The tree that an agent left, as its final snapshot has it: lookup of paths, and the manifest.
 
 A path exists if there is anything at it: a file, a directory, a symbolic link to anything, or something that a
 snapshot does not store, such as a pipe. Links are not followed, so what is below one is unknown, as is what is below
 an unreadable directory. Only regular files have content.
+
+The manifest lists every file or, if attempts share a template, the differences from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from proofbox.core.files.atomic import create_only, sync_directory
+from proofbox.core.files.modes import git_mode
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.evidence.documents.base_tree import BaseTree, base_path
+from proofbox.evidence.documents.tree import TreeEntry, tree_manifest
 from proofbox.workspace.model import Snapshot, exact
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
-from proofbox.workspace.tree import StoredEntry
+from proofbox.workspace.timeline.diff import differences
+from proofbox.workspace.tree import EMPTY_TREE, StoredEntry
 from proofbox.workspace.workspace import Workspace
 
 
@@ -90,3 +101,48 @@ def _contains(chunks: Iterable[bytes], text: bytes) -> bool:
         found = found or text in window
         kept = window[max(0, len(window) - len(text) + 1) :]
     return found
+
+
+class SharedBase(msgspec.Struct, frozen=True):
+    """The manifest of a template, stored in the run's bundle for all attempts that are mounted over the template."""
+
+    tree: BaseTree
+    snapshot: str
+
+
+def share_base(workspace: Workspace, snapshot: str, run_dir: Path, redactor: Redactor) -> SharedBase | None:
+    """Store the manifest of a template in its run's bundle. It survives a power cut before an attempt relies on it.
+
+    Returns None if the manifest contains a secret: each attempt then has its own, which is removed from its evidence.
+    """
+    base = workspace.compare(snapshot, snapshot, lambda store, _, tree: BaseTree(_entries(store, EMPTY_TREE, tree)[1]))
+    if redactor.contains_secret(base.document):
+        return None
+    place = run_dir / base_path(base.sha256)
+    place.parent.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # another worker has the same template
+        create_only(place, base.document)
+    sync_directory(run_dir)
+    return SharedBase(base, snapshot)
+
+
+def manifest_of(store: ObjectStore, tree: bytes, base: SharedBase | None = None) -> dict[str, Any]:
+    """Return the manifest of a stored tree: every file or, with a base, the differences from it."""
+    if base is None:
+        return tree_manifest(_entries(store, EMPTY_TREE, tree)[1])
+    old, new = _entries(store, bytes.fromhex(base.snapshot), tree)
+    return base.tree.manifest({**dict.fromkeys(old), **{entry.path: entry for entry in new}})
+
+
+def _entries(store: ObjectStore, old: bytes, new: bytes) -> tuple[list[bytes], list[TreeEntry]]:
+    """Return the differing files of two trees: the paths in the old one, and the entries of the new one."""
+    before: list[bytes] = []
+    after: list[TreeEntry] = []
+    for each in differences(store, old, new):
+        path = each.path.encode("utf-8", "surrogateescape")
+        if each.old is not None and each.old.kind != "directory":
+            before.append(path)
+        if each.new is not None and each.new.kind != "directory":
+            digest = each.new.digest
+            after.append(TreeEntry(path, git_mode(each.new.mode), store.size(digest), digest.hex()))
+    return before, after

@@ -23,7 +23,7 @@ from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.spec_files.text_files import Unreadable
 from proofbox.errors import CorruptError, SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
-from proofbox.lab.attempt.final_manifest import share_base
+from proofbox.lab.attempt.final_tree import share_base
 from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.run.fork_modes import overlay_obstacle
 from proofbox.lab.run.ledger import Ledger, PlannedAttempt

@@ -42,6 +42,8 @@ from proofbox.workspace import registry
 from proofbox.workspace.model import exact
 
 PIN_SUFFIX = ".pin"
+NOTES_SUFFIX = ".notes.jsonl"
+"""Notes that people added in the viewer, beside the bundle; removed with it."""
 CAMPAIGN = "campaign.json"
 """The manifest of a campaign, in a directory that belongs to one (`proofbox.lab.campaign.retention`)."""
 STARTING = 3600.0
@@ -127,7 +129,10 @@ def _collect(item: RetentionItem) -> RetentionItem:
         left = next((_remove(each) for each in abandoned_decoys() if each == path), "")
         return msgspec.structs.replace(item, left=left)
     if item.kind in ("attempt", "home", "schema_cache", "image"):
-        return msgspec.structs.replace(item, left=_remove(path))
+        left = _remove(path)
+        if item.kind == "attempt" and not left:
+            left = _remove(Path(f"{path}{NOTES_SUFFIX}"))
+        return msgspec.structs.replace(item, left=left)
     out = path.parent if item.kind == "run" else path.parent.parent
     lock = conductor_lock(out, path.name)
     try:
@@ -198,6 +203,7 @@ def remove_run(path: Path) -> str:
         return left
     for suffix in ("", "-wal", "-shm"):
         left = left or _remove(Path(f"{ledger_path(path.parent, path.name)}{suffix}"))
+    left = left or _remove(Path(f"{path}{NOTES_SUFFIX}"))
     if not left:
         consent.forget_run(path.name)
     return left or in_store

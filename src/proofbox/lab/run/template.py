@@ -19,7 +19,7 @@ from proofbox.core.files.nofollow import opened
 from proofbox.core.files.overlaying import Identity, OverlayWriter
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
-from proofbox.lab.attempt.final_manifest import SharedBase
+from proofbox.lab.attempt.final_tree import SharedBase
 from proofbox.lab.run.fork_modes import OVERLAY, recorded_mode
 from proofbox.sandbox.containers.image_files import copy_from_image
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
@@ -95,6 +95,13 @@ class Templates:
         """Return the manifest of a template over which attempts are mounted, if the run's bundle has it."""
         return self._bases[template]
 
+    def _known_base(self, made: SharedBase | None) -> SharedBase | None:
+        """Return an equal base that is in memory already. The templates of a mission usually have the same files."""
+        for each in self._bases.values():
+            if each and made and (each.snapshot, each.tree.sha256) == (made.snapshot, made.tree.sha256):
+                return each
+        return made
+
     def mode(self, mission: str) -> str:
         """Return how the attempts at a mission get its files: `overlay`, or `copy` with the reason."""
         if mission not in self._modes:
@@ -134,7 +141,7 @@ class Templates:
                 snapshot = make_template(given, template, to_mount=overlay)
                 if overlay:
                     with Workspace.open(template, track=False, clock=self._clock) as workspace:
-                        self._bases[template] = self._share(workspace, snapshot)
+                        self._bases[template] = self._known_base(self._share(workspace, snapshot))
                 self._current[mission] = template, snapshot
                 self._forks[mission] = 0
             self._forks[mission] += 1

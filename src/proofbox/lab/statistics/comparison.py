@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from proofbox.core.words import counted
 from proofbox.lab.statistics.functions import deviation
 from proofbox.lab.statistics.hypotheses import holm, mcnemar, sign_flip
 from proofbox.lab.statistics.intervals import Interval, t_interval, tango, z_value
@@ -200,8 +201,8 @@ def _evaluate(
         needed = max(needed, one.missions + 1)
         replicates = _replicates(one, margin, strict)
         if one.smallest_p >= strict:
-            missions = "1 mission" if one.missions == 1 else f"{one.missions} missions"
-            reason = f"{missions} can never be significant: the smallest p-value is {one.smallest_p:.2g}"
+            few = counted(one.missions, "mission")
+            reason = f"{few} can never be significant: the smallest p-value is {one.smallest_p:.2g}"
         else:
             reason = f"the difference is not significant, and may be larger than {points}"
     return Comparison(

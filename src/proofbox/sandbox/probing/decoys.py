@@ -24,7 +24,7 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.probing.leftovers import PREFIX, decoy_directory
 from proofbox.sandbox.probing.listeners import Listeners
-from proofbox.sandbox.probing.operations import READS, Oracle
+from proofbox.sandbox.probing.operations import READS, Answer, Oracle
 from proofbox.sandbox.probing.plan import Probe
 
 ENVIRONMENT_VARIABLE: Final = "PROOFBOX_PROBE_DECOY"
@@ -134,7 +134,7 @@ class Decoys:
             return self.secret
         return self.secret if probe.operation == "env-read" and "{variable}" in probe.args else ""
 
-    def seen(self, probe: Probe) -> Oracle | None:
+    def seen(self, probe: Probe, answer: Answer | None) -> Oracle | None:
         """Look from outside whether the probe took effect. None if nothing outside would show it."""
         listened = any(f"{{{name}}}" in each for name in LISTENERS for each in probe.args)
         if listened and any("{mark}" in each for each in probe.args):
@@ -143,7 +143,8 @@ class Decoys:
         if probe.operation == "signal" and probe.id in self._processes and probe.args[1:2] != ("0",):
             if not _SIGNALS_THAT_KILL & {*probe.args[1:2]}:
                 return None
-            dead = _died(self._processes[probe.id])
+            sent = answer is not None and answer.result == 0
+            dead = _died(self._processes[probe.id], 5.0 if sent else 0.2)
             return Oracle(dead, "the process died" if dead else "the process is alive")
         before = self._before.get(probe.id, [])
         if not before:
@@ -255,8 +256,8 @@ def _names_secret(args: Sequence[str]) -> bool:
     return any(each in args[0] for each in ("{secret}", "{link}", "{outside}/secret", "/outside/secret"))
 
 
-def _died(process: subprocess.Popen[bytes]) -> bool:
+def _died(process: subprocess.Popen[bytes], seconds: float) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(0.2)  # a signal that was sent is delivered at once; death takes a moment
+        process.wait(seconds)  # a signal that was sent is delivered at once; death takes a moment
         return True
     return False

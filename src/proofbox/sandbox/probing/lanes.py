@@ -21,7 +21,7 @@ from proofbox.sandbox.probing.operations import LOST, READS, SELF_STATUS, Answer
 from proofbox.sandbox.probing.plan import Probe
 from proofbox.sandbox.service import Session
 
-PROBE_SECONDS: Final = 5.0
+PROBE_SECONDS: Final = 15.0  # a walk through /sys takes a second on an idle machine
 START_SECONDS: Final = 60.0
 MAX_OUTPUT: Final = 8 << 20
 MAX_FAILURES: Final = 3
@@ -111,7 +111,7 @@ def observe(probes: Sequence[Probe], decoys: Decoys, run: Run, profile: str) -> 
             probe=probe.id,
             args=tuple(arguments[probe.id]),
             answer=_without_content(probe, answers.get(probe.id), decoys),
-            oracle=decoys.seen(probe),
+            oracle=decoys.seen(probe, answers.get(probe.id)),
             secret=decoys.knows(probe),
             problem=lost.get(probe.id, ""),
         )

@@ -238,7 +238,8 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
     async def _keep_checkpoint(self, thread: AcpLiveThread, program: AcpProgram) -> None:
         """Copy the conversation before it goes on, because agents can fork it only as it is now."""
         last = thread.stored.turns[-1:]
-        if not last or "fork" not in program.abilities or last[0] in thread.stored.checkpoints:
+        made = last and last[0] in thread.stored.checkpoints
+        if not last or made or not self._settings.checkpoints or "fork" not in program.abilities:
             return
         thread.replaying = True
         try:

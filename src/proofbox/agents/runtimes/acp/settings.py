@@ -36,5 +36,8 @@ class AcpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     is, no key is sent."""
     authenticate: str | None = None
     """The id of an authentication method that the agent requires. Default: that of the known agent."""
+    checkpoints: bool = True
+    """Let the agent copy the conversation before each further turn, so that it can be forked at earlier turns. An
+    attempt has one turn, so it makes no copy."""
     undecided: Literal["accept", "decline"] = "accept"
     """The answer to permission requests that no approval rule decides. The box restricts the agent in any case."""

@@ -160,6 +160,7 @@ def report(
     out: OutPath = Path("campaign"),
     *,
     markdown: Annotated[bool, Parameter(name="--markdown", help="Print Markdown, for a pull request.")] = False,
+    html: flags.Html = None,
     json: flags.Json = False,
 ) -> int:
     """Show the pass rate of every flow with its interval, and the verdict of every comparison.
@@ -170,9 +171,14 @@ def report(
     For example:
       proofbox campaign report campaign
       proofbox campaign report campaign --markdown > comment.md
+      proofbox campaign report campaign --html report.html
     """
     from proofbox.lab.reports.campaign import load_campaign
 
+    if html is not None:
+        from proofbox.cli.commands.evidence.view import write_html
+
+        write_html(out, html)
     return _show(load_campaign(out), json=json, markdown=markdown)
 
 

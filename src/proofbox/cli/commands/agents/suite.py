@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -149,6 +149,9 @@ def run(
         Parameter(name="--command", help="NAME='PROGRAM ARGUMENT…': an agent, the strategy process.NAME. Repeatable."),
     ] = (),
     trust: Trust = False,
+    view: Annotated[
+        bool, Parameter(name="--view", help="Show the run in the browser while it runs; see `proofbox view`.")
+    ] = False,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
@@ -190,12 +193,27 @@ def run(
             on_event=on_event,
         )
 
-    try:
-        return _conduct(start, json=json, jsonl=jsonl)
-    except ConsentRequired as required:
-        if json or jsonl or not consents(required):
-            raise
-        return _conduct(start, json=json, jsonl=jsonl)
+    with _viewing(out) if view else contextlib.nullcontext():
+        try:
+            return _conduct(start, json=json, jsonl=jsonl)
+        except ConsentRequired as required:
+            if json or jsonl or not consents(required):
+                raise
+            return _conduct(start, json=json, jsonl=jsonl)
+
+
+@contextlib.contextmanager
+def _viewing(out: Path) -> Iterator[None]:
+    """Serve the viewer while the run goes on."""
+    from proofbox.cli.commands.evidence.view import open_browser
+    from proofbox.viewer.web.serve import serving
+
+    out.mkdir(parents=True, exist_ok=True)
+    with serving(out) as url:
+        print(printable(f"showing {out}: {url}"), file=sys.stderr, flush=True)
+        open_browser(url)
+        yield
+    print(printable(f"show it again: proofbox view {shlex.quote(str(out))}"), file=sys.stderr)
 
 
 def _named_command(text: str) -> tuple[str, list[str]]:

@@ -40,17 +40,28 @@ def validate(path: BundlePath = Path("out"), *, strict: Strict = False, json: fl
     return 0 if found.ok else 1
 
 
-def report(path: BundlePath = Path("out"), *, strict: Strict = False, json: flags.Json = False) -> int:
+def report(
+    path: BundlePath = Path("out"),
+    *,
+    strict: Strict = False,
+    html: flags.Html = None,
+    json: flags.Json = False,
+) -> int:
     """Show the metrics of attempts (calls, failures, retries, durations, tokens), only from verified evidence.
 
     With --strict, exit 1 if the evidence is incomplete or inconsistent.
 
     For example:
       proofbox report out --strict --json
+      proofbox report out --html report.html
     """
     from proofbox.lab.reports.scoring import report
 
     found = report(path, strict=strict)
+    if html is not None:
+        from proofbox.cli.commands.evidence.view import write_html
+
+        write_html(path, html)
     show(found, lambda: _metrics(found), as_json=json)
     return 0 if found.ok else 1
 

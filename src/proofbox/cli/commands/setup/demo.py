@@ -277,11 +277,13 @@ def _closing_text(document: DemoDocument) -> str:
     if not document.ok:
         return f"\nThe demo failed: {document.error and document.error.message}"
     where = f"Everything is in {document.kept}." if document.kept else "All files were deleted; --keep DIR keeps them."
+    shown = shlex.quote(document.kept) if document.kept else "DIR"
     return "\n".join(
         [
             "",
             where,
             "Next:",
+            f"  proofbox view {shown:<22} the runs, the lie and the changed byte, in a browser",
             "  proofbox doctor                      what the sandboxes on this machine enforce",
             "  proofbox exec -- COMMAND             one command in a box",
             "  proofbox suite run suite.toml        your own missions (docs/lab.md)",

@@ -54,6 +54,17 @@ def plan(directory: Directory, *, json: flags.Json = False) -> int:
     )
 
 
+def runtime(directory: Directory, *, json: flags.Json = False) -> int:
+    """Write a package with the smallest agent runtime, which passes the conformance suite. Nothing is replaced.
+
+    For example:
+      proofbox new runtime echo
+    """
+    from proofbox.lab.examples import new_runtime
+
+    return _show(new_runtime(directory), json=json)
+
+
 def _show(found: NewFiles, *, json: bool) -> int:
     def text() -> str:
         lines = [f"wrote {found.directory}/{name}" for name in found.files]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -48,26 +49,34 @@ _INSTALLS = re.compile(
 def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False) -> Suite:
     """Read the directory of a task, or one that contains several, as a suite. Raises `SuiteInvalid` with all problems.
 
+    The tasks are in the directory itself, or one level below it, in directories of categories.
+
     With `host_root` its missions run in bubblewrap on this host's programs; otherwise in docker in the task's image.
-    `to_run` looks the image up in the engine, and raises `ImageAbsent` if it is missing.
+    `to_run` looks the images up in the engine, and raises `ImageAbsent` that names all missing ones.
     """
     tasks = _tasks_in(path)
     if not tasks:
         problem = Problem(f"no {TASK} in it or in a directory below it", fix_hint="name the directory of a task")
         raise invalid(f"{path}", [problem])
     problems: list[Problem] = []
-    missions: list[dict[str, Any]] = []
+    missions: dict[Path, dict[str, Any]] = {}
+    absent: dict[str, ImageAbsent] = {}
     for task in tasks:
+        place = str(task.relative_to(path))
         try:
-            reader = _Reader(task, "." if task == path else task.name, host_root=host_root)
-            missions.append(reader.mission(to_run=to_run))
+            missions[task] = _Reader(task, place, host_root=host_root).mission(to_run=to_run)
+        except ImageAbsent as error:
+            absent[place] = error
         except SuiteInvalid as error:
             found = msgspec.convert(error.details.get("problems", []), list[Problem])
-            name = "" if task == path else f"{task.name}: "
+            name = "" if task == path else f"{place}: "
             problems += [msgspec.structs.replace(each, message=name + each.message) for each in found]
     if problems:
         raise invalid(f"{path}", problems)
-    document = {"suite": {"id": _id(_name(path)), "title": "Harbor tasks"}, "mission": missions}
+    if absent:
+        raise _all_absent(absent)
+    _name_categories(missions, path)
+    document = {"suite": {"id": _id(_name(path)), "title": "Harbor tasks"}, "mission": list(missions.values())}
     return parse_suite(json.dumps(document, indent=1), base=path, name=str(path), json=True)
 
 
@@ -75,9 +84,37 @@ def _tasks_in(path: Path) -> list[Path]:
     if os.path.lexists(path / TASK):
         return [path]
     try:
-        return sorted(each for each in path.iterdir() if not each.is_symlink() and os.path.exists(each / TASK))
+        folders = [each for each in sorted(path.iterdir()) if not each.is_symlink() and each.is_dir()]
+        found = [each for each in folders if os.path.exists(each / TASK)]
+        if found:
+            return found
+        below = [each for folder in folders for each in sorted(folder.iterdir()) if not each.is_symlink()]
+        return [each for each in below if os.path.exists(each / TASK)]
     except OSError as error:
         raise invalid(str(path), [Problem(f"it cannot be read: {error.strerror}")]) from None
+
+
+def _all_absent(absent: Mapping[str, ImageAbsent]) -> ImageAbsent:
+    """Return one error for all missing images, with the command that provides each."""
+    if len(absent) == 1:
+        return next(iter(absent.values()))
+    hints = [error.fix_hints[0] for error in absent.values()]
+    images = [error.details["image"] for error in absent.values()]
+    names = ", ".join(list(absent)[:10]) + (", …" if len(absent) > 10 else "")
+    return ImageAbsent(
+        f"the engine lacks the images of {len(absent)} tasks: {names}",
+        op="suite",
+        fix_hints=[*dict.fromkeys(hints), USE_HOST_ROOT],
+        details={"images": images},
+    )
+
+
+def _name_categories(missions: Mapping[Path, dict[str, Any]], path: Path) -> None:
+    """Put the category before the ids that several categories use."""
+    used = Counter(mission["id"] for mission in missions.values())
+    for task, mission in missions.items():
+        if used[mission["id"]] > 1 and task.parent != path:
+            mission["id"] = _id(f"{task.parent.name}.{mission['id']}")
 
 
 def _name(path: Path) -> str:

@@ -1,0 +1,205 @@
+"""What the viewer costs: pages of a large run and of a large attempt.
+
+    scripts/bench view [--attempts N] [--events N] [--megabytes N] [--check]
+
+- the list of a run of many attempts, once its evidence is checked: time, and size of the page;
+- the page of an attempt with many events and a long output: time to its first byte and to the first paint in Chromium,
+  and the server's memory.
+
+With --check the run fails when a figure is past its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from urllib.parse import quote, urlsplit
+
+from proofbox import BundleWriter
+from proofbox.core.digest import sha256_hex
+from proofbox.evidence.documents.outcome import Outcome, Verdict
+from proofbox.evidence.documents.schedule import ScheduleLog
+from proofbox.lab.attempt.artifacts import bundle_id, index_sha256
+
+LIST_MS, LIST_BYTES, PAINT_MS, MEMORY_MB = 200, 30_000, 500, 200
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attempts", type=int, default=10_000, help="attempts of the run", metavar="N")
+    parser.add_argument("--events", type=int, default=100_000, help="events of the attempt", metavar="N")
+    parser.add_argument("--megabytes", type=int, default=50, help="size of its output", metavar="N")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a figure is past its limit")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place:
+        root = Path(place)
+        write_attempt(root / "attempts", options.events, options.megabytes << 20)
+        with serving(root) as client:
+            held = [attempt(client, options.events, options.megabytes)]
+        write_run(root / "runs", options.attempts)
+        with serving(root) as client:
+            held.append(run(client, options.attempts))
+    return 1 if options.check and not all(held) else 0
+
+
+def write_attempt(out: Path, events: int, size: int) -> None:
+    line = b"the quick brown fox jumps over the lazy dog, again and again and again and again\n"
+    output = (line * (size // len(line) + 1))[:size]
+    digest = sha256_hex(output)
+    with BundleWriter.create(out, run_id="attempt-large") as bundle:
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "large", "states": []})
+        bundle.write_bytes(f"outputs/{digest}.txt", output)
+        with bundle.open_log("events.jsonl") as log, bundle.open_log("steps.jsonl") as steps:
+            for n in range(events):
+                call = {"event": "tool_call", "item": f"item-{n}", "tool": "command", "command": f"make test-{n}"}
+                log.append(
+                    {**call, "at_ms": n * 10.0, "status": "completed", "source": "observed", "output": "ok\n" * 20}
+                )
+                steps.append({"step": {"n": n + 1, "kind": "tool_call", "item": f"item-{n}", "status": "completed"}})
+        with bundle.open_log("tool.calls.jsonl") as calls:
+            calls.append({"call": "item-0", "output_bytes": size, "output_sha256": digest})
+
+
+def write_run(out: Path, count: int) -> None:
+    run_id = "run-large"
+    with BundleWriter.create(out, run_id=run_id) as run:
+        run.write_json("environment.json", {"isolation": "process"})
+        schedule = ScheduleLog(run.open_log("schedule.jsonl"))
+        ids = [f"mission-{number % 1000}.{number}" for number in range(count)]
+        for id in ids:
+            schedule.planned(id, f"attempts/{id}.e1")
+        for number, id in enumerate(ids):
+            schedule.started(id)
+            schedule.finished(id, write_result(run, run_id, number))
+        schedule.close()
+
+
+def write_result(run: BundleWriter, run_id: str, number: int) -> str:
+    id = f"mission-{number % 1000}.{number}"
+    passed = "passed" if number % 3 else "failed"
+    with run.nested(f"attempts/{id}.e1", run_id=bundle_id(run_id, id)) as bundle:
+        named = {"attempt_id": id, "mission_id": f"mission-{number % 1000}", "replicate": number // 1000}
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", **named, "parent": None})
+        outcome = Outcome(Verdict("passed", "agent", "claim"), Verdict(passed, "v", "c"), Verdict("ok", "p", "s"))
+        bundle.write_json("outcome.json", outcome.as_json())
+        result = {
+            "claimed": "success",
+            "verified": passed,
+            "infra": None,
+            "reason": "completed",
+            "strategy": "scripted",
+        }
+        report = {"attempt_id": id, "retry_after": None, "tokens": {}, "tool_calls": number % 9, **result}
+        bundle.write_json("attempt.report.json", {"schema_version": "proofbox.attempt_report/1", **report})
+        bundle.write_json("runner.metrics.json", {"turn_ms": number % 5000})
+    return index_sha256(bundle.path)
+
+
+class Client:
+    """A browser's part of the protocol: signs in, and measures."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        self.url, self.pid = url, pid
+        self._parts = urlsplit(url)
+        answer, _ = self._get(f"/?{self._parts.query}", "")
+        self.home = str(answer.headers["Location"])
+        self._cookie = str(answer.headers["Set-Cookie"]).partition(";")[0]
+
+    def page(self, address: str) -> tuple[float, bytes]:
+        """Return the milliseconds that a page takes, and the page."""
+        start = time.perf_counter()
+        _, body = self._get(self.home + address, self._cookie)
+        return (time.perf_counter() - start) * 1000, body
+
+    def memory_mb(self) -> float:
+        """Return the most memory that the server has used."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+    def _get(self, path: str, cookie: str) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = http.client.HTTPConnection(str(self._parts.hostname), self._parts.port)
+        connection.request("GET", path, headers={"Cookie": cookie})
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer, body
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[Client]:
+    words = [sys.executable, "-m", "proofbox", "view", str(root), "--json"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE)
+    try:
+        yield Client(json.loads((server.stdout or sys.stdin.buffer).readline())["url"], server.pid)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def attempt(client: Client, events: int, megabytes: int) -> bool:
+    print(f"an attempt of {events} events and {megabytes} MB of output")
+    address = f"attempt?at={quote('attempts/attempt-large')}"
+    first, _ = client.page(address)
+    later = median(client.page(address)[0] for _ in range(5))
+    deep, _ = client.page(f"timeline?at={quote('attempts/attempt-large')}&from={max(0, events - 100)}")
+    paint = first_paint(client, address)
+    memory = client.memory_mb()
+    print(f"  page: {first:.0f} ms with the check of the evidence, {later:.0f} ms after it")
+    print(f"  last events: {deep:.0f} ms")
+    print(f"  first paint in Chromium: {'-' if paint is None else f'{paint:.0f} ms'} (limit {PAINT_MS} ms)")
+    print(f"  memory of the server: {memory:.0f} MB (limit {MEMORY_MB} MB)")
+    return (paint is None or paint < PAINT_MS) and memory < MEMORY_MB
+
+
+def first_paint(client: Client, address: str) -> float | None:
+    """Return the milliseconds from the request to the first paint; None without Chromium."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        return None
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(client.url)
+        home = page.url
+        times = []
+        for _ in range(3):
+            page.goto(home + address)
+            page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+            times.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        browser.close()
+    return median(times)
+
+
+def run(client: Client, attempts: int) -> bool:
+    print(f"the list of a run of {attempts} attempts")
+    address = f"run?at={quote('runs/run-large')}"
+    cold, body = client.page(address)
+    start = time.perf_counter()
+    while b"Checking the evidence" in body:
+        time.sleep(0.2)
+        _, body = client.page(address)
+    checked = time.perf_counter() - start
+    if b"Evidence valid" not in body:
+        sys.exit("bench: the evidence of the run is not valid")
+    pages = [f"{address}&sort=-calls&page={number}" for number in range(2, 7)] + [f"{address}&q=77&outcome=failed"]
+    warm = median(client.page(each)[0] for each in pages)
+    print(f"  first page: {cold:.0f} ms; the evidence was checked after {checked:.1f} s")
+    print(f"  later pages: {warm:.0f} ms (limit {LIST_MS} ms), {len(body)} bytes (limit {LIST_BYTES})")
+    print(f"  memory of the server: {client.memory_mb():.0f} MB")
+    return max(cold, warm) < LIST_MS and len(body) <= LIST_BYTES
+
+
+if __name__ == "__main__":
+    sys.exit(main())

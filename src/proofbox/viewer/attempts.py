@@ -1,0 +1,292 @@
+"""The page of an attempt: outcomes, facts, verifier, and what a step left in the workspace."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from proofbox.core.ids import is_id
+from proofbox.core.text import path_fields
+from proofbox.errors import NotFoundError, ProofboxError
+from proofbox.evidence.documents import outcome as outcomes
+from proofbox.evidence.documents import tree
+from proofbox.evidence.documents.base_tree import read_tree
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.trace import DIFFS, OUTPUTS, STEPS
+from proofbox.viewer.reading import OpenedEvidence
+from proofbox.viewer.timeline import StepLine, StepRef, duration
+from proofbox.workspace import registry
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.store.trees import entries_of
+
+MAX_TEXT: Final = 64 << 10
+"""Maximum number of bytes of one text on a page; the rest is on further pages."""
+MAX_FILES: Final = 2000
+"""Maximum number of files of a tree that a page lists."""
+_SHA256: Final = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeFact:
+    """One of the three outcomes."""
+
+    name: str
+    result: str
+    by: str
+    how: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierCommand:
+    """A command of the verifier."""
+
+    number: int
+    command: str
+    passed: bool
+    why: str
+    exit_code: int | None
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """Everything on the page of an attempt except its timeline."""
+
+    id: str
+    mission: str
+    run_id: str
+    strategy: str
+    reason: str
+    detail: str
+    outcomes: tuple[OutcomeFact, ...]
+    facts: tuple[tuple[str, str], ...]
+    usage: tuple[tuple[str, str, str], ...]
+    """Tokens: source, input, output."""
+    commands: tuple[VerifierCommand, ...]
+    conditions: tuple[str, ...]
+    error: str
+    parent: str | None
+    fork: str
+    claim: str
+    problems: tuple[str, ...]
+    """Contradictions that proofbox found in the events."""
+
+
+def read_attempt(evidence: OpenedEvidence) -> AttemptView:
+    """Read the documents of an attempt. An attempt whose evidence is invalid has no outcomes."""
+    record = evidence.document(artifacts.ATTEMPT) or evidence.document(artifacts.TORN)
+    report = evidence.document(artifacts.REPORT)
+    verification = evidence.document(artifacts.VERIFICATION)
+    runner = evidence.document(artifacts.RUNNER)
+    error = record.get("error") or {}
+    fork = record.get("fork") or {}
+    return AttemptView(
+        id=str(record.get("attempt_id") or evidence.path.name),
+        mission=str(record.get("mission_id", "")),
+        run_id=str(record.get("run_id", "")),
+        strategy=str(report.get("strategy") or runner.get("runtime", "")),
+        reason=str(record.get("reason", "")),
+        detail=str(record.get("detail", "")),
+        outcomes=tuple(_outcomes(evidence)),
+        facts=tuple(_facts(record, report, evidence.document(artifacts.METRICS), runner)),
+        usage=tuple(_usage(report)),
+        commands=tuple(_commands(verification)),
+        conditions=tuple(_conditions(verification)),
+        error=f"{error.get('code', '')}: {error.get('message', '')}" if error else "",
+        parent=record.get("parent"),
+        fork=f"{fork.get('attempt_id', '')}, step {fork.get('step', '')}" if fork else "",
+        claim=str(evidence.document(artifacts.FEEDBACK).get("result") or ""),
+        problems=tuple(f"{each.get('code')}: {each.get('message')}" for each in report.get("integrity") or []),
+    )
+
+
+def _outcomes(evidence: OpenedEvidence) -> Iterator[OutcomeFact]:
+    document = evidence.document(outcomes.PATH) if evidence.integrity in ("valid", "repaired") else {}
+    for name in outcomes.RESULTS:
+        found = document.get(name) or {}
+        yield OutcomeFact(
+            name,
+            *(
+                str(found.get(member, "unknown" if member == "result" else ""))
+                for member in ("result", "by", "how", "detail")
+            ),
+        )
+
+
+def _facts(
+    record: Mapping[str, Any], report: Mapping[str, Any], metrics: Mapping[str, Any], runner: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    box = runner.get("facts") or {}
+    pairs: list[tuple[str, Any]] = [
+        ("Strategy", " ".join(filter(None, [str(runner.get("runtime", "")), str(runner.get("version", ""))]))),
+        ("Ended", str(record.get("reason", "")).replace("_", " ")),
+        ("Turn", duration(metrics["turn_ms"]) if metrics.get("turn_ms") is not None else None),
+        ("Tool calls", report.get("tool_calls")),
+        ("Observed calls", report.get("tool_calls_observed")),
+        ("Failed calls", sum((report.get("tool_failures") or {}).values()) or None),
+        ("Messages", report.get("messages")),
+        ("Reward", report.get("reward")),
+        ("Sandbox", box.get("provider")),
+        ("Network", box.get("network")),
+        ("Suite", (record.get("suite") or {}).get("id")),
+        ("Replicate", record.get("replicate")),
+        ("Started", next((_moment(each.get("at")) for each in record.get("states") or []), None)),
+    ]
+    for name, value in pairs:
+        if value is not None and value != "":
+            yield name, str(value)
+
+
+def _moment(text: object) -> str:
+    return f"{str(text)[:19].replace('T', ' ')} UTC"
+
+
+def _usage(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for source, used in (report.get("tokens") or {}).items():
+        yield source, f"{used.get('input_tokens', 0):,}", f"{used.get('output_tokens', 0):,}"
+
+
+def _commands(verification: Mapping[str, Any]) -> Iterator[VerifierCommand]:
+    for number, each in enumerate(verification.get("commands") or []):
+        words: Sequence[str] = each.get("command") or []
+        line = words[2] if len(words) == 3 and list(words[:2]) == ["/bin/sh", "-c"] else shlex.join(words)
+        yield VerifierCommand(
+            number,
+            line,
+            bool(each.get("passed")),
+            str(each.get("why", "")),
+            each.get("exit_code"),
+            str(each.get("stdout", "")),
+            str(each.get("stderr", "")),
+        )
+
+
+def _conditions(verification: Mapping[str, Any]) -> Iterator[str]:
+    for each in verification.get("unmet") or []:
+        yield f"{each.get('condition')}: expected {each.get('what')}, found {each.get('found')}"
+    for path in verification.get("put_back") or []:
+        yield f"{path} was changed and is loaded automatically; the verifier restored it"
+    reward = verification.get("reward") or {}
+    if "problem" in reward:
+        yield f"no valid reward ({reward['problem']}): {reward.get('detail', '')}"
+
+
+def find_step(evidence: OpenedEvidence, number: int) -> StepLine:
+    """Return a step by its number. Raises NotFoundError."""
+    found = evidence.find(STEPS, _Numbered, "number", {str(number)}).get(str(number))
+    if found is None:
+        raise NotFoundError(f"the attempt has no step {number}", op="view")
+    return found
+
+
+class _Numbered(StepLine, frozen=True):
+    @property
+    def number(self) -> str:
+        return str(self.step.n)
+
+
+def diff_name(step: StepLine) -> str:
+    """Return the artifact with the diff of a step; empty if it changed nothing or the diff is not stored."""
+    return DIFFS.format(step.diff_sha256) if _is_sha256(step.diff_sha256) else ""
+
+
+def output_name(sha256: str) -> str:
+    """Return the artifact with the whole output of a call. Raises NotFoundError for a malformed digest."""
+    if not _is_sha256(sha256):
+        raise NotFoundError("malformed digest", op="view")
+    return OUTPUTS.format(sha256)
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and set(text) <= _SHA256
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    path: str
+    mode: str
+    size: int | None
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepFiles:
+    files: tuple[ListedFile, ...]
+    cut: bool
+    source: str
+    """Where the list comes from."""
+
+
+def files_after(evidence: OpenedEvidence, step: StepRef | None) -> StepFiles:
+    """Return the files after a step, from the workspace's store, or at the end, from the evidence.
+
+    Raises NotFoundError if this machine does not have the store.
+    """
+    final = evidence.document(artifacts.FINAL_SNAPSHOT)
+    manifest = evidence.document(tree.PATH)
+    if step is None or (manifest and step.snapshot_after == final.get("snapshot")):
+        return _final_files(manifest, evidence)
+    store_id = str(final.get("store", ""))
+    place = registry.store_path(store_id) if is_id(store_id, "store") else None
+    if place is None or not place.is_dir():
+        raise NotFoundError(
+            "the workspace store of this attempt is not on this machine; the diff is in the evidence", op="view"
+        )
+    try:
+        with closing(ObjectStore(place)) as store, store.use():
+            found: list[ListedFile] = []
+            for each in _listed(store, bytes.fromhex(step.snapshot_after)):
+                if len(found) == MAX_FILES:
+                    return StepFiles(tuple(found), True, "the workspace store on this machine")
+                found.append(each)
+    except (ProofboxError, OSError, ValueError, KeyError) as error:
+        raise NotFoundError(f"the workspace store cannot be read: {error}", op="view") from error
+    return StepFiles(tuple(found), False, "the workspace store on this machine")
+
+
+def _final_files(manifest: dict[str, Any], evidence: OpenedEvidence) -> StepFiles:
+    if not manifest:
+        return StepFiles((), False, "the evidence")
+    try:
+        found = read_tree(manifest, str(evidence.path))
+        shown = [
+            ListedFile(path_fields(each.path)["path"], each.mode, each.size, each.sha256)
+            for each in islice(found.entries, MAX_FILES)
+        ]
+    except ShapeError as error:
+        raise NotFoundError(f"the list of files cannot be read: {error}", op="view") from error
+    return StepFiles(tuple(shown), found.files > MAX_FILES, f"the evidence: {tree.PATH}")
+
+
+def _listed(store: ObjectStore, snapshot: bytes, below: str = "") -> Iterator[ListedFile]:
+    for name, entry in sorted(entries_of(store, snapshot).items()):
+        path = f"{below}{name}"
+        if entry.kind == "directory":
+            yield from _listed(store, entry.digest, f"{path}/")
+            continue
+        mode = "120000" if entry.kind == "symlink" else f"100{stat.S_IMODE(entry.mode):o}"
+        yield ListedFile(path_fields(os.fsencode(path))["path"], mode, store.size(entry.digest), entry.digest.hex())
+
+
+def fork_command(evidence: OpenedEvidence, step: int) -> str:
+    """Return the command that continues from a step."""
+    return f"proofbox attempt fork {shlex.quote(str(evidence.path))} --step {step} NEW_DIR"
+
+
+def attempt_texts(evidence: OpenedEvidence) -> dict[str, Any]:
+    """Return the texts of an attempt's page that are artifacts of their own."""
+    texts: dict[str, Any] = {}
+    for key, name in (("prompt", artifacts.PROMPT), ("final_diff", artifacts.FINAL_DIFF)):
+        size = evidence.size(name)
+        texts[key] = evidence.part(name, 0, MAX_TEXT).decode("utf-8", "replace") if size else ""
+        texts[f"{key}_size"] = size
+    return texts

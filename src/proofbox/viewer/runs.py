@@ -1,0 +1,238 @@
+"""The attempts of a run with their results, for the pages of the run.
+
+The results of a committed run come from its evidence, which is checked completely once, in the background. Until that
+is done, attempts have no result on the page; the ledger of a committed run is never a source of results.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from proofbox.agents.events import TokenUsage
+from proofbox.core.digest import sha256_hex
+from proofbox.errors import BundleError, ProofboxError, RunUnknown
+from proofbox.evidence.bundle.index import parse_index
+from proofbox.evidence.bundle.paths import INDEX, MAX_INDEX_BYTES, MAX_JSON_BYTES, read_bounded
+from proofbox.evidence.bundle.reader import as_bundle
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.verify.check import check_bundle
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.reports.finding import EvidenceFinding
+from proofbox.lab.reports.results import attempts_by_evidence, read_run
+from proofbox.lab.reports.totals import Totals, final_attempts, totals
+from proofbox.lab.run.ledger import Attempt, Ledger
+from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.statistics import PassRate, pass_rate
+
+OUTCOMES: Final = ("passed", "failed", "unverified", "infra", "running", "checking")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One attempt in a list."""
+
+    id: str
+    mission: str
+    replicate: int
+    path: str
+    """The path of its bundle, relative to the run's."""
+    outcome: str
+    """One of `OUTCOMES`. An infrastructure failure is neither passed nor failed."""
+    claimed: str
+    reason: str
+    strategy: str
+    infra: str
+    parent: str | None
+    number: int
+    replaced: bool
+    """Whether a retry replaced it."""
+    tokens: int | None = None
+    seconds: float | None = None
+    calls: int | None = None
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the agent claimed success and the verifier found otherwise."""
+        return self.claimed == "success" and self.outcome == "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The state of a run, as its page shows it."""
+
+    run_id: str
+    committed: bool
+    checking: bool
+    """Whether the evidence of the committed run is still being checked, so that no result is known."""
+    rows: tuple[AttemptRow, ...]
+    totals: Totals | None
+    """None while the evidence is being checked."""
+    rate: PassRate | None
+    findings: tuple[EvidenceFinding, ...] = ()
+
+    @property
+    def strategies(self) -> list[str]:
+        return sorted({row.strategy for row in self.rows if row.strategy})
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.tokens or 0 for row in self.rows)
+
+    @property
+    def done(self) -> int:
+        return sum(row.outcome not in ("running", "checking") for row in self.rows)
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """The figures of an attempt that a list shows."""
+
+    tokens: dict[str, TokenUsage] = {}
+    tool_calls: int | None = None
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    turn_ms: float | None = None
+
+
+def read_view(path: Path) -> RunView:
+    """Read a run: from its evidence once it is committed, and from its ledger until then."""
+    committed = os.path.lexists(path / INDEX)
+    try:
+        with Ledger(ledger_path(path.parent, path.name), read_only=True) as ledger:
+            found = read_run(path, ledger)
+        attempts, findings = list(found.attempts), found.findings
+    except RunUnknown:
+        attempts, findings = _without_ledger(path)
+    rows = _rows(path, attempts, committed=committed)
+    final = [each for each in final_attempts(attempts) if each.result is not None]
+    return RunView(
+        run_id=path.name,
+        committed=committed,
+        checking=False,
+        rows=rows,
+        totals=totals(attempts),
+        rate=_rate(final),
+        findings=tuple(findings),
+    )
+
+
+def _rate(final: Sequence[Attempt]) -> PassRate | None:
+    scores: dict[str, tuple[int, int]] = {}
+    for each in final:
+        if each.result is not None and each.result.infra is None and each.result.verified in ("passed", "failed"):
+            passed, scored = scores.get(each.mission, (0, 0))
+            scores[each.mission] = (passed + (each.result.verified == "passed"), scored + 1)
+    return pass_rate(list(scores.values())) if scores else None
+
+
+def _without_ledger(path: Path) -> tuple[list[Attempt], tuple[EvidenceFinding, ...]]:
+    """Return the attempts of a run that was copied without its ledger. Damaged evidence states no results."""
+    checked = check_bundle(str(path))
+    findings = tuple(EvidenceFinding(each.code, each.path, each.detail) for each in checked.findings)
+    if not checked.ok:
+        return [], findings
+    try:
+        return attempts_by_evidence(as_bundle(checked))[0], findings
+    except (BundleError, ShapeError):
+        return [], findings
+
+
+def _rows(path: Path, attempts: Sequence[Attempt], *, committed: bool) -> tuple[AttemptRow, ...]:
+    parents = {each.parent for each in attempts}
+    return tuple(_row(path, each, replaced=each.id in parents, committed=committed) for each in attempts)
+
+
+def _row(path: Path, attempt: Attempt, *, replaced: bool, committed: bool) -> AttemptRow:
+    result = attempt.result
+    outcome = "running"
+    if result is not None:
+        verified = {"passed": "passed", "failed": "failed"}.get(result.verified, "unverified")
+        outcome = "infra" if result.infra is not None else verified
+    figures = _figures(path / attempt.path, result.index_sha256) if committed and result is not None else {}
+    return AttemptRow(
+        id=attempt.id,
+        mission=attempt.mission,
+        replicate=attempt.replicate,
+        path=attempt.path,
+        outcome=outcome,
+        claimed="" if result is None else result.claimed,
+        reason=attempt.phase if result is None else result.reason,
+        strategy="" if result is None else result.strategy,
+        infra="" if result is None else result.infra or "",
+        parent=attempt.parent,
+        number=attempt.number,
+        replaced=replaced,
+        **figures,
+    )
+
+
+def _figures(bundle: Path, index_sha256: str) -> dict[str, Any]:
+    """Return the figures of an attempt from documents that match its index, which the run's evidence covers."""
+    try:
+        data = read_bounded(bundle / INDEX, MAX_INDEX_BYTES)
+        if sha256_hex(data) != index_sha256:
+            return {}
+        listed = parse_index(data).artifacts
+        documents = {}
+        for name in (artifacts.REPORT, artifacts.METRICS):
+            content = read_bounded(bundle / name, MAX_JSON_BYTES)
+            if name not in listed or sha256_hex(content) != listed[name].sha256:
+                return {}
+            documents[name] = content
+        report = msgspec.json.decode(documents[artifacts.REPORT], type=_Report)
+        metrics = msgspec.json.decode(documents[artifacts.METRICS], type=_Metrics)
+    except (OSError, ShapeError, msgspec.DecodeError):
+        return {}
+    used = report.tokens.get("gateway") or report.tokens.get("runtime_reported")
+    return {
+        "tokens": None if used is None else used.input_tokens + used.output_tokens,
+        "calls": report.tool_calls,
+        "seconds": None if metrics.turn_ms is None else metrics.turn_ms / 1000,
+    }
+
+
+def unchecked_view(path: Path) -> RunView:
+    """Return a committed run whose evidence is being checked: the planned attempts, without results."""
+    rows: list[AttemptRow] = []
+    try:
+        with Ledger(ledger_path(path.parent, path.name), read_only=True) as ledger:
+            attempts = ledger.attempts()
+    except ProofboxError:
+        attempts = []
+    for each in attempts:
+        rows.append(
+            AttemptRow(
+                id=each.id,
+                mission=each.mission,
+                replicate=each.replicate,
+                path=each.path,
+                outcome="checking",
+                claimed="",
+                reason="",
+                strategy="",
+                infra="",
+                parent=each.parent,
+                number=each.number,
+                replaced=False,
+            )
+        )
+    return RunView(path.name, True, True, tuple(rows), None, None)
+
+
+def run_mark(path: Path) -> tuple[int, ...]:
+    """Return a value that changes when the run does: its index, its ledger, and the log of the ledger."""
+    found: list[int] = []
+    ledger = ledger_path(path.parent, path.name)
+    for each in (path / INDEX, path / "attempts", ledger, Path(f"{ledger}-wal")):
+        try:
+            info = os.lstat(each)
+            found += [info.st_ino, info.st_size, info.st_mtime_ns]
+        except OSError:
+            found.append(0)
+    return tuple(found)

@@ -1,0 +1,245 @@
+"""The timeline of an attempt: a page of its events, joined with its steps and tool calls.
+
+What an agent or a runtime reports about itself is marked `runtime_reported`; everything else was observed by proofbox.
+Pages keep a long log quick: only the lines of one page are parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from proofbox.agents.steps import StepDecision
+from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+from proofbox.viewer.reading import OpenedEvidence
+
+PAGE: Final = 100
+"""Events of one page."""
+SOURCES: Final = ("observed", "gateway", "runtime_reported")
+IDLE_MS: Final = 2000.0
+"""A pause without any event that is shown as idle time."""
+Kind = Literal[
+    "turn", "message", "reasoning", "tool", "files", "decision", "model", "notice", "problem", "idle", "other"
+]
+
+
+class StepRef(msgspec.Struct, frozen=True):
+    """The part of a step that the timeline shows."""
+
+    n: int = 0
+    kind: str = ""
+    item: str = ""
+    changed: int = 0
+    effect: str = ""
+    decisions: tuple[StepDecision, ...] = ()
+    snapshot_after: str = ""
+
+
+class StepLine(msgspec.Struct, frozen=True):
+    """A line of `steps.jsonl`."""
+
+    step: StepRef = StepRef()
+    diff_sha256: str = ""
+    diff_omitted: str = ""
+    seq: int = 0
+
+    @property
+    def item(self) -> str:
+        return self.step.item
+
+
+class CallLine(msgspec.Struct, frozen=True):
+    """A line of `tool.calls.jsonl`."""
+
+    call: str = ""
+    output_bytes: int = 0
+    output_sha256: str | None = None
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One line of the timeline."""
+
+    kind: Kind
+    line: int
+    """The number of its line in the log of events, from 0; also its address in the page."""
+    at_ms: float
+    title: str
+    text: str = ""
+    source: str = "observed"
+    """`observed`, `gateway` or `runtime_reported`."""
+    status: str = ""
+    member: str = "text"
+    """The member of the event that `text` comes from."""
+    facts: tuple[str, ...] = ()
+    event: Mapping[str, Any] = field(default_factory=dict)
+    step: StepLine | None = None
+    call: CallLine | None = None
+    decisions: tuple[StepDecision, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePage:
+    entries: tuple[TimelineEntry, ...]
+    first: int
+    total: int | None
+    """The number of events; None while the log is being written."""
+    next: int | None
+    """The first event of the next page; None: this is the last."""
+
+
+def read_timeline(evidence: OpenedEvidence, first: int = 0, count: int = PAGE) -> TimelinePage:
+    """Return a page of the timeline, which begins with event number `first`."""
+    events = evidence.lines(EVENTS, max(0, first - 1), count + 1 if first else count)
+    before = events.pop(0) if first and events else {}
+    items = {
+        str(each["item"]) for each in events if each.get("event") in ("tool_call", "file_change") and "item" in each
+    }
+    steps = evidence.find(STEPS, StepLine, "item", items) if items else {}
+    calls = evidence.find(CALLS, CallLine, "call", items) if items else {}
+    total = evidence.line_count(EVENTS)
+    more = len(events) == count and (total is None or first + count < total)
+    return TimelinePage(
+        tuple(_entries(events, first, before, steps, calls)), first, total, first + count if more else None
+    )
+
+
+def _entries(
+    events: list[dict[str, Any]],
+    first: int,
+    before: Mapping[str, Any],
+    steps: Mapping[str, StepLine],
+    calls: Mapping[str, CallLine],
+) -> Iterator[TimelineEntry]:
+    last_ms = _number(before.get("at_ms"))
+    ended = {each.get("item") for each in events if each.get("event") in ("tool_call", "file_change")}
+    totals: dict[tuple[str, str], int] = {}
+    for line, event in enumerate(events, first):
+        at_ms = _number(event.get("at_ms"))
+        name = event.get("event")
+        item = str(event.get("item", ""))
+        if name in ("decision", "item_started") and item in ended:
+            continue  # part of the entry of the call
+        if last_ms and at_ms - last_ms > IDLE_MS:
+            yield TimelineEntry("idle", line, last_ms, f"{(at_ms - last_ms) / 1000:.1f} s without an event")
+        last_ms = max(last_ms, at_ms)
+        step = steps.get(item) if item else None
+        yield _entry(event, line, at_ms, step, calls.get(item) if item else None, totals)
+
+
+def _entry(
+    event: Mapping[str, Any],
+    line: int,
+    at_ms: float,
+    step: StepLine | None,
+    call: CallLine | None,
+    totals: dict[tuple[str, str], int],
+) -> TimelineEntry:
+    name = str(event.get("event", ""))
+    decisions = step.step.decisions if step is not None else ()
+
+    def entry(
+        kind: Kind, title: str, member: str = "text", *facts: str, source: str = "runtime_reported"
+    ) -> TimelineEntry:
+        value = event.get(member, "")
+        return TimelineEntry(
+            kind=kind,
+            line=line,
+            at_ms=at_ms,
+            title=title,
+            text=value if isinstance(value, str) else "",
+            source=source if source in SOURCES else "runtime_reported",
+            status=str(event.get("status", "")),
+            member=member,
+            facts=tuple(filter(None, facts)),
+            event=event,
+            step=step,
+            call=call,
+            decisions=decisions,
+        )
+
+    match name:
+        case "thread_started":
+            return entry("turn", f"Thread {event.get('origin', '')}", "forked_from")
+        case "turn_started":
+            return entry("turn", "Turn started", "-", source="observed")
+        case "turn_ended":
+            return entry(
+                "turn", f"Turn {event.get('status', 'ended')}", "message", str(event.get("code", "")), _took(event)
+            )
+        case "message":
+            return entry("message", "Message")
+        case "reasoning":
+            return entry("reasoning", "Reasoning")
+        case "tool_call":
+            facts = (_exit(event), _took(event), "ended after its turn" if event.get("late") else "")
+            return entry("tool", str(event.get("tool", "")), "command", *facts, source=str(event.get("source", "")))
+        case "file_change":
+            paths = event.get("paths") or []
+            listed = ", ".join(map(str, paths[:8])) + (" …" if len(paths) > 8 else "")
+            return entry("files", f"File change: {listed}", "-")
+        case "item_started":
+            return entry("tool", f"{event.get('kind', '')} started", "command", "its end is not recorded here")
+        case "decision":
+            return entry(
+                "decision",
+                f"Policy: {event.get('answer', '')}",
+                "subject",
+                str(event.get("rule", "")),
+                source="observed",
+            )
+        case "usage":
+            return entry("model", *_usage(event, totals), source=str(event.get("source", "runtime_reported")))
+        case "rate_windows":
+            return entry("model", "Rate limits", "-", *_windows(event), source=str(event.get("source", "")))
+        case "retrying":
+            return entry("problem", f"Retrying: {event.get('code', '')}", "message")
+        case "notice":
+            return entry("notice", str(event.get("kind", "")), "message", source="observed")
+        case "integrity":
+            return entry("problem", f"Integrity: {event.get('code', '')}", "message", source="observed")
+        case _:
+            return entry("other", name or "unreadable line", "payload", str(event.get("method", "")))
+
+
+def _usage(event: Mapping[str, Any], totals: dict[tuple[str, str], int]) -> tuple[str, ...]:
+    used = event.get("total") or {}
+    spent = int(_number(used.get("input_tokens")) + _number(used.get("output_tokens")))
+    source = str(event.get("source", ""))
+    key = (source, str(event.get("thread", "")))
+    before = totals.get(key)
+    totals[key] = spent
+    title = "Model request seen by the gateway" if source == "gateway" else "Usage reported by the agent"
+    grown = "" if before is None else f"+{spent - before:,} tokens"
+    return title, "-", grown, f"{spent:,} tokens in total"
+
+
+def _windows(event: Mapping[str, Any]) -> list[str]:
+    found = event.get("windows") or []
+    return [f"{each.get('name')}: {_number(each.get('used_percent')):.0f} % used" for each in found[:4]]
+
+
+def _exit(event: Mapping[str, Any]) -> str:
+    code = event.get("exit_code")
+    return "" if code is None else f"exit {code}"
+
+
+def _took(event: Mapping[str, Any]) -> str:
+    took = event.get("duration_ms")
+    return "" if took is None else duration(_number(took))
+
+
+def duration(milliseconds: float) -> str:
+    """Format a duration for people."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

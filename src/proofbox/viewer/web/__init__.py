@@ -1,0 +1,1 @@
+"""The server: who may see the pages, their addresses, and live updates."""

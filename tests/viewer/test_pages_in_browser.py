@@ -1,0 +1,260 @@
+"""The pages in Debian's Chromium: what a reader sees and does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import MARKER
+from suites import HEAD, conduct, mission, plan, say, write
+from viewer_fixtures import CHECK, Sample, Tab, watch
+
+from proofbox.viewer.export import export_html
+from proofbox.viewer.web.serve import serving
+
+FLOWS = {"agent": "scripted", "solver": "oracle"}
+TOO_WIDE = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
+    [...document.querySelectorAll("*")].filter(each => each.getBoundingClientRect().right > innerWidth + 1
+        && !each.closest(".table, .pane, figure")).map(each => each.outerHTML.slice(0, 200))"""
+pytestmark = [pytest.mark.needs("bubblewrap", "chromium"), pytest.mark.xdist_group("viewer")]
+
+
+def test_reader_goes_from_the_list_to_a_run_and_to_an_attempt(tab: Tab, sample: Sample) -> None:
+    page = tab.open()
+    page.get_by_role("link", name=sample.run).click()
+    assert "Evidence valid" in page.locator(".integrity").inner_text()
+    assert page.locator(".tile.passed dd").inner_text().startswith("2")
+    page.locator(".attempts").get_by_role("link", name="lies.1").click()
+    outcomes = {
+        each.locator("dt").inner_text(): each.locator("dd").first.inner_text()
+        for each in page.locator(".outcome").all()
+    }
+    assert {name: text.split("\n")[-1].lstrip("✓✗○ ") for name, text in outcomes.items()} == {
+        "Claimed": "unknown",
+        "Verified": "failed",
+        "Infrastructure": "ok",
+    }
+    page.locator(".crumbs a").click()
+    assert page.locator("h1").inner_text().endswith(sample.run)
+
+
+def test_filters_and_pages_are_in_the_address(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"run?at=out/{sample.run}")
+    page.locator("select[name=outcome]").select_option("failed")
+    page.get_by_role("button", name="Apply").click()
+    page.wait_for_url("**outcome=failed**")
+    assert page.locator(".attempts tbody .name").all_inner_texts() == ["lies.1"]
+    page.get_by_role("link", name="Reset").click()
+    page.get_by_label("Search").fill("WORKS")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=WORKS**")
+    assert page.locator(".attempts tbody .name").all_inner_texts() == ["works.1"]
+    page = tab.open(f"run?at=out/{sample.run}&view=grid")
+    page.get_by_role("link", name="lies").click()
+    assert page.locator(".attempts tbody .name").all_inner_texts() == ["lies.1"]
+
+
+def test_keys_move_search_open_and_explain(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"run?at=out/{sample.run}")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.type") == "search"
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    page.locator("#help").wait_for(state="hidden")
+    for key in "jjk":
+        page.keyboard.press(key)
+    assert page.locator("tr.here .name").inner_text() == "works.1"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/attempt?**")
+
+
+def test_attempt_shows_steps_diffs_files_output_and_forks(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"attempt?at={sample.at('works.1')}")
+    first = page.locator(".entry.tool").first
+    assert first.locator(".source").inner_text() == "observed"
+    first.get_by_text("Changed 1 path").click()
+    assert first.locator(".diff .add").inner_text() == "+42"
+    first.get_by_text("Files after it").click()
+    first.locator(".files .path", has_text="answer.txt").wait_for()
+    first.get_by_text("Fork from here").click()
+    assert "attempt fork" in first.locator(".copy code").inner_text()
+    message = page.locator(".entry.message")
+    assert message.locator(".source").inner_text() == "agent-reported"
+    page.get_by_label("Messages").uncheck()
+    assert not message.is_visible()
+    assert "1" in page.locator(".entry.bad .fact").first.inner_text(), "a failed command is marked"
+
+
+def test_long_output_is_coloured_and_continues_on_demand(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"attempt?at={sample.long}")
+    call = page.locator(".entry.tool").first
+    call.get_by_text("Output").first.click()
+    assert call.locator(".pane .fg2").inner_text() == "12 passed"
+    call.get_by_text("Show all").click()
+    call.get_by_text("Continue").click()
+    call.get_by_text("108909 of 108909").wait_for()
+    lines = "".join(call.locator(".pane.text").all_text_contents()[1:]).splitlines()
+    assert lines == ["12 passed", *map(str, range(20_000))], "no line is lost or cut between the parts"
+
+
+def test_line_of_a_megabyte_is_cut_and_continues(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"attempt?at={sample.long}")
+    call = page.locator(".entry.tool").nth(1)
+    call.get_by_text("Output").first.click()
+    call.get_by_text("Show all").click()
+    call.get_by_text("Continue").wait_for()
+    assert len(call.locator(".pane.text").last.inner_text()) == 1 << 16
+
+
+def test_hostile_text_runs_no_script_and_loads_nothing(tab: Tab, sample: Sample) -> None:
+    for address in (
+        "",
+        "?q=<script>window.pwned=1</script>",
+        f"run?at=out/{sample.run}&q=<img src=x onerror=window.pwned=1>&mission=</script>",
+        f"attempt?at={sample.at('lies.1')}",
+        f"attempt?at={sample.hostile}",
+        f"open?at={sample.hostile}",
+        f"diff?at={sample.hostile}&step=0",
+    ):
+        page = tab.open(address)
+        for summary in page.locator("details > summary").all():
+            summary.click()
+        page.locator("h1").wait_for()
+        assert page.evaluate(f"window.{MARKER} === undefined")
+        assert page.locator("iframe, script:not([src]), main img, [onerror], [onload]").count() == 0
+        text = page.locator("main").inner_text()
+        assert not set(text) & set("\x1b\x00\x07\u202e\u202c\u2066\u200b\ufeff\U000e0041")
+    assert {each.split("/")[2] for each in tab.requests} == {tab.home.split("/")[2]}
+    page = tab.open(f"attempt?at={sample.hostile}")
+    assert r"\u202e" in page.locator("h1").inner_text(), "characters that reorder text are shown"
+    assert r"\x1b[2J" in page.locator(".pane").first.inner_text()
+
+
+def test_damaged_evidence_is_named_and_shows_no_outcome(tab: Tab, sample: Sample) -> None:
+    place = sample.root / sample.at("other.1") / "feedback.json"
+    kept = place.read_bytes()
+    try:
+        place.write_bytes(kept.replace(b"done", b"DONE"))
+        page = tab.open(f"attempt?at={sample.at('other.1')}")
+        assert "digest_mismatch feedback.json" in page.locator(".integrity.invalid").inner_text()
+        assert {
+            each.split("○")[-1].strip() for each in page.locator(".outcome dd:first-of-type").all_inner_texts()
+        } == {"unknown"}
+    finally:
+        place.write_bytes(kept)
+    page = tab.open(f"attempt?at={sample.at('other.1')}")
+    assert "Evidence valid" in page.locator(".integrity").inner_text()
+
+
+def test_note_is_stored_beside_the_evidence_and_exported(tab: Tab, sample: Sample, tmp_path: Path) -> None:
+    page = tab.open(f"attempt?at={sample.at('other.1')}")
+    page.get_by_text("Add a note").click()
+    page.get_by_label("Note", exact=True).fill("look <script>window.pwned=1</script>\nagain")
+    page.get_by_label("Tags").fill("flaky, reviewed")
+    page.get_by_label("Step").fill("1")
+    page.get_by_role("button", name="Save").click()
+    page.locator(".note").wait_for()
+    assert "<script>" in page.locator(".note").inner_text()
+    assert page.locator(".tag").all_inner_texts() == ["flaky", "reviewed"]
+    assert "Evidence valid" in page.locator(".integrity").inner_text()
+    assert (sample.root / "out" / f"{sample.run}.notes.jsonl").is_file()
+    export_html(sample.root / sample.at("other.1"), tmp_path / "a.html")
+    assert "not part of the evidence" in (tmp_path / "a.html").read_text()
+
+
+def test_two_attempts_are_compared_from_their_first_divergence(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"attempt?at={sample.at('works.1')}")
+    page.locator("select[name=b]").select_option(label="other.1.e1")
+    page.get_by_role("button", name="Compare steps").click()
+    assert page.get_by_role("heading", name="They diverge at step 2").is_visible()
+    rows = page.locator(".steps tbody tr")
+    assert [rows.nth(number).get_attribute("class") for number in range(2)] == ["same", "differs"]
+    rows.first.get_by_text("Changed 1 path").first.click()
+    assert rows.first.locator(".diff .add").first.inner_text() == "+42"
+
+
+def test_page_follows_a_run_until_it_commits(tab: Tab, sample: Sample) -> None:
+    suite = HEAD + mission("late", write("answer.txt", "42\n"), say("done"), verify=CHECK)
+    made = plan(suite, sample.root / "live", sample.root)
+    page = tab.open(f"run?at=live/{made.run_id}") if (sample.root / "live" / made.run_id).exists() else None
+    if page is None:  # the directory of a run is created by its conductor
+        conduct(made, sample.root / "live")
+        page = tab.open(f"run?at=live/{made.run_id}")
+    else:
+        assert "Not committed" in page.locator(".integrity").inner_text()
+        conduct(made, sample.root / "live")
+    page.get_by_text("Evidence valid").wait_for()
+    assert page.locator(".tile.passed dd").inner_text().startswith("1")
+
+
+def test_campaign_has_plots_tables_and_a_file(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "t.txt").write_text("x")
+    (tmp_path / "solve.sh").write_text("echo 42 > answer.txt\n")
+    check = {**CHECK, "files": "hidden"}
+    (tmp_path / "suite.toml").write_text(HEAD + mission("lies", say("done"), verify=check, solution="solve.sh"))
+    flows = "".join(f'[[flow]]\nid = "{id}"\nrunner = {{ type = "{kind}" }}\n' for id, kind in FLOWS.items())
+    text = f'[campaign]\nid = "first"\nreplicates = 1\n[[missions]]\nsuite = "suite.toml"\n{flows}'
+    (tmp_path / "campaign.toml").write_text(text)
+    for words in (
+        ("campaign", "run", "campaign.toml", "--out", "campaign"),
+        ("campaign", "report", "campaign", "--html", "campaign.html"),
+        ("verify", "campaign.html"),
+    ):
+        done = subprocess.run([sys.executable, "-I", "-m", "proofbox", *words], cwd=tmp_path, capture_output=True)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    with serving(tmp_path) as url:
+        seen = watch(browser.new_page())
+        page = seen.page
+        page.goto(url)
+        page.get_by_role("link", name="campaign", exact=True).click()
+        page.get_by_text("Evidence valid").wait_for()
+        assert page.locator("svg.plot .point").count() >= 3, "rates, and the paired difference"
+        assert page.locator(".cell.failed").inner_text().endswith("0/1 passed")
+        page.get_by_role("link", name="solver").click()
+        page.locator(".attempts .name", has_text="lies.1").wait_for()
+        page.goto((tmp_path / "campaign.html").as_uri())
+        page.get_by_text("Embedded evidence matches its index").wait_for()
+        assert page.locator(".page:not([hidden]) svg.plot").count() >= 2
+        page.close()
+        assert seen.problems == []
+
+
+def test_pages_are_accessible_and_fit_every_width(
+    browser: Any, server: str, sample: Sample, axe: Callable[..., list[str]]
+) -> None:
+    context = browser.new_context(color_scheme="light")
+    page = context.new_page()
+    page.goto(server)
+    home = page.url
+    for address in (
+        "",
+        f"run?at=out/{sample.run}",
+        f"attempt?at={sample.at('works.1')}",
+        f"attempt?at={sample.hostile}",
+    ):
+        page.emulate_media(color_scheme="light")
+        page.goto(home + address)
+        page.evaluate("document.querySelectorAll('details:not(.lazy)').forEach(each => each.open = true)")
+        assert axe(page) == [], address
+        if "works" in address:
+            page.emulate_media(color_scheme="dark")
+            assert axe(page, "{runOnly: ['color-contrast']}") == [], f"{address} (dark)"
+        for width in (360, 1280, 2560):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(TOO_WIDE) == [], (address, width)
+    context.close()
+
+
+def test_screenshots_of_the_documentation_exist() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page = (docs / "viewer.md").read_text()
+    for name in ("run", "attempt", "campaign"):
+        assert f"assets/viewer-{name}.png" in page
+        assert (docs / "assets" / f"viewer-{name}.png").is_file()

@@ -1,0 +1,137 @@
+"""Reading for display: terminals, parts of long artifacts, selections of long runs, timelines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hostile import BIDI, TERMINAL
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox import BundleWriter
+from proofbox.core.text import printable
+from proofbox.errors import BundleCorrupt
+from proofbox.viewer.ansi import styled
+from proofbox.viewer.reading import EvidenceCache, open_evidence
+from proofbox.viewer.rendering import Renderer, diff_lines, terminal
+from proofbox.viewer.runs import AttemptRow, RunView
+from proofbox.viewer.selection import ROWS, Query, run_values, select
+from proofbox.viewer.timeline import PAGE, read_timeline
+
+CLASSES = re.compile(r"(bold|faint|italic|underline|inverse|[fb]g(1[0-5]|[0-9])| )*")
+
+
+@given(st.text(st.sampled_from("\x1b[0123456789;mKab<&\r\n\u202e\x00é"), max_size=80))
+def test_terminal_text_is_complete_visible_and_has_known_classes(text: str) -> None:
+    pieces = list(styled(text))
+    plain = re.sub(r"\x1b\[[0-9;]{0,64}m", "", text.replace("\r\n", "\n"))
+    shown = "".join(piece.text for piece in pieces)
+    assert shown == "".join(printable(part) for part in re.split("(\n)", plain))
+    assert all(CLASSES.fullmatch(piece.classes) for piece in pieces)
+    assert "<a" not in terminal(text)
+
+
+def test_colours_of_a_terminal_become_classes() -> None:
+    assert [tuple(each) for each in styled("a\x1b[1;31mb\x1b[22;92mc\x1b[38;5;200md\x1b[48;5;3me\x1b[0mf")] == [
+        ("", "a"),
+        ("bold fg1", "b"),
+        ("fg10", "c"),
+        ("", "d"),
+        ("bg3", "e"),
+        ("", "f"),
+    ]
+    assert r"\x1b[2J" in terminal(TERMINAL)
+    assert r"\u202e" in terminal(BIDI)
+    assert diff_lines("+<b>\n-x") == '<span class="add">+&lt;b&gt;</span><span class="del">-x</span>'
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    with BundleWriter.create(tmp_path, run_id="run-long") as made:
+        made.write_bytes("big.txt", b"".join(b"%d\n" % n for n in range(400_000)))
+        with made.open_log("events.jsonl") as log:
+            for number in range(1000):
+                usage = {"event": "usage", "source": "gateway", "total": {"input_tokens": number * 10}}
+                log.append({"at_ms": number * 1000.0 + (5000 if number > 700 else 0), "thread": "t", **usage})
+    return made.path
+
+
+def test_part_of_an_artifact_is_checked_as_a_whole(bundle: Path) -> None:
+    evidence = open_evidence(bundle)
+    assert evidence.part("big.txt", 0, 4) == b"0\n1\n"
+    whole = (bundle / "big.txt").read_bytes()
+    assert evidence.part("big.txt", len(whole) - 7, 100) == b"399999\n"
+    (bundle / "big.txt").write_bytes(whole[:-2] + b"0\n")
+    with pytest.raises(BundleCorrupt):
+        evidence.part("big.txt", 0, 4)
+
+
+def test_check_is_repeated_only_after_a_change(bundle: Path) -> None:
+    cache = EvidenceCache()
+    first = cache.open(bundle)
+    assert cache.open(bundle) is first
+    assert first.integrity == "valid"
+    (bundle / "extra.txt").write_text("x")
+    again = cache.open(bundle)
+    assert (again.integrity, [each.code for each in again.findings]) == ("invalid", ["unlisted"])
+
+
+def test_timeline_is_paged_and_shows_idle_time_and_model_requests(bundle: Path) -> None:
+    evidence = open_evidence(bundle)
+    first = read_timeline(evidence)
+    assert (first.first, first.next, first.total, len(first.entries)) == (0, PAGE, 1000, PAGE)
+    assert (first.entries[1].title, first.entries[1].facts) == (
+        "Model request seen by the gateway",
+        ("+10 tokens", "10 tokens in total"),
+    )
+    later = read_timeline(evidence, 650)
+    idle = [entry for entry in later.entries if entry.kind == "idle"]
+    assert [entry.title for entry in idle] == ["6.0 s without an event"]
+    last = read_timeline(evidence, 1000 - PAGE)
+    assert (last.next, last.entries[-1].line) == (None, 999)
+
+
+def rows(count: int) -> tuple[AttemptRow, ...]:
+    outcomes = ("passed", "failed", "infra", "unverified")
+    return tuple(
+        AttemptRow(
+            id=f"mission-{number % 1000}.{number}",
+            mission=f"mission-{number % 1000}",
+            replicate=number // 1000,
+            path=f"attempts/mission-{number % 1000}.{number}.e1",
+            outcome=outcomes[number % 4],
+            claimed="success",
+            reason="completed",
+            strategy="codex_app_server",
+            infra="WORKER_LOST" if number % 4 == 2 else "",
+            parent=None,
+            number=number,
+            replaced=False,
+            tokens=number * 7 % 5000,
+            seconds=number % 60,
+            calls=number % 9,
+        )
+        for number in range(count)
+    )
+
+
+def test_selection_filters_sorts_and_pages() -> None:
+    every = rows(1000)
+    found = select(every, Query.of({"outcome": "failed", "sort": "-tokens", "page": "2"}))
+    assert (found.total, found.page, found.pages, len(found.rows)) == (250, 2, 5, ROWS)
+    tokens = [row.tokens for row in found.rows]
+    assert tokens == sorted(tokens, key=lambda value: -(value or 0))
+    assert select(every, Query.of({"page": "99"})).page == 20
+    assert select(every, Query.of({"q": "MISSION-77."})).total == 1
+    assert select(every, Query.of({"claim": "contradicted"})).total == 250
+    assert Query.of({"outcome": "<script>", "sort": "x", "page": "-1", "view": "?"}) == Query()
+    assert Query.of({"q": "a", "page": "3"}).address(sort="-tokens") == {"q": "a", "sort": "-tokens"}
+
+
+def test_page_of_a_run_with_10000_attempts_is_small() -> None:
+    view = RunView("run-1", True, False, rows(10_000), None, None)
+    for query in (Query(), Query(view="grid")):
+        text = Renderer().render("run.html", root="", **run_values("out/run-1", view, query))
+        assert len(text.encode()) <= 30_000

@@ -1,0 +1,256 @@
+"""Fixtures: one run with hostile text, one server and one browser for all tests of the viewer in a worker.
+
+A plugin of tests/conftest.py, because the fixtures are shared by several files. It imports what it needs when it is
+used, so that other tests do not pay for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import BIDI, LINE, NAME, TERMINAL, TEXT
+
+CHECK = {"commands": ["cat result.txt; grep -qx 42 answer.txt"]}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A directory with evidence: a run, an attempt with hostile text in every field, and one with long outputs."""
+
+    root: Path
+    run: str
+    hostile: str
+    long: str
+
+    def at(self, id: str) -> str:
+        return f"out/{self.run}/attempts/{id}.e1"
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    """Evidence of a run of three missions, made once, and of an attempt that an attacker wrote."""
+    from suites import HEAD, command, conduct, mission, plan, say, write
+
+    root = tmp_path_factory.mktemp("viewer")
+    base = root / "base"
+    base.mkdir()
+    (base / "hostile.txt").write_text(TEXT)
+    told = TEXT.replace("\U000e0041", "")  # TOML has no escape for it that the helper writes
+    suite = HEAD + "".join(
+        [
+            mission(
+                "works",
+                write("answer.txt", "42\n"),
+                command("seq 1 40000"),
+                command("cat missing.txt"),
+                say("done: all tests pass"),
+                verify=CHECK,
+                workspace="base",
+            ),
+            mission(
+                "lies",
+                write("result.txt", told),
+                command("cat hostile.txt"),
+                say(told),
+                verify=CHECK,
+                workspace="base",
+            ),
+            mission("other", write("answer.txt", "42\n"), say("done"), verify=CHECK, workspace="base"),
+        ]
+    )
+    made = plan(suite, root / "out", root)
+    conduct(made, root / "out")
+    return Sample(root, made.run_id, _hostile_attempt(root / "by-hand"), _long_attempt(root / "by-hand"))
+
+
+def _hostile_attempt(out: Path) -> str:
+    """Write the bundle of an attempt whose every text is hostile."""
+    from proofbox import BundleWriter
+    from proofbox.evidence.documents.outcome import Outcome, Verdict
+
+    with BundleWriter.create(out, run_id="attempt-hostile") as bundle:
+        bundle.write_json(
+            "attempt.json",
+            {
+                "schema_version": "proofbox.attempt/1",
+                "attempt_id": NAME,
+                "mission_id": NAME,
+                "run_id": NAME,
+                "replicate": 1,
+                "reason": TEXT,
+                "detail": TEXT,
+                "parent": NAME,
+                "error": {"code": NAME, "message": TEXT},
+                "fork": {"attempt_id": NAME, "step": 1},
+                "suite": {"id": NAME},
+                "states": [{"at": NAME, "state": NAME}],
+            },
+        )
+        report = {
+            "strategy": NAME,
+            "tokens": {NAME: {"input_tokens": 1, "output_tokens": 2}},
+            "integrity": [{"code": NAME, "message": TEXT}],
+            "tool_failures": {},
+        }
+        bundle.write_json("attempt.report.json", report)
+        bundle.write_json("runner.ref.json", {"runtime": NAME, "version": TEXT, "facts": {"provider": NAME}})
+        bundle.write_json("feedback.json", {"result": TEXT})
+        bundle.write_json("outcome.json", Outcome(Verdict("passed", NAME, TEXT[:1000], TEXT)).as_json())
+        command_run = {"command": ["/bin/sh", "-c", TEXT], "passed": False, "why": TEXT, "exit_code": 1}
+        unmet = [{"condition": NAME, "what": TEXT, "found": TEXT}]
+        bundle.write_json(
+            "verification.json", {"commands": [{**command_run, "stdout": TEXT, "stderr": TERMINAL}], "unmet": unmet}
+        )
+        bundle.write_bytes("prompt.txt", TEXT.encode())
+        bundle.write_bytes("final.diff", f"diff {NAME}\n--- a\n+++ b\n@@ @@\n+{TEXT}\n-{BIDI}\n".encode())
+        with bundle.open_log("events.jsonl") as log:
+            for event in _events():
+                log.append(event)
+        bundle.open_log("steps.jsonl").close()
+        bundle.open_log("tool.calls.jsonl").close()
+    return "by-hand/attempt-hostile"
+
+
+def _long_attempt(out: Path) -> str:
+    """Write the bundle of an attempt with a long coloured output, and one with a line of a megabyte."""
+    from proofbox import BundleWriter
+    from proofbox.core.digest import sha256_hex
+
+    texts = [b"\x1b[32m12 passed\x1b[0m\n" + b"".join(b"%d\n" % n for n in range(20_000)), LINE.encode()]
+    with BundleWriter.create(out, run_id="attempt-long") as bundle:
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "long", "states": []})
+        with bundle.open_log("events.jsonl") as events, bundle.open_log("tool.calls.jsonl") as calls:
+            for number, text in enumerate(texts):
+                digest = sha256_hex(text)
+                bundle.write_bytes(f"outputs/{digest}.txt", text)
+                shown = text[:2048].decode()
+                fields = {"tool": "command", "command": "run", "status": "completed", "source": "observed"}
+                events.append({"event": "tool_call", "at_ms": number, "item": f"i{number}", "output": shown, **fields})
+                calls.append({"call": f"i{number}", "output_bytes": len(text), "output_sha256": digest})
+    return "by-hand/attempt-long"
+
+
+def _events() -> Iterator[dict[str, Any]]:
+    kinds: list[dict[str, Any]] = [
+        {"event": "thread_started", "origin": NAME, "forked_from": TEXT},
+        {"event": "turn_started"},
+        {"event": "message", "text": TEXT},
+        {"event": "reasoning", "text": TEXT},
+        {"event": "item_started", "item": "lost", "kind": NAME, "command": TEXT},
+        {"event": "decision", "item": "d", "answer": NAME, "rule": TEXT, "subject": TEXT, "method": NAME},
+        {
+            "event": "tool_call",
+            "item": "t",
+            "tool": NAME,
+            "command": TEXT,
+            "status": NAME,
+            "output": TEXT,
+            "source": NAME,
+        },
+        {"event": "file_change", "item": "f", "paths": [NAME, TEXT], "status": "completed"},
+        {"event": "usage", "source": NAME, "total": {"input_tokens": 5}},
+        {"event": "rate_windows", "windows": [{"name": NAME, "used_percent": 5}], "source": NAME},
+        {"event": "retrying", "code": NAME, "message": TEXT},
+        {"event": "notice", "kind": NAME, "message": TEXT},
+        {"event": "integrity", "code": NAME, "message": TEXT},
+        {"event": "unrecognized", "method": NAME, "payload": TEXT},
+        {"event": NAME},
+        {"event": "turn_ended", "status": NAME, "code": NAME, "message": TEXT},
+    ]
+    for number, each in enumerate(kinds):
+        yield {"at_ms": number * 3000.0, **each}
+
+
+@pytest.fixture(scope="session")
+def server(sample: Sample) -> Iterator[str]:
+    """The URL of a server of the sample, with the token."""
+    from proofbox.viewer.web.serve import serving
+
+    with serving(sample.root) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, started once per file: while it is open, no test in this process can run an event loop."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]
+        found = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=options)
+        yield found
+        found.close()
+
+
+@dataclass
+class Tab:
+    """A page of the browser that is signed in, with everything that went wrong on it."""
+
+    page: Any
+    home: str
+    problems: list[str]
+    requests: list[str]
+
+    def open(self, address: str = "") -> Any:
+        self.page.goto(self.home + address)
+        return self.page
+
+
+@pytest.fixture
+def tab(browser: Any, server: str) -> Iterator[Tab]:
+    """A signed-in page. A test fails if a script failed on it, or the policy stopped something."""
+    context = browser.new_context()
+    found = watch(context.new_page())
+    found.page.goto(server)
+    found.home = found.page.url
+    yield found
+    context.close()
+    assert found.problems == []
+
+
+def watch(page: Any) -> Tab:
+    """Record the problems and the requests of a page."""
+    found = Tab(page, "", [], [])
+
+    def refuse(dialog: Any) -> None:
+        found.problems.append(f"dialog {dialog.message}")
+        dialog.dismiss()
+
+    page.set_default_timeout(10_000)
+    page.on("pageerror", lambda error: found.problems.append(str(error)))
+    page.on("console", lambda message: found.problems.append(message.text) if message.type == "error" else None)
+    page.on("dialog", refuse)
+    page.on("request", lambda request: found.requests.append(request.url))
+    return found
+
+
+@pytest.fixture(scope="session")
+def axe() -> Callable[..., list[str]]:
+    """Return a function that lists the serious violations of the accessibility rules on a page."""
+    source = (Path(__file__).parent / "vendored" / "axe.min.js").read_text()
+
+    def violations(page: Any, rules: str = "{}") -> list[str]:
+        # In an isolated world, which the policy of the page does not restrict.
+        session = page.context.new_cdp_session(page)
+        frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
+        world = session.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "axe"})["executionContextId"]
+        session.send("Runtime.evaluate", {"expression": source, "contextId": world})
+        run = f"axe.run(document, {rules}).then(found => JSON.stringify(found.violations))"
+        answer = session.send(
+            "Runtime.evaluate", {"expression": run, "contextId": world, "awaitPromise": True, "returnByValue": True}
+        )
+        found = json.loads(answer["result"]["value"])
+        session.detach()
+        return [
+            f"{each['id']}: {node['html'][:200]}"
+            for each in found
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"][:3]
+        ]
+
+    return violations
