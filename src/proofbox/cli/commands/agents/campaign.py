@@ -6,24 +6,22 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.suite import consents
-from proofbox.cli.live import Progress
 from proofbox.cli.output import Document, columns, show, write_json
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
-from proofbox.cli.schemas import json_schema
-from proofbox.config.consent import describe
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import ConsentRequired, RunInterrupted
-from proofbox.lab.campaign.spec import CampaignDocument as CampaignFile
-from proofbox.lab.reports.campaign_results import CampaignReport
-from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
+
+if TYPE_CHECKING:
+    from proofbox.lab.reports.campaign_results import CampaignReport
+    from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
 
 SpecPath = Annotated[Path, Parameter(help="The campaign file (TOML).")]
 OutPath = Annotated[Path, Parameter(help="The --out directory of a campaign.")]
@@ -50,6 +48,7 @@ def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
     For example:
       proofbox campaign lint campaign.toml
     """
+    from proofbox.config.consent import describe
     from proofbox.lab.campaign.linting import lint_campaign
 
     found = lint_campaign(spec)
@@ -75,6 +74,9 @@ def schema(*, json: flags.Json = False) -> int:
     For example:
       proofbox campaign schema > campaign.schema.json
     """
+    from proofbox.cli.schemas import json_schema
+    from proofbox.lab.campaign.spec import CampaignDocument as CampaignFile
+
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "proofbox campaign"}
     found = {**dialect, **json_schema(CampaignFile)}
     document = CampaignSchemaDocument(json_schema=found)
@@ -190,7 +192,9 @@ def _run(start: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, jsonl: b
 
 
 def _conduct(conduct: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, json: bool, jsonl: bool) -> int:
+    from proofbox.cli.live import Progress
     from proofbox.lab.campaign.running import resume_hint
+    from proofbox.lab.run.events import SuiteEvent
 
     with Progress(shown=watched(as_json=json or jsonl)) as progress:
 

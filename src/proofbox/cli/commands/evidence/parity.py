@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from proofbox.cli import flags
-from proofbox.cli.health import wrapped
 from proofbox.cli.output import show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.words import counted
@@ -34,6 +33,8 @@ def parity(first: RunPath, second: RunPath, *, json: flags.Json = False) -> int:
 
 
 def _text(found: ParityReport) -> str:
+    from proofbox.cli.health import wrapped
+
     names = [" and ".join(each) or "no agent" for each in found.strategies]
     lines = [f"{names[0]} and {names[1]}: {found.agreed} of {counted(found.compared, 'result')} agree"]
     for each in found.differences:
