@@ -98,6 +98,20 @@ def test_large_files_are_left_out_and_named(tmp_path: Path, monkeypatch: pytest.
     assert any("left out of the file: attempt-1/prompt.txt" in note for note in result.notes)
 
 
+def test_number_of_attempts_is_bounded_and_the_others_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BundleWriter.create(tmp_path / "out", run_id="run-1") as run:
+        run.write_json("environment.json", {"isolation": "process"})
+        for name in ("a.1.e1", "b.1.e1"):
+            with run.nested(f"attempts/{name}") as inner:
+                inner.write_json("attempt.json", {"attempt_id": name, "states": []})
+    monkeypatch.setattr(exporting, "MAX_ATTEMPTS", 1)
+    found = export_html(run.path, tmp_path / "run.html")
+    assert (found.attempts, [each.path for each in found.left_out]) == (1, ["attempts/b.1.e1/artifact_index.json"])
+    assert {each.code for each in proofbox.verify(tmp_path / "run.html").findings} == {"missing"}
+
+
 def test_only_valid_committed_evidence_is_exported(tmp_path: Path) -> None:
     made = attempt(tmp_path / "out")
     (made / "prompt.txt").write_text("other\n")

@@ -35,7 +35,7 @@ from proofbox.viewer.catalog import kind_of
 from proofbox.viewer.reading import OpenedEvidence
 from proofbox.viewer.rendering import Renderer, assets
 from proofbox.viewer.runs import read_view
-from proofbox.viewer.selection import Query, run_values
+from proofbox.viewer.selection import Query, Selection, run_values
 from proofbox.viewer.timeline import read_timeline
 
 MAX_BYTES: Final = 24 << 20
@@ -44,7 +44,8 @@ MAX_FILE: Final = 2 << 20
 """Maximum size of one embedded file."""
 MAX_EVENTS: Final = 500
 """Events of an attempt that are on its page; the others are in the embedded evidence."""
-MAX_ROWS: Final = 50
+MAX_ATTEMPTS: Final = 500
+"""Maximum number of attempts that have a page in the file."""
 _MAX_PACKET: Final = 4 << 20
 
 
@@ -77,9 +78,12 @@ class _Content:
         files: dict[str, bytes] = {}
         self._add_files(bundle, name, "", files)
         for place, inner in sorted(bundle.nested.items()):
+            if self.size >= MAX_BYTES or len(self.attempts) >= MAX_ATTEMPTS:
+                whole = sum(each.file_size for each in inner.artifacts.values())
+                self.left_out.append(LeftOutFile(name, f"{place}/{INDEX}", whole))
+                continue
             self._add_files(inner, name, f"{place}/", files)
-            if f"{place}/{INDEX}" in files:
-                self.attempts.append((f"{name}/{place}", _evidence(inner)))
+            self.attempts.append((f"{name}/{place}", _evidence(inner)))
         if _is_attempt(bundle):
             self.attempts.append((name, _evidence(bundle)))
         beside = f"{os.path.abspath(bundle.path)}{SUFFIX}"
@@ -169,8 +173,9 @@ def _campaign(place: Path, content: _Content, renderer: Renderer) -> str:
 
 
 def _run(renderer: Renderer, directory: Path, name: str) -> Markup:
-    values = run_values(name, read_view(directory), Query())
-    return renderer.render("_run.html", **values)
+    view = read_view(directory)
+    every = Selection(view.rows[:MAX_ATTEMPTS], len(view.rows), 1, 1)
+    return renderer.render("_run.html", **{**run_values(name, view, Query()), "selection": every})
 
 
 def _attempt(renderer: Renderer, at: str, evidence: OpenedEvidence) -> Markup:

@@ -37,7 +37,7 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with `no-referrer`, browsers send `Origin: null` with our own forms
     "Cache-Control": "no-store",
 }
 Endpoint = Callable[[Request, BrowserSession], Awaitable[Response]]
