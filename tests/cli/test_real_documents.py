@@ -68,6 +68,7 @@ NOT_TOLD = {
     "proofbox.image/1": "needs a catalogue; tests/sandbox/images/test_images.py",
     "proofbox.image_pulled/1": "the same",
     "proofbox.attempt_interrupt/1": "tests/cli/test_cli_suite.py",
+    "proofbox.view/1": "serves until it is interrupted; tests/viewer/test_view_command.py",
     "proofbox.runtime_check/1": "a minute; tests/agents/conformance/test_runtime_conformance.py",
 }
 NOT_LEFT = {
@@ -79,6 +80,12 @@ NOT_LEFT = {
     "proofbox.images_lock/1": "needs a catalogue; the same",
     "proofbox.local_image/1": "needs an import; tests/sandbox/images/test_local_images.py",
     "proofbox.campaign/1": "TOML; tests/lab/campaign/test_campaign_spec.py",
+    "proofbox.acp_thread/1": "only with an agent of ACP; tests/agents/runtimes/test_acp_live.py",
+    "proofbox.annotation/1": "notes of a person; tests/viewer/test_annotations.py",
+    "proofbox.embedded_evidence/1": "inside an HTML file; tests/viewer/test_export.py",
+    "proofbox.runtime_measurement/1": "of scripts/bench runtimes; tests/agents/health/test_recommendation.py",
+    "proofbox.attempt_cleanup/1": "only with cleanup commands; tests/lab/attempt/test_hooks.py",
+    "proofbox.tree_manifest/2": "only with a mounted template; tests/evidence/documents/test_base_tree.py",
     "proofbox.claude_thread/1": "only with Claude Code; tests/agents/runtimes/test_claude_live.py",
     "proofbox.chain/1": "members of every line of a log: checked with it",
     "proofbox.conformance/1": "of `doctor`",
@@ -179,6 +186,9 @@ def play(tell: Story) -> None:
     tell("attempt", "diff", "tried", "--json")
     tell("attempt", "fork", "tried", "continued", "--step", "0", "--prompt", "go", "--json")
 
+    words = ("--strategies", "scripted", "--script", "play.toml", "--prompt", "go", "--verify", "true", "--json")
+    tell("explore", "tried", "--step", "0", "--branches", "2", "--out", "explored", *words)
+
     tell("suite", "schema", "--json")
     tell("suite", "lint", "suite.toml", "--json")
     tell("suite", "lint", "wrong.toml", "--json", code=1)
@@ -189,6 +199,8 @@ def play(tell: Story) -> None:
     tell("attempt", "explain", "lie.1", "--json")
     tell("validate", "out", "--json")
     tell("report", "out", "--json")
+    tell("report", "parity", "out", "out", "--json")
+    tell("view", "out", "--export", "run.html", "--json")
     tell("verify", "out", "--json")
     tell("bundle", "list", "--json")
     tell("bundle", "show", "out", "--json")
@@ -207,6 +219,7 @@ def play(tell: Story) -> None:
 
     tell("new", "plan", "measurements", "--json")
     tell("plan", "list", "--json")
+    tell("plan", "lint", "off", "--json")
     tell("plan", "show", "off", "--json")
     tell("plan", "run", "off", "--only-probe", "outside.write", "--out", "plans", "--json")
     tell("plan", "compare", "plans", "plans", "--json")
@@ -292,6 +305,7 @@ def test_stored_documents_match_their_schemas(story: Story) -> None:
                 "plans",
                 "compared",
                 "regraded",
+                "explored",
                 "pulled",
                 "delivered",
                 "trial",

@@ -38,6 +38,7 @@ class Annotation(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     """The number of the step; null: the note is about the whole attempt."""
     text: str
+    """What the person wrote."""
     tags: tuple[str, ...] = ()
     written_at: str
     """When it was written, in UTC."""
