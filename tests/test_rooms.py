@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -185,3 +186,8 @@ def test_every_form_of_import_is_detected(
     path.parent.mkdir(parents=True)
     path.write_text(source)
     assert {found.name for found in imports_of(path)} == expected
+
+
+def test_no_folder_has_more_than_sixteen_modules() -> None:
+    found = Counter(path.parent for path in modules() if path.name != "__init__.py")
+    assert {str(folder.relative_to(SRC)): count for folder, count in found.items() if count > 16} == {}

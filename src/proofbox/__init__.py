@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from proofbox.lab.campaign.running import run_canary_async as run_canary_async
     from proofbox.lab.doctor import doctor as doctor
     from proofbox.lab.garbage import collect_garbage as collect_garbage
-    from proofbox.lab.reports.campaign import load_campaign as load_campaign
+    from proofbox.lab.reports.campaigns.loading import load_campaign as load_campaign
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
     from proofbox.lab.reports.parity import compare_parity as compare_parity
     from proofbox.lab.reports.promoting import emit_promotion as emit_promotion
@@ -133,7 +133,7 @@ _HOME = {
     "run_canary_async": "proofbox.lab.campaign.running",
     "resume_campaign": "proofbox.lab.campaign.running",
     "resume_campaign_async": "proofbox.lab.campaign.running",
-    "load_campaign": "proofbox.lab.reports.campaign",
+    "load_campaign": "proofbox.lab.reports.campaigns.loading",
     "load_campaign_async": "proofbox.lab.campaign.running",
     "lint_campaign": "proofbox.lab.campaign.linting",
     "plan_campaign": "proofbox.lab.campaign.planning",

@@ -26,7 +26,7 @@ from proofbox.lab.campaign.publishing import PublishCheck
 from proofbox.lab.campaign.regrading import CampaignRegrade
 from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
 from proofbox.lab.garbage import CollectedGarbage
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.parity import ParityReport
 from proofbox.lab.reports.scoring import MetricsReport, Validation

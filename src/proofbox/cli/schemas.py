@@ -33,7 +33,7 @@ LOADED_LATE = (
         "proofbox.lab.campaign.registration",
         "proofbox.lab.attempt.adhoc.explore",
         "proofbox.lab.campaign.regrading",
-        "proofbox.lab.reports.campaign",
+        "proofbox.lab.reports.campaigns.loading",
         "proofbox.lab.run.limiter",
         "proofbox.probes.documents",
         "proofbox.viewer.annotations",

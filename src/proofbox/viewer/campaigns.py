@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from proofbox.core.text import printable
 from proofbox.lab.campaign.registration import FLOWS, MANIFEST
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.results import CampaignReport
 
 WIDTH: Final = 640
 _LABEL: Final = 170

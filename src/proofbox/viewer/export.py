@@ -27,7 +27,7 @@ from proofbox.evidence.promotion.packet import SUFFIX
 from proofbox.evidence.verify.embedded import EmbeddedBundle, LeftOutFile, embed
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import EVENTS
-from proofbox.lab.reports.campaign import load_campaign
+from proofbox.lab.reports.campaigns.loading import load_campaign
 from proofbox.viewer.annotations import notes_of
 from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
 from proofbox.viewer.campaigns import plots_of

@@ -18,7 +18,7 @@ from suites import HEAD, mission, say, toml, write
 
 import proofbox
 from proofbox.errors import RunInterrupted
-from proofbox.lab.reports.campaign_results import CampaignReport, CampaignResults
+from proofbox.lab.reports.campaigns.results import CampaignReport, CampaignResults
 from proofbox.lab.run.events import RunStarted, SuiteEvent
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"], "files": "hidden"}

@@ -16,8 +16,8 @@ from proofbox.errors import CampaignInvalid, NotFoundError, UsageError
 from proofbox.lab.campaign.planning import plan_campaign
 from proofbox.lab.campaign.reading import read_campaign
 from proofbox.lab.campaign.spec import Gate
-from proofbox.lab.reports.campaign_gates import judge
-from proofbox.lab.reports.campaign_results import FlowReport, Friction
+from proofbox.lab.reports.campaigns.gates import judge
+from proofbox.lab.reports.campaigns.results import FlowReport, Friction
 from proofbox.lab.statistics import LossBounds, PassRate, Verdict, compare
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}

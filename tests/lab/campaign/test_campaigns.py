@@ -29,7 +29,7 @@ from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.lab.campaign.history import known_campaigns
 from proofbox.lab.campaign.registration import exclusive, read_manifest
-from proofbox.lab.reports import campaign_children
+from proofbox.lab.reports.campaigns import children
 from proofbox.workspace import registry
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("campaign")]
@@ -106,10 +106,12 @@ def test_flows_of_a_large_campaign_are_read_in_children_with_the_same_results(
     finished: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, here = proofbox.load_campaign(finished), []
-    monkeypatch.setattr(campaign_children, "LARGE", 0)
-    monkeypatch.setattr(campaign_children, "cores", lambda: 2)
+    monkeypatch.setattr(children, "LARGE", 0)
+    monkeypatch.setattr(children, "cores", lambda: 2)
     with monkeypatch.context() as patch:
-        patch.setattr("proofbox.lab.reports.campaign.read_flow", lambda *_: here.append("read in this process"))
+        patch.setattr(
+            "proofbox.lab.reports.campaigns.loading.read_flow", lambda *_: here.append("read in this process")
+        )
         assert proofbox.load_campaign(finished) == expected
     assert here == []
     for ledger in Path(finished).rglob("*.ledger"):

@@ -22,7 +22,7 @@ import proofbox
 from proofbox.core.clock import SystemClock
 from proofbox.errors import ProofboxError
 from proofbox.lab.campaign.registration import read_manifest
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.run import conductor, ledger
 from proofbox.lab.run.events import RunStarted, SuiteEvent
 

@@ -14,7 +14,7 @@ import proofbox
 from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.cli import main
 from proofbox.lab.campaign.running import run_canary
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.results import CampaignReport
 
 pytestmark = pytest.mark.needs("bubblewrap", "codex")
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

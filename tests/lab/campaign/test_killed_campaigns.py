@@ -14,8 +14,8 @@ from suites import serving
 import proofbox
 from proofbox.lab.campaign.publishing import check_publishable
 from proofbox.lab.campaign.running import resume_campaign
-from proofbox.lab.reports.campaign import load_campaign
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.loading import load_campaign
+from proofbox.lab.reports.campaigns.results import CampaignReport
 
 pytestmark = pytest.mark.needs("bubblewrap", "codex")
 

@@ -18,7 +18,7 @@ from proofbox.errors import CampaignInvalid
 from proofbox.lab.campaign.planning import plan_campaign
 from proofbox.lab.campaign.prices import Price
 from proofbox.lab.campaign.reading import read_campaign
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.results import CampaignReport
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 USAGE = {"usage": {"input_tokens": 1000, "output_tokens": 100, "cached_input_tokens": 400}}

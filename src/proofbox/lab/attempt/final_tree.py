@@ -10,7 +10,8 @@ The manifest lists every file or, if attempts share a template, the differences 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,19 @@ import msgspec
 
 from proofbox.core.files.atomic import create_only, sync_directory
 from proofbox.core.files.modes import git_mode
+from proofbox.core.ids import is_id
 from proofbox.core.redaction.redactor import Redactor
+from proofbox.errors import SnapshotUnknown, StepFilesGone
 from proofbox.evidence.documents.base_tree import BaseTree, base_path
 from proofbox.evidence.documents.tree import TreeEntry, tree_manifest
+from proofbox.lab.attempt.documents import FinalSnapshot
+from proofbox.workspace import registry
 from proofbox.workspace.model import Snapshot, exact
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
 from proofbox.workspace.timeline.diff import differences
+from proofbox.workspace.timeline.history import History
+from proofbox.workspace.timeline.restore import write_new
 from proofbox.workspace.tree import EMPTY_TREE, StoredEntry
 from proofbox.workspace.workspace import Workspace
 
@@ -146,3 +153,37 @@ def _entries(store: ObjectStore, old: bytes, new: bytes) -> tuple[list[bytes], l
             digest = each.new.digest
             after.append(TreeEntry(path, git_mode(each.new.mode), store.size(digest), digest.hex()))
     return before, after
+
+
+# Without the workspace that a snapshot was taken of: for verifying an attempt's files again.
+
+
+class StoredTrees:
+    """The trees of a store, as the verifier needs them."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def export(self, name: str, dest: str | os.PathLike[str]) -> None:
+        os.makedirs(dest)
+        write_new(self._store, os.path.realpath(dest), bytes.fromhex(name))
+
+    def compare(self, a: str, b: str, how: Callable[[ObjectStore, bytes, bytes], None]) -> None:
+        how(self._store, bytes.fromhex(a), bytes.fromhex(b))
+
+
+@contextlib.contextmanager
+def stored_trees(found: FinalSnapshot, attempt: str, op: str) -> Iterator[StoredTrees]:
+    """Open the store with an attempt's final files. Raises `StepFilesGone` if it is not on this machine."""
+    hints = [f"run `proofbox {op}` on the machine where it ran"]
+    place = registry.store_path(found.store)
+    if not is_id(found.store, "store") or not place.is_dir():
+        why = f"the files of {attempt} cannot be restored: their store is not on this machine"
+        raise StepFilesGone(why, op=op, fix_hints=hints)
+    with contextlib.closing(ObjectStore(place)) as store, store.use():
+        try:
+            History(store, None).find(found.snapshot)
+        except SnapshotUnknown as error:
+            why = f"the files of {attempt} cannot be restored: {error.message}"
+            raise StepFilesGone(why, op=op, fix_hints=hints) from None
+        yield StoredTrees(store)

@@ -8,8 +8,8 @@ from pathlib import Path
 from proofbox.core.results import Document, ErrorBody
 from proofbox.errors import CampaignRegressed, UsageError
 from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
-from proofbox.lab.reports.campaign import load_campaign
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.loading import load_campaign
+from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.statistics import Comparison, MissionScores, Verdict, compare_pairs
 

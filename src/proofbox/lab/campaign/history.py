@@ -21,8 +21,8 @@ from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CampaignChanged
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.lab.campaign.registration import MANIFEST, CampaignManifest, is_running, registered_digest
-from proofbox.lab.reports.campaign import REPORT, load_campaign
-from proofbox.lab.reports.campaign_results import CampaignResults, FlowReport
+from proofbox.lab.reports.campaigns.loading import REPORT, load_campaign
+from proofbox.lab.reports.campaigns.results import CampaignResults, FlowReport
 
 SCHEMA: Final = "proofbox.campaign_history/1"
 _LARGEST: Final = 64 << 20

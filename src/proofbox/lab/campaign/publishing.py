@@ -20,8 +20,8 @@ from proofbox.evidence.promotion.packet import SUFFIX
 from proofbox.evidence.verify.verification import Verification
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
-from proofbox.lab.reports.campaign import load_campaign, run_path
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.loading import load_campaign, run_path
+from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.reports.validation import validate
 
 POLICY: Final = "campaign"

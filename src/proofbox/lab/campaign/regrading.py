@@ -19,13 +19,13 @@ from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import FinalSnapshot
+from proofbox.lab.attempt.final_tree import stored_trees
 from proofbox.lab.attempt.mission_box import requested_options
-from proofbox.lab.attempt.stored_trees import stored_trees
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
 from proofbox.lab.campaign.reading import Campaign, read_campaign
 from proofbox.lab.campaign.registration import CampaignManifest, describe, read_manifest, require_consent
 from proofbox.lab.campaign.spec import SCHEMA as CAMPAIGN_SCHEMA
-from proofbox.lab.reports.campaign import load_campaign, run_path
+from proofbox.lab.reports.campaigns.loading import load_campaign, run_path
 from proofbox.lab.reports.results import attempts_by_evidence
 from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.ledger import Attempt

@@ -35,8 +35,8 @@ from proofbox.lab.campaign.registration import (
     require_registered,
 )
 from proofbox.lab.campaign.spec import SCHEMA as CAMPAIGN_SCHEMA
-from proofbox.lab.reports.campaign import REPORT, RUNS, CommittedRuns, load_campaign, stored_report
-from proofbox.lab.reports.campaign_results import CampaignReport
+from proofbox.lab.reports.campaigns.loading import REPORT, RUNS, CommittedRuns, load_campaign, stored_report
+from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.run.conductor import create_run
 from proofbox.lab.run.events import OnSuiteEvent
 from proofbox.lab.run.plan import WORK, ledger_path

@@ -20,7 +20,7 @@ from proofbox.delivery.backend.sessions import PREFIX, has_token, is_from_our_pa
 from proofbox.errors import NotFoundError, ProofboxError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.reports.campaign import load_campaign
+from proofbox.lab.reports.campaigns.loading import load_campaign
 from proofbox.probes.comparison import compare_plan_runs
 from proofbox.viewer.annotations import add_note, notes_of
 from proofbox.viewer.attempts import (

@@ -20,7 +20,7 @@ from proofbox.core.words import counted
 from proofbox.errors import ConsentRequired, RunInterrupted
 
 if TYPE_CHECKING:
-    from proofbox.lab.reports.campaign_results import CampaignReport
+    from proofbox.lab.reports.campaigns.results import CampaignReport
     from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
 
 SpecPath = Annotated[Path, Parameter(help="The campaign file (TOML).")]
@@ -149,7 +149,7 @@ def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
     For example:
       proofbox campaign status campaign
     """
-    from proofbox.lab.reports.campaign import campaign_status
+    from proofbox.lab.reports.campaigns.loading import campaign_status
 
     found = campaign_status(out)
     show(found, lambda: _status_text(found), as_json=json)
@@ -173,7 +173,7 @@ def report(
       proofbox campaign report campaign --markdown > comment.md
       proofbox campaign report campaign --html report.html
     """
-    from proofbox.lab.reports.campaign import load_campaign
+    from proofbox.lab.reports.campaigns.loading import load_campaign
 
     if html is not None:
         from proofbox.cli.commands.evidence.view import write_html
@@ -219,7 +219,7 @@ def _conduct(conduct: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, js
 
 
 def _show(found: CampaignReport, *, json: bool, markdown: bool = False) -> int:
-    from proofbox.lab.reports.campaign_text import as_markdown
+    from proofbox.lab.reports.campaigns.text import as_markdown
 
     show(found, lambda: as_markdown(found).rstrip() if markdown else _text(found), as_json=json)
     return 0 if found.ok else 1
@@ -227,7 +227,7 @@ def _show(found: CampaignReport, *, json: bool, markdown: bool = False) -> int:
 
 def _text(found: CampaignReport) -> str:
     from proofbox.cli.health import wrapped
-    from proofbox.lab.reports.campaign_text import notes, tables
+    from proofbox.lab.reports.campaigns.text import notes, tables
 
     lines = [line for rows in tables(found) for line in (columns(rows), "")]
     lines += map(wrapped, notes(found))

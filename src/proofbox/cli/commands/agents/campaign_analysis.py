@@ -66,7 +66,7 @@ def compare(first: OutPath, second: OutPath, *, json: flags.Json = False) -> int
       proofbox campaign compare earlier campaign
     """
     from proofbox.lab.campaign.comparing import compare_campaigns
-    from proofbox.lab.reports.campaign_text import comparison_rows, sentence
+    from proofbox.lab.reports.campaigns.text import comparison_rows, sentence
 
     found = compare_campaigns(first, second)
 
@@ -132,7 +132,7 @@ def regrade(
       proofbox campaign regrade campaign stricter.toml --out regraded
     """
     from proofbox.lab.campaign.regrading import regrade_campaign
-    from proofbox.lab.reports.campaign_text import comparison_rows, rate_row
+    from proofbox.lab.reports.campaigns.text import comparison_rows, rate_row
 
     done = regrade_campaign(campaign, spec, out=out, trust=trust)
 

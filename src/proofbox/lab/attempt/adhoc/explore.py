@@ -29,9 +29,9 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.fork import fork_attempt_async
 from proofbox.lab.attempt.adhoc.request import AttemptOptions, AttemptRun
 from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot
+from proofbox.lab.attempt.final_tree import stored_trees
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.attempt.result import Verified
-from proofbox.lab.attempt.stored_trees import stored_trees
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
 from proofbox.lab.reports.steps import diff_attempt, load_attempt
 from proofbox.lab.run.plan import box_settings, redactor_for

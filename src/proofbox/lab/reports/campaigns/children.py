@@ -13,7 +13,7 @@ import msgspec
 from proofbox.core.interpreter import module_child
 from proofbox.evidence.pool import cores, in_threads
 from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
-from proofbox.lab.reports.campaign_results import FlowReport
+from proofbox.lab.reports.campaigns.results import FlowReport
 from proofbox.lab.reports.finding import EvidenceFinding
 
 LARGE: Final = 2000
@@ -49,7 +49,7 @@ def _in_child(out: Path, flow: str) -> FlowResults | None:
 
 
 def main(argv: Sequence[str]) -> None:
-    from proofbox.lab.reports.campaign import read_flow  # which itself uses this module
+    from proofbox.lab.reports.campaigns.loading import read_flow  # which itself uses this module
 
     out, flow = argv
     sys.stdout.buffer.write(msgspec.json.encode(read_flow(Path(out), read_manifest(Path(out)), flow)))

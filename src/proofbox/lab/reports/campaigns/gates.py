@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proofbox.lab.campaign.spec import Gate
-from proofbox.lab.reports.campaign_results import FlowReport, GateResult
+from proofbox.lab.reports.campaigns.results import FlowReport, GateResult
 from proofbox.lab.statistics import Comparison, Verdict
 
 _OPPOSITE = {Verdict.BETTER: Verdict.WORSE, Verdict.WORSE: Verdict.BETTER}

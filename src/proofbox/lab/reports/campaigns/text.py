@@ -7,7 +7,7 @@ from typing import Final
 
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.lab.reports.campaign_results import CampaignReport, FlowReport
+from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport
 from proofbox.lab.statistics import Comparison, Distribution, PassRate, Verdict
 
 SHOWN_MISSIONS: Final = 10

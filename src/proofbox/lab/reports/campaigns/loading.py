@@ -33,9 +33,9 @@ from proofbox.lab.campaign.registration import (
     registered_digest,
 )
 from proofbox.lab.campaign.spec import CampaignDocument
-from proofbox.lab.reports.campaign_children import FlowResults, read_flows
-from proofbox.lab.reports.campaign_gates import judge
-from proofbox.lab.reports.campaign_results import (
+from proofbox.lab.reports.campaigns.children import FlowResults, read_flows
+from proofbox.lab.reports.campaigns.gates import judge
+from proofbox.lab.reports.campaigns.results import (
     CampaignReport,
     CampaignResults,
     FlowReport,
