@@ -66,6 +66,8 @@ class Renderer:
         environment.filters.update(
             visible=visible, cut=cut, terminal=terminal, diff=diff_lines, bytes=size, ms=duration, percent=percent
         )
+        for name in environment.list_templates():  # compiled now, and not while the first page waits
+            environment.get_template(name)
         self._environment = environment
 
     def render(self, template: str, /, **values: Any) -> Markup:
