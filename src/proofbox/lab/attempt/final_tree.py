@@ -13,7 +13,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,7 +24,6 @@ from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import SnapshotUnknown, StepFilesGone
 from proofbox.evidence.documents.base_tree import BaseTree, base_path
 from proofbox.evidence.documents.tree import TreeEntry, tree_manifest
-from proofbox.lab.attempt.documents import FinalSnapshot
 from proofbox.workspace import registry
 from proofbox.workspace.model import Snapshot, exact
 from proofbox.workspace.store.objects import ObjectStore
@@ -34,6 +33,9 @@ from proofbox.workspace.timeline.history import History
 from proofbox.workspace.timeline.restore import write_new
 from proofbox.workspace.tree import EMPTY_TREE, StoredEntry
 from proofbox.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from proofbox.lab.attempt.documents import FinalSnapshot
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
