@@ -142,7 +142,7 @@ for path in sys.argv[1:]:
 
 
 def test_command_help_loads_no_heavy_modules() -> None:
-    """Each runs in a process of its own, because modules stay loaded."""
+    """Each runs in a new process, because modules stay loaded."""
     paths = [each.path for each in COMMANDS if each.path != "contract"]
     done = subprocess.run([sys.executable, "-c", HELP_OF_EACH, *paths], capture_output=True, text=True, timeout=200)
     assert done.stderr.splitlines() == [f"{path}|0" for path in paths]

@@ -29,7 +29,7 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[N
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the exclusive lock. On read-only storage, nobody can."""
+    """Return whether a process holds the exclusive lock. On read-only storage, no process can."""
     try:
         if path.exists():
             with locked(path, shared=True, wait=False):

@@ -35,7 +35,7 @@ from proofbox.lab.run.retention import PIN_SUFFIX, RetentionItem, RetentionRules
 
 
 def survey_campaign(out: Path, rules: RetentionRules, now: datetime) -> Iterator[RetentionItem]:
-    """Yield the campaign in a directory, and the work directories that killed processes left in it, if there is one."""
+    """Yield the campaign of a directory, if any, and the work directories that killed processes left in it."""
     if not (out / MANIFEST).exists():
         return
     manifest = read_manifest(out)

@@ -34,7 +34,7 @@ SCRIPTS: dict[str, list[dict[str, Any]]] = {
 
 def runtime(name: str) -> type[ScriptedRuntime]:
     class Scripted(ScriptedRuntime):
-        """The scripted agent with one script of its own, so that branches differ."""
+        """The scripted agent with a different script in each, so that branches differ."""
 
         id = name
 

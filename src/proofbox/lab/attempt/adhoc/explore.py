@@ -1,4 +1,4 @@
-"""Explore an attempt from one of its steps: several branches in parallel, of which the best verified one is kept.
+"""Explore an attempt from one of its steps: run branches in parallel, and keep the best verified one.
 
 Each branch is a fork with its own workspace and evidence. After its agent has ended, its files are verified in a fresh
 box, against the files that the original attempt started from: what was changed before the step is verified as well. The
@@ -55,7 +55,7 @@ class ExploredBranch(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     """The runtime that continued; empty if no agent started."""
     status: str
-    """`completed`, `failed` or `interrupted`, as in the branch's evidence; `not_started` if there is none."""
+    """`completed`, `failed` or `interrupted`, as in the branch's evidence; `not_started`: it has no evidence."""
     verified: Verified
     """Whether its files passed the verification. `none`: they were not verified."""
     changed_lines: int | None

@@ -17,7 +17,7 @@ from proofbox.lab.reports.campaigns.results import FlowReport
 from proofbox.lab.reports.finding import EvidenceFinding
 
 LARGE: Final = 2000
-"""Planned results from which starting a process is worth its time."""
+"""The number of planned results above which starting a process saves time."""
 
 
 class FlowResults(msgspec.Struct, frozen=True, kw_only=True):
