@@ -161,7 +161,11 @@ def test_test_run_with_leftovers_fails(tmp_path: Path, watched: Watched) -> None
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_plants.py").write_text(PLANTS)
     (tmp_path / "test_clean.py").write_text("def test_clean():\n    pass\n")
-    env = {**watched.env, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'scripts'}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = {
+        **watched.env,
+        "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tests/viewer'}:{ROOT / 'scripts'}",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     env["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path)
 
     def session(name: str) -> subprocess.CompletedProcess[str]:

@@ -91,6 +91,7 @@ GOOD = {
     "deliver plan": Good(flags={**DELIVERY, "--source": "folder"}),
     "deliver init": Good(flags={**DELIVERY, "--source": "folder"}),
     "deliver pr": Good(flags={**DELIVERY, "--source": "folder"}),
+    "view": Good(("out",), {"--host": "203.0.113.1", "--port": "0"}),
     "backend serve": Good(flags={"--host": "203.0.113.1", "--port": "0", "--data": "backend"}),
     "backend spec": Good(("spec.json",), {"--enterprise-id": "e-1", "--data": "backend"}),
     "demo": Good(flags={"--keep": "folder"}),

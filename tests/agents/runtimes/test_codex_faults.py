@@ -243,7 +243,7 @@ def test_box_that_fails_to_start_is_a_startup_error(tmp_path: Path) -> None:
             async with lab.session(fake="", policy={"image": "busybox"}):
                 pass
         assert caught.value.code == "RUNTIME_STARTUP"
-        assert caught.value.details["cause"] == "SANDBOX_POLICY_REFUSED"
+        assert caught.value.details["cause"] == "SANDBOX_IMAGE_UNKNOWN"
 
     run(tmp_path, work)
 

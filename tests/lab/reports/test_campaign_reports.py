@@ -111,7 +111,7 @@ def test_report_fits_a_terminal_of_80_columns(
     assert "0.0024 (0.0024 to 0.0024)" in text
     assert "agent: all attempts together cost 0.0144 EUR, without 3 results of unknown cost" in text
     assert "solver: the cost is unknown: its tokens are unknown" in text
-    assert main(["campaign", "report", str(place / "out"), "--format", "markdown"]) == (0 if report.ok else 1)
+    assert main(["campaign", "report", str(place / "out"), "--markdown"]) == (0 if report.ok else 1)
     markdown = capsys.readouterr().out
     assert "| MEDIANS | SECONDS | TOKENS | COST (EUR) |" in markdown
     assert "| agent | 3 | 3 | 9 | 0 | 0 |" in markdown

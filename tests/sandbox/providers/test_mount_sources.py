@@ -14,7 +14,7 @@ import pytest
 from proofbox import Sandboxes
 from proofbox.config.settings import Settings
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, StartFailed
-from proofbox.sandbox.client import blocking
+from proofbox.sandbox.client import connection
 from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.contract import Mount, Policy
 from proofbox.sandbox.covering import check_sources, placed, sources
@@ -112,7 +112,7 @@ def test_box_whose_launcher_exits_immediately_is_reported_and_cleaned_up(
         started.append(kill.__self__)  # type: ignore[attr-defined]
         raise SandboxLost("the box's stream broke", op="exec")
 
-    monkeypatch.setattr(blocking, "Connection", lose)
+    monkeypatch.setattr(connection, "Connection", lose)
     with pytest.raises(StartFailed):
         boxes.exec(["true"], provider="off")
     assert started[0]._process.returncode is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -47,10 +48,25 @@ def serving(root: Path, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[s
             thread.join()
 
 
+def _check_address(host: str, port: int) -> None:
+    """Refuse what is no address: an empty host would mean every address of this machine."""
+    try:
+        ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        raise UsageError(
+            f"{host[:80]!r} is not an address", op="view", fix_hints=["omit --host, or give an IP address"]
+        ) from None
+    if not 0 <= port <= 65535:
+        raise UsageError(
+            f"there is no port {port}", op="view", fix_hints=["use a number up to 65535; 0: any free port"]
+        )
+
+
 @contextlib.contextmanager
 def _listening(root: Path, host: str, port: int) -> Iterator[tuple[uvicorn.Server, socket.socket, str]]:
     if not root.is_dir():
         raise NotFoundError(f"{root} is not a directory", op="view", fix_hints=["name an --out directory or a run's"])
+    _check_address(host, port)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
