@@ -32,6 +32,7 @@ from proofbox.errors import (
 from proofbox.sandbox.conformance import CHECKS, run_conformance
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.ownership import our_containers
+from proofbox.sandbox.host.unix_sockets import connect_at
 from proofbox.sandbox.images import build as build_module
 from proofbox.sandbox.images.image import architecture
 from proofbox.sandbox.images.local import keep, new_archive
@@ -258,6 +259,22 @@ def test_prune_removes_containers_of_killed_clients(
         assert bound.exec(["true"]).exit_code == detached.exec(["true"]).exit_code == 0
         detached.stop()
         assert boxes.prune_sessions() == [detached.id]
+
+
+def test_detached_session_waits_until_its_agent_listens(boxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine reports a container as started before its agent has made the socket."""
+    missing = iter([FileNotFoundError, ConnectionRefusedError])
+
+    def connect(directory: Path) -> socket.socket:
+        for error in missing:
+            raise error
+        return connect_at(directory)
+
+    monkeypatch.setattr("proofbox.sandbox.providers.docker.connect_at", connect)
+    session = boxes.start_session(detached=True)
+    assert next(missing, None) is None
+    assert session.exec(["true"]).exit_code == 0
+    session.stop()
 
 
 def test_prune_works_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, 
 from proofbox.sandbox.covering import check_sources, sources
 from proofbox.sandbox.host.readiness import readable
 from proofbox.sandbox.host.scratch import Scratch
-from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
+from proofbox.sandbox.host.unix_sockets import SOCKET, connect_at, listen_at
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
 from proofbox.sandbox.providers.environment import BOX_HOME, forwarded
 
@@ -133,6 +134,7 @@ class DockerBox:
             agent += ["--listen-path", f"{SOCKETS}/{SOCKET}", "--ttl", str(max(1, round(self._spec.ttl)))]
             self._create(agent, identity, self._spec.listen, attach=False)
             self._run()
+            self._await_listening(self._spec.listen)
         elif sealed:
             self._create([*agent, "--tag", "--carry", "--stream", "0", "1"], identity, None, attach=True)
             self._attached = AttachedStream(self._engine.attach(self._id))
@@ -211,6 +213,19 @@ class DockerBox:
                     fix_hints=["check that the engine is on this machine, and that the image has its architecture"],
                 )
         raise StartFailed("the box agent in the container did not connect", op="start")
+
+    def _await_listening(self, sockets: Path) -> None:
+        """Wait until the agent in the container listens, or the container ends."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            with contextlib.suppress(OSError):
+                connect_at(sockets).close()
+                return
+            if not self._running():
+                raise StartFailed("the container ended before its agent listened", op="start")
+            if time.monotonic() > deadline:
+                raise StartFailed("the box agent in the container does not listen", op="start")
+            time.sleep(0.01)
 
     def _running(self) -> bool:
         try:
