@@ -21,7 +21,7 @@ from proofbox.agents.events import Listener, TokenUsage, TurnStatus
 from proofbox.config.settings import Settings as BoxSettings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import AgentError, ProofboxError
+from proofbox.errors import AgentError, ProofboxError, RuntimeIncompatible, UsageError
 from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
 
@@ -52,6 +52,20 @@ class RuntimeProbe(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     fix_hints: tuple[str, ...] = ()
     details: Mapping[str, Any] = {}
+
+    @classmethod
+    def failed(cls, strategy: str, error: AgentError, *, version: str, details: Mapping[str, Any]) -> RuntimeProbe:
+        """The runtime can't be used, because starting it would raise this error."""
+        return cls(
+            strategy=strategy,
+            available=False,
+            version=version,
+            compatible=not isinstance(error, RuntimeIncompatible),
+            code=error.code,
+            reason=error.message,
+            fix_hints=error.fix_hints,
+            details={**details, **error.details},
+        )
 
 
 class ApprovalRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +109,15 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Timeout in seconds for a single request to the runtime."""
     stall_timeout: float | None = None
     """Seconds without any activity after which a turn counts as stalled."""
+
+    def refuse_unsandboxed(self) -> None:
+        """Raise `UsageError` if a session that must be sandboxed names the provider that does not isolate."""
+        if self.sandboxed and self.provider == "off":
+            raise UsageError(
+                "a sandboxed session can't use the provider off",
+                op="start",
+                fix_hints=["choose another provider: auto, bubblewrap, docker"],
+            )
 
 
 class TurnResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,9 @@ from proofbox.agents.contract import AgentRuntime, AgentSession, RuntimeProbe
 from proofbox.agents.events import ApprovalDecision, Delta, Integrity, Notice, ToolCall, TurnEnded, Unrecognized
 from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings, ending, supervisor
 from proofbox.agents.runtimes.codex import session as session_module
-from proofbox.agents.runtimes.codex.binary import check_version, find_binary, parse_version
+from proofbox.agents.runtimes.codex.binary import check_version, find_binary
 from proofbox.agents.runtimes.codex.settings import config_toml
+from proofbox.agents.runtimes.installed import parse_version
 from proofbox.agents.settings import read_settings
 from proofbox.errors import (
     AgentError,

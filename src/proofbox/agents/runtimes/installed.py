@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from proofbox.core.files.programs import directories_of, find_program, is_inside
-from proofbox.errors import RuntimeStartFailed, StrategyUnavailable
+from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
 from proofbox.sandbox.host.scratch import Scratch
 from proofbox.workspace.registry import is_registered
 
 ASK_SECONDS = 30.0
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 def named_program(setting: str, install: Sequence[str]) -> Path:
@@ -79,3 +83,42 @@ def ask_program(program: Path, arguments: Sequence[str], home_variable: str, ins
                 details={"stderr": stderr[-500:].decode("utf-8", "replace")},
             ) from None
     return done.stdout.decode("utf-8", "replace")
+
+
+def packaged_program(module: str, *path: str) -> Path | None:
+    """Return the program that a PyPI package contains, or None if the package is not installed."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        program = Path(place, *path)
+        if os.access(program, os.X_OK):
+            return program.resolve()
+    return None
+
+
+def npm_machine() -> str | None:
+    """Return npm's name of this machine's architecture, as in the names of packages with native programs."""
+    return {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine().lower())
+
+
+def parse_version(text: str) -> tuple[int, int, int] | None:
+    """Parse the version from `codex-cli 0.166.0` or a user agent such as `proofbox/0.166.0 (Debian …)`."""
+    found = _VERSION.search(text)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def supported_version(name: str, text: str, minimum: tuple[int, int, int], install: Sequence[str]) -> str:
+    """Return the version that a program states. Raises `RuntimeIncompatible` if it is older than `minimum`."""
+    version = parse_version(text)
+    if version is None or version < minimum:
+        least = ".".join(map(str, minimum))
+        found = ".".join(map(str, version)) if version else f"of an unknown version ({text[:80]!r})"
+        raise RuntimeIncompatible(
+            f"{name} is {found}; {least} or newer is required",
+            op="probe",
+            fix_hints=install,
+            details={"found": text[:200], "minimum": least},
+        )
+    return ".".join(map(str, version))

@@ -7,7 +7,6 @@ mounted, with a Node.js that is new enough.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.agents.runtimes.acp.profiles import Profile
-from proofbox.agents.runtimes.installed import ask_program, named_program, program_on_path
+from proofbox.agents.runtimes.installed import ask_program, named_program, npm_machine, program_on_path
 from proofbox.core.text import preview
 from proofbox.errors import StrategyUnavailable
 from proofbox.sandbox.contract import Mount
@@ -67,7 +66,7 @@ def _program(profile: Profile, launcher: Path, found_by: str) -> AgentProgram:
 
 def _native(profile: Profile, launcher: Path) -> Path | None:
     """Return the program itself, or the one behind npm's launcher, from the package for this platform."""
-    machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine().lower())
+    machine = npm_machine()
     if profile.native_package:
         package = next((each for each in launcher.parents if each.parent.name == "node_modules"), launcher.parent)
         for modules in (package.parent, package / "node_modules"):

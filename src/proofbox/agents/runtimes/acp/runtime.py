@@ -14,7 +14,7 @@ from proofbox.agents.runtimes.acp.settings import AcpSettings
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import AgentError, StrategyUnavailable, UsageError
+from proofbox.errors import AgentError, StrategyUnavailable
 
 if TYPE_CHECKING:
     from proofbox.agents.runtimes.acp.finding import AgentProgram
@@ -50,15 +50,7 @@ class AcpRuntime:
             details["binary"] = str(found.path) if found is not None else checked.command[0]
             endpoint = endpoint_of(checked)
         except AgentError as error:
-            return RuntimeProbe(
-                strategy=self.id,
-                available=False,
-                version=version,
-                code=error.code,
-                reason=error.message,
-                fix_hints=error.fix_hints,
-                details={**details, **error.details},
-            )
+            return RuntimeProbe.failed(self.id, error, version=version, details=details)
         if endpoint is not None:
             details |= {"endpoint": endpoint.base_url, "key": endpoint.has_key}
         return RuntimeProbe(strategy=self.id, available=True, version=version, details=details)
@@ -69,12 +61,7 @@ class AcpRuntime:
         from proofbox.agents.runtimes.acp.session import AcpSession
 
         checked = read_settings(AcpSettings, options.settings, self.id)
-        if options.sandboxed and options.provider == "off":
-            raise UsageError(
-                "a sandboxed session can't use the provider off",
-                op="start",
-                fix_hints=["choose another provider: auto, bubblewrap, docker"],
-            )
+        options.refuse_unsandboxed()
         session = AcpSession(self, options, checked, await run_sync(_find, checked), clock=clock, ids=ids)
         await session.open()
         return session

@@ -6,16 +6,20 @@ PATH that starts the real program from another package; the box needs the progra
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import platform
-import re
 from pathlib import Path
 
 import msgspec
 
-from proofbox.agents.runtimes.installed import ask_program, named_program, program_on_path
-from proofbox.errors import RuntimeIncompatible, StrategyUnavailable
+from proofbox.agents.runtimes.installed import (
+    ask_program,
+    named_program,
+    npm_machine,
+    packaged_program,
+    program_on_path,
+    supported_version,
+)
+from proofbox.errors import StrategyUnavailable
 
 MINIMUM = (2, 1, 197)
 INSTALL = (
@@ -24,7 +28,6 @@ INSTALL = (
     "or set `binary` to the program's path",
 )
 HOME_VARIABLE = "CLAUDE_CONFIG_DIR"
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 class ClaudeBinary(msgspec.Struct, frozen=True):
@@ -40,7 +43,7 @@ def find_claude(setting: str | None = None, path: str | None = None) -> ClaudeBi
     if real is not None:
         native = _native(real)
         return ClaudeBinary(native, "npm") if native is not None else ClaudeBinary(real, "PATH")
-    packaged = _pypi()
+    packaged = packaged_program("claude_agent_sdk", "_bundled", "claude")
     if packaged is not None:
         return ClaudeBinary(packaged, "PyPI")
     raise StrategyUnavailable("claude is not installed", op="probe", fix_hints=INSTALL)
@@ -49,41 +52,18 @@ def find_claude(setting: str | None = None, path: str | None = None) -> ClaudeBi
 def ask_version(binary: ClaudeBinary) -> str:
     """Return the version. Raises an error if it is not supported."""
     text = ask_program(binary.path, ["--version"], HOME_VARIABLE, INSTALL[:2])
-    found = _VERSION.search(text)
-    version = tuple(map(int, found.groups())) if found else None
-    if version is None or version < MINIMUM:
-        least = ".".join(map(str, MINIMUM))
-        shown = ".".join(map(str, version)) if version else f"of an unknown version ({text[:80]!r})"
-        raise RuntimeIncompatible(
-            f"claude is {shown}; {least} or newer is required",
-            op="probe",
-            fix_hints=INSTALL[:2],
-            details={"found": text[:200], "minimum": least},
-        )
-    return ".".join(map(str, version))
+    return supported_version("claude", text, MINIMUM, INSTALL[:2])
 
 
 def _native(launcher: Path) -> Path | None:
     """Return the program behind npm's script, from the package for this platform."""
     if launcher.suffix not in (".js", ".cjs", ".mjs"):
         return None
-    machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine().lower())
+    machine = npm_machine()
     package = next((each for each in launcher.parents if each.name == "claude-code"), launcher.parent)
     for modules in (package.parent, package / "node_modules" / "@anthropic-ai"):
         for libc in ("", "-musl"):
             program = modules / f"claude-code-linux-{machine}{libc}" / "claude"
             if os.access(program, os.X_OK):
                 return program.resolve()
-    return None
-
-
-def _pypi() -> Path | None:
-    try:
-        spec = importlib.util.find_spec("claude_agent_sdk")
-    except (ImportError, ValueError):
-        return None
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        program = Path(place) / "_bundled" / "claude"
-        if os.access(program, os.X_OK):
-            return program.resolve()
     return None

@@ -14,7 +14,7 @@ from proofbox.agents.runtimes.claude.settings import ClaudeSettings
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import AgentError, RuntimeIncompatible, UsageError
+from proofbox.errors import AgentError
 
 if TYPE_CHECKING:
     from proofbox.agents.runtimes.claude.session import ClaudeSession
@@ -47,16 +47,7 @@ class ClaudeCode:
             version = await run_sync(ask_version, binary)
             endpoint = checked.endpoint()
         except AgentError as error:
-            return RuntimeProbe(
-                strategy=self.id,
-                available=False,
-                version=version,
-                compatible=not isinstance(error, RuntimeIncompatible),
-                code=error.code,
-                reason=error.message,
-                fix_hints=error.fix_hints,
-                details={**details, **error.details},
-            )
+            return RuntimeProbe.failed(self.id, error, version=version, details=details)
         details |= {"endpoint": endpoint.base_url, "key": endpoint.has_key}
         return RuntimeProbe(strategy=self.id, available=True, version=version, details=details)
 
@@ -66,12 +57,7 @@ class ClaudeCode:
         from proofbox.agents.runtimes.claude.session import ClaudeSession
 
         checked = read_settings(ClaudeSettings, options.settings, self.id)
-        if options.sandboxed and options.provider == "off":
-            raise UsageError(
-                "a sandboxed session can't use the provider off",
-                op="start",
-                fix_hints=["choose another provider: auto, bubblewrap, docker"],
-            )
+        options.refuse_unsandboxed()
         checked.endpoint()
         binary = await run_sync(find_claude, checked.binary)
         version = await run_sync(ask_version, binary)

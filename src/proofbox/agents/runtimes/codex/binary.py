@@ -7,17 +7,20 @@ PATH that starts the real program from another package; the box needs the progra
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import os
-import platform
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from proofbox.agents.runtimes.installed import ask_program, named_program, program_on_path
+from proofbox.agents.runtimes.installed import (
+    ask_program,
+    named_program,
+    npm_machine,
+    packaged_program,
+    program_on_path,
+    supported_version,
+)
 from proofbox.core.dirs import cache_dir
 from proofbox.core.files.atomic import write_document
 from proofbox.core.parsing.untrusted_json import parse_json
@@ -30,7 +33,6 @@ INSTALL = (
     "or: pip install openai-codex-cli-bin",
     "or set `binary` to the program's path",
 )
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 REQUIRED = {
     "ClientRequest": (
         *("initialize", "thread/start", "thread/resume", "thread/fork", "turn/start", "turn/steer", "turn/interrupt"),
@@ -75,25 +77,9 @@ def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
     raise StrategyUnavailable("codex is not installed", op="probe", fix_hints=INSTALL)
 
 
-def parse_version(text: str) -> tuple[int, int, int] | None:
-    """Parse the version from `codex-cli 0.166.0` or a user agent such as `proofbox/0.166.0 (Debian …)`."""
-    found = _VERSION.search(text)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
-
-
 def check_version(text: str) -> str:
     """Return the version. Raises an error if it is not supported."""
-    version = parse_version(text)
-    if version is None or version < MINIMUM:
-        least = ".".join(map(str, MINIMUM))
-        found = ".".join(map(str, version)) if version else f"of an unknown version ({text[:80]!r})"
-        raise RuntimeIncompatible(
-            f"codex is {found}; {least} or newer is required",
-            op="probe",
-            fix_hints=INSTALL[:2],
-            details={"found": text[:200], "minimum": least},
-        )
-    return ".".join(map(str, version))
+    return supported_version("codex", text, MINIMUM, INSTALL[:2])
 
 
 def ask_version(binary: Binary) -> str:
@@ -151,9 +137,8 @@ def _native(launcher: Path) -> Path | None:
     """Return the program behind npm's script: in a package for this platform, next to the script's package or in it."""
     if launcher.suffix != ".js":
         return None
-    machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine().lower())
     package = launcher.parent.parent
-    name = f"codex-{'darwin' if sys.platform == 'darwin' else 'linux'}-{machine}"
+    name = f"codex-{'darwin' if sys.platform == 'darwin' else 'linux'}-{npm_machine()}"
     for modules in (package.parent, package / "node_modules" / "@openai"):
         found = sorted((modules / name / "vendor").glob("*/bin/codex"))
         if found:
@@ -162,12 +147,4 @@ def _native(launcher: Path) -> Path | None:
 
 
 def _pypi() -> Path | None:
-    try:
-        spec = importlib.util.find_spec("codex_cli_bin")
-    except (ImportError, ValueError):
-        return None
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        program = Path(place) / "bin" / "codex"
-        if os.access(program, os.X_OK):
-            return program.resolve()
-    return None
+    return packaged_program("codex_cli_bin", "bin", "codex")

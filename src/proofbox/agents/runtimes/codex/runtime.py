@@ -14,7 +14,7 @@ from proofbox.agents.runtimes.codex.settings import CodexSettings
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import AgentError, RuntimeIncompatible, UsageError
+from proofbox.errors import AgentError
 
 if TYPE_CHECKING:
     from proofbox.agents.runtimes.codex.session import CodexSession
@@ -50,16 +50,7 @@ class CodexAppServer:
             await run_sync(check_schema, binary, version)
             endpoint = checked.endpoint()
         except AgentError as error:
-            return RuntimeProbe(
-                strategy=self.id,
-                available=False,
-                version=version,
-                compatible=not isinstance(error, RuntimeIncompatible),
-                code=error.code,
-                reason=error.message,
-                fix_hints=error.fix_hints,
-                details={**details, **error.details},
-            )
+            return RuntimeProbe.failed(self.id, error, version=version, details=details)
         details |= {"endpoint": endpoint.base_url, "key": endpoint.has_key}
         return RuntimeProbe(strategy=self.id, available=True, version=version, details=details)
 
@@ -69,12 +60,7 @@ class CodexAppServer:
         from proofbox.agents.runtimes.codex.session import CodexSession
 
         checked = read_settings(CodexSettings, options.settings, self.id)
-        if options.sandboxed and options.provider == "off":
-            raise UsageError(
-                "a sandboxed session can't use the provider off",
-                op="start",
-                fix_hints=["choose another provider: auto, bubblewrap, docker"],
-            )
+        options.refuse_unsandboxed()
         endpoint = checked.endpoint()
         binary = await run_sync(_usable, checked.binary)
         session = CodexSession(options, checked, binary, endpoint, clock=clock, ids=ids)
