@@ -21,13 +21,12 @@ from proofbox.errors import ImageCorrupt, NotFoundError, UsageError
 from proofbox.sandbox.images.catalogue import read_catalogue
 from proofbox.sandbox.images.image import Image, architecture
 from proofbox.sandbox.images.local import check_name, keep, new_archive
-from proofbox.sandbox.images.recipes import RECIPES
+from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, RECIPES
 
 ENGINE_PREFIX = "docker:"
 _DOCUMENT_LIMIT = 4 << 20
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def import_image(source: str | os.PathLike[str], name: str, *, description: str = "") -> Image:
@@ -137,7 +136,7 @@ def _from_layout(source: Path, archive: Path) -> None:
 def _layers(source: Path) -> list[Path]:
     """Return the layers of the image for this machine's architecture, the lowest first."""
     index = _document(source / "index.json")
-    wanted = _ARCHITECTURES.get(architecture(), architecture())
+    wanted = DEBIAN_ARCHITECTURES.get(architecture(), architecture())  # OCI uses the same names
     manifests = [each for each in _list(index, "manifests") if _runs_on(each, wanted)]
     if len(manifests) != 1:
         raise ArchiveRefused(f"it has {len(manifests)} images for {wanted}, not one")
