@@ -1,7 +1,7 @@
 """Explore an attempt from one of its steps: run branches in parallel, and keep the best verified one.
 
 Each branch is a fork with its own workspace and evidence. After its agent has ended, its files are verified in a fresh
-box, against the files that the original attempt started from: what was changed before the step is verified as well. The
+box, against the files that the original attempt started from, so changes made before the step are verified as well. The
 result is the best of K tries. It says less about an agent than the first try, so it is never part of a run or a rate.
 """
 
