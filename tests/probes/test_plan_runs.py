@@ -312,3 +312,6 @@ def test_the_bundle_has_the_fields_of_the_decision_stage_contract(tmp_path: Path
     assert {each["probe_id"] for each in results} == {probe.id for probe in built_in_plan("off").probe}
     witnesses = bundle.read_json("path_witnesses.json")["witnesses"]
     assert all(each["observed_path"] and each["normalized_path"] for each in witnesses)
+    links = {each["requested_path"].rpartition("/")[2]: each["followed_links"] for each in witnesses}
+    assert links["link"] is True
+    assert links["outside.create@new_outside"] is False
