@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import string
 import tomllib
@@ -37,8 +38,9 @@ class LoadedPlan(msgspec.Struct, frozen=True):
     """None for a built-in plan."""
 
 
-def load_plan(name: str) -> LoadedPlan:
+def load_plan(plan: str | os.PathLike[str]) -> LoadedPlan:
     """Load a built-in plan by its id, or a plan from a file."""
+    name = os.fspath(plan)
     if _BUILT_IN.fullmatch(name) and name in built_in_plans():
         return LoadedPlan(built_in_plan(name), digest_of(built_in_digests(name)), None)
     path = Path(name)
