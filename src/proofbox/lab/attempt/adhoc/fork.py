@@ -89,7 +89,7 @@ async def fork_attempt_async(
     if prompt is None:
         return AttemptFork(fork=fork, workspace=made_at, attempt=None)
     made = await carry_out(prompt, place, source.completed(options), fork)
-    return AttemptFork(fork=fork, workspace=made.workspace, attempt=made)
+    return AttemptFork(ok=made.ok, fork=fork, workspace=made.workspace, attempt=made)
 
 
 class _Source:

@@ -242,6 +242,7 @@ class _AdHocSupervisor(Supervisor):
             raise AgentError("the attempt has no trace", op="attempt")
         status, error = self._status()
         made = AttemptRun(
+            ok=status == "completed",
             **ended.members,
             attempt_id=self.attempt.id,
             mission_id=self._mission.id,
