@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
 import msgspec
 
 from proofbox.agents.contract import ApprovalRule
@@ -38,6 +39,8 @@ from proofbox.errors import AgentError, TurnInterrupted
 REPORTED_FIRST = 16
 MAX_UNREQUESTED = 100
 """Maximum number of turns that Codex starts on its own; each is kept until the session ends."""
+ANNOUNCE_SECONDS = 5.0
+"""How long a model response waits until Codex announces its thread. On a busy machine, the response may come first."""
 
 
 class CodexListener:
@@ -68,9 +71,13 @@ class CodexListener:
         self._failed: dict[str, Exchange] = {}
         self._retries_reported: dict[str, int] = {}
         """For each turn, the number of the failed request whose retry was reported last."""
+        self._unannounced: dict[str, anyio.Event] = {}
+        """The threads that responses wait for."""
 
     def begin(self, turn: str, thread: str) -> None:
         self.threads.setdefault(thread, self.generation)
+        if thread in self._unannounced:
+            self._unannounced.pop(thread).set()
         self._note_activity(thread)
         self.feed.begin_turn(turn, thread)
 
@@ -147,6 +154,7 @@ class CodexListener:
 
     async def on_exchange(self, exchange: Exchange) -> None:
         """Handle a finished model request, reported by the gateway."""
+        await self._wait_for_thread(exchange.thread)
         thread = exchange.thread if exchange.thread in self.threads else ""
         turn = exchange.turn if self.feed.has_turn(exchange.turn) else ""
         session = self.feed.session
@@ -179,6 +187,14 @@ class CodexListener:
         if exchange.thread in self.threads and self.feed.has_turn(exchange.turn):
             self._requested.add(exchange, call)
 
+    async def _wait_for_thread(self, thread: str) -> None:
+        """Wait until Codex has announced the thread of a sub-agent, so that its first response is attributed to it."""
+        if thread and thread not in self.threads:
+            announced = self._unannounced.setdefault(thread, anyio.Event())
+            with anyio.move_on_after(ANNOUNCE_SECONDS):
+                await announced.wait()
+            self._unannounced.pop(thread, None)
+
     async def _report_unattributed(self, counted: Usage) -> None:
         """Report a model response without a known thread: a program in the box called the gateway directly."""
         self._unattributed += 1
@@ -194,6 +210,8 @@ class CodexListener:
 
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
         """End all turns in progress, after the program has ended."""
+        for announced in self._unannounced.values():
+            announced.set()
         await self.abandon()
         busy = {turn.thread for turn in self.feed.turns_under_way()}
         for thread, difference in self.ledger.settle_idle(busy).items():
