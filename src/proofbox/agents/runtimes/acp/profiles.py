@@ -182,7 +182,7 @@ def endpoint_of(settings: AcpSettings, env: Mapping[str, str] | None = None) -> 
     if profile is not None and not profile.versioned:
         url = url.rstrip("/").removesuffix("/v1")
     try:
-        return ModelEndpoint.of(url, key, env)
+        return ModelEndpoint.of(url, key, env, record=settings.record)
     except AuthFailed as error:
         raise AuthFailed(
             f"no key for the model: {error.message}",

@@ -177,6 +177,8 @@ class CodexListener:
             await self.feed.publish(msgspec.structs.replace(counted, turn=turn))
             if not thread:
                 await self._report_unattributed(counted)
+        if exchange.bodies is not None:
+            await self.feed.publish(msgspec.structs.replace(exchange.bodies, session=session, thread=thread, turn=turn))
         if exchange.windows:
             await self.feed.publish(
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
