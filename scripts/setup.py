@@ -38,7 +38,8 @@ TOOLS = ROOT / ".tools"
 STAMP = VENV / "proofbox-setup.json"
 AGENT = ROOT / "src/proofbox/sandbox/agent"
 
-OPENCODE = "1.18.33"  # the agent that the tests drive over the Agent Client Protocol; npm has the program
+# The agents that the tests drive over the Agent Client Protocol, and a Node.js that is new enough for the second.
+OPENCODE, CLAUDE_AGENT_ACP, NODE = "1.18.33", "0.99.1", "22.22.0"
 OLDEST_UV = (0, 5, 3)  # the first version with dependency groups and lock files of version 1
 
 
@@ -183,28 +184,41 @@ def make_venv(level: str) -> None:
     if done.returncode:
         stop(f"`uv sync` failed:\n{(done.stderr or done.stdout).strip()}")
     if level == "test" and sys.platform == "linux":
-        add_opencode()
+        add_acp_agents()
     document = {"digest": sources_digest(), "level": level, "root": str(ROOT)}
     STAMP.write_text(json.dumps(document) + "\n")
     version = python_version().partition(" ")[0]
     say(f".venv is ready: Python {version}, {len(list(VENV.glob('lib/python*/site-packages/*.dist-info')))} packages")
 
 
-def add_opencode() -> None:
-    """Install OpenCode in `.venv` with npm, without running its scripts. Without it, its tests are skipped."""
-    package = f"opencode-linux-{'arm64' if platform.machine() in ('aarch64', 'arm64') else 'x64'}"
+def add_acp_agents() -> None:
+    """Install OpenCode and claude-agent-acp in `.venv` with npm, without running their scripts.
+
+    Without them, their tests are skipped. claude-agent-acp uses the Claude Code of `.venv`, so that its own copy is
+    omitted.
+    """
+    machine = "arm64" if platform.machine() in ("aarch64", "arm64") else "x64"
     place = VENV / "lib/npm"
-    program = place / "node_modules" / package / "bin/opencode"
     place.mkdir(parents=True, exist_ok=True)
-    words = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place), f"{package}@{OPENCODE}"]
+    programs = {
+        "opencode": place / f"node_modules/opencode-linux-{machine}/bin/opencode",
+        "claude-agent-acp": place / "node_modules/@agentclientprotocol/claude-agent-acp/dist/index.js",
+    }
+    packages = [
+        f"opencode-linux-{machine}@{OPENCODE}",
+        f"@agentclientprotocol/claude-agent-acp@{CLAUDE_AGENT_ACP}",
+        f"node-linux-{machine}@{NODE}",
+    ]
+    words = ["--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--prefix", str(place), *packages]
     done = run(["npm", "install", *words], env=clean_environment())
-    if done.returncode or not program.is_file():
+    if done.returncode or not all(map(Path.is_file, programs.values())):
         lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
-        say(f"missing: the tests with OpenCode need npm and its registry: {lines[-1]}")
+        say(f"missing: the tests with OpenCode and claude-agent-acp need npm and its registry: {lines[-1]}")
         return
-    link = VENV / "bin/opencode"
-    link.unlink(missing_ok=True)
-    link.symlink_to(program)
+    for name, program in programs.items():
+        link = VENV / "bin" / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(program)
 
 
 def base_python() -> str:

@@ -221,16 +221,19 @@ def probe_claude() -> str:
         return error.message
 
 
-def probe_opencode() -> str:
-    from proofbox.agents.runtimes.acp.finding import find_agent
-    from proofbox.agents.runtimes.acp.profiles import PROFILES
-    from proofbox.errors import ProofboxError
+def probe_acp(agent: str) -> Callable[[], str]:
+    def probe() -> str:
+        from proofbox.agents.runtimes.acp.finding import find_agent
+        from proofbox.agents.runtimes.acp.profiles import PROFILES
+        from proofbox.errors import ProofboxError
 
-    try:
-        find_agent(PROFILES["opencode"])
-    except ProofboxError as error:
-        return error.message
-    return ""
+        try:
+            find_agent(PROFILES[agent])
+        except ProofboxError as error:
+            return error.message
+        return ""
+
+    return probe
 
 
 def probe_git() -> str:
@@ -254,6 +257,7 @@ CAPABILITIES = {
     "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),
     "chromium": Capability(probe_chromium, "scripts/setup --test installs it", True),
     "claude": Capability(probe_claude, "scripts/setup --test installs it", True),
+    "claude-agent-acp": Capability(probe_acp("claude"), "scripts/setup --test installs it with npm", False),
     "codex": Capability(probe_codex, "scripts/setup --test installs it", True),
     "debian": Capability(probe_debian, "run the tests on Debian or Ubuntu", False),
     "docker": Capability(
@@ -265,7 +269,7 @@ CAPABILITIES = {
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "index": Capability(probe_index, "a Python package index that uv can reach", True),
     "limits": Capability(probe_limits, "as root, or in a session with a delegated control group", False),
-    "opencode": Capability(probe_opencode, "scripts/setup --test installs it with npm", False),
+    "opencode": Capability(probe_acp("opencode"), "scripts/setup --test installs it with npm", False),
     "podman": Capability(probe_podman, "as root: apt-get install podman runc busybox-static", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),

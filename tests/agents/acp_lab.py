@@ -1,8 +1,9 @@
-"""Helpers for tests of the ACP runtime: OpenCode, or a small agent of our own, in a box with a fake model."""
+"""Helpers for tests of the ACP runtime: a known agent, or a small one of our own, in a box with a fake model."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from proofbox.agents.conformance.model_rigs import SceneModel
 from proofbox.agents.conformance.rig import Rig, Scene, WriteGarbage
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.runtimes.acp import AcpRuntime
+from proofbox.agents.runtimes.claude.binary import find_claude
 from proofbox.sandbox.conformance.check import NotApplicable
 
 FAKE = Path(__file__).with_name("fake_acp.py")
@@ -29,23 +31,48 @@ def fake_settings(url: str, mode: str = "") -> dict[str, Any]:
     }
 
 
+def claude_settings(url: str) -> dict[str, Any]:
+    """Return the settings for claude-agent-acp, which uses the Claude Code that is installed for the other tests."""
+    claude = find_claude(os.environ.get("PROOFBOX_TEST_CLAUDE")).path
+    return {
+        "agent": "claude",
+        "base_url": url,
+        "env": {"CLAUDE_CODE_EXECUTABLE": "/run/acp/claude"},
+        "mounts": [f"{claude}:/run/acp/claude:ro"],
+    }
+
+
 class SmallAcp(AcpRuntime):
     """The runtime with our own agent instead of OpenCode, for the conformance suite."""
 
     id = "small_acp"
 
     def conformance_rig(self) -> Rig:
-        return SmallRig()
+        return ModelRig(fake_settings)
 
 
-class SmallRig:
+class ClaudeAcp(AcpRuntime):
+    """The runtime with claude-agent-acp, for the conformance suite."""
+
+    id = "claude_acp"
+
+    def conformance_rig(self) -> Rig:
+        return ModelRig(claude_settings)
+
+
+class ModelRig:
+    """Plays scenes with a fake model. `settings` returns the agent's settings for the model's address."""
+
+    def __init__(self, settings: Callable[[str], dict[str, Any]]) -> None:
+        self._settings = settings
+
     @contextlib.asynccontextmanager
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
         del scratch
         if any(isinstance(act, WriteGarbage) for scene in scenes for act in scene):
             raise NotApplicable("a model can't make the agent write garbage; test_acp_faults.py does that")
         async with SceneModel(scenes).listening() as url:
-            yield fake_settings(url)
+            yield self._settings(url)
 
 
 class AcpLab(codex_lab.Lab):

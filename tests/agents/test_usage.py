@@ -15,12 +15,16 @@ import httpx2
 import pytest
 from codex_lab import Lab, run
 
-from proofbox.agents.events import Integrity, TokenUsage, Usage
+from proofbox.agents.events import Event, Integrity, TokenUsage, Usage
+from proofbox.agents.feed import Feed
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
 from proofbox.agents.gateway.server import ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
+from proofbox.agents.runtimes.codex.listener import CodexListener
 from proofbox.agents.usage import TokenCount
+from proofbox.core.clock import SystemClock
+from proofbox.errors import TurnInterrupted
 
 RESPONSES_USAGE = {
     "input_tokens": 70,
@@ -313,3 +317,45 @@ def test_unreported_requests_are_counted_and_reported_as_a_finding(
         assert count.spent() == 30
 
     run(tmp_path, work)
+
+
+def sub_agent_response(work: Callable[[CodexListener], Awaitable[None]]) -> list[Event]:
+    """Pass the response of a sub-agent that Codex has not announced to a listener, and return the events."""
+    events: list[Event] = []
+
+    async def main() -> None:
+        async def keep(event: Event) -> None:
+            events.append(event)
+
+        feed = Feed("session", SystemClock())
+        feed.add_listener(keep)
+        listener = CodexListener(feed, (), SystemClock(), lambda: None)
+        used = TokenUsage(input_tokens=10)
+        exchange = Exchange(
+            number=1, method="POST", path="/responses", thread="sub", turn="t", outcome="completed", usage=used
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.on_exchange, exchange)
+            await anyio.wait_all_tasks_blocked()
+            assert events == []
+            await work(listener)
+
+    anyio.run(main)
+    return events
+
+
+def test_a_response_before_the_announcement_of_its_sub_agent_is_attributed_to_it() -> None:
+    async def announce(listener: CodexListener) -> None:
+        await listener.on_notification("turn/started", {"threadId": "sub", "turn": {"id": "t"}})
+
+    events = sub_agent_response(announce)
+    assert [(each.thread, each.turn) for each in events if isinstance(each, Usage)] == [("sub", "t")]
+    assert not [each for each in events if isinstance(each, Integrity)]
+
+
+def test_a_response_of_a_thread_that_is_never_announced_is_a_finding() -> None:
+    async def end(listener: CodexListener) -> None:
+        await listener.end_all("failed", TurnInterrupted("the program has ended", op="turn"))
+
+    events = sub_agent_response(end)
+    assert [each.code for each in events if isinstance(each, Integrity)] == ["USAGE_UNREPORTED"]

@@ -218,7 +218,9 @@ NOT_READ = {
     **dict.fromkeys(
         ("proofbox.delivery_answer/1", "proofbox.delivery_record/1", "proofbox.delivery_request/1"), "only written"
     ),
-    **dict.fromkeys(("proofbox.effect/1", "proofbox.step/1", "proofbox.tool_call/1"), "lines of a log"),
+    **dict.fromkeys(
+        ("proofbox.effect/1", "proofbox.model_exchange/1", "proofbox.step/1", "proofbox.tool_call/1"), "lines of a log"
+    ),
     "proofbox.run_summary/1": "derived from the attempts and compared; another version is not compared",
     "proofbox.suite/1": "written by people, without a version",
     "proofbox.campaign/1": "written by people, without a version",

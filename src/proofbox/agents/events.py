@@ -214,6 +214,29 @@ class Unrecognized(AgentEvent, frozen=True, kw_only=True, tag="unrecognized"):
     truncated: bool = False
 
 
+class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
+    data: bytes = b""
+    """The body, unless it was omitted."""
+    size: int = 0
+    """The number of bytes that passed through the gateway."""
+    omitted: str = ""
+    """Why `data` is empty, although the body is not."""
+
+
+class ModelExchange(AgentEvent, frozen=True, kw_only=True, tag="model_exchange"):
+    """A request to the model and its response, as they passed through the gateway, if bodies are recorded."""
+
+    number: int
+    """Counts the requests of a session, from 1."""
+    method: str
+    path: str
+    status: int
+    outcome: str
+    duration_ms: float | None
+    request: ModelBody
+    response: ModelBody
+
+
 Event = (
     ThreadStarted
     | TurnStarted
@@ -231,9 +254,11 @@ Event = (
     | Integrity
     | TurnEnded
     | Unrecognized
+    | ModelExchange
 )
 Listener = Callable[[Event], Awaitable[None]]
-EVENT_TYPES: tuple[type[AgentEvent], ...] = Event.__args__
+EVENT_TYPES: tuple[type[AgentEvent], ...] = tuple(each for each in Event.__args__ if each is not ModelExchange)
+"""The events that are logged as they are. Exchanges have a log of their own, apart from their bodies."""
 declare(
     "events.jsonl",
     at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`; in a trial, the member `event`",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from proofbox.cli.parameters import Parameter
+from proofbox.errors import UsageError
 
 if TYPE_CHECKING:  # not loaded for `--help`
     from proofbox.sandbox.options import PolicyOptions
@@ -157,3 +158,25 @@ ApiKeyEnv = Annotated[
 PublicKey = Annotated[
     Path | None, Parameter(name="--key", help="Public key file; the packet must be signed with its private key.")
 ]
+
+Settings = Annotated[
+    tuple[str, ...], Parameter(name="--set", help="NAME=VALUE: a setting of the runtime; VALUE is TOML. Repeatable.")
+]
+
+
+def runtime_settings(words: tuple[str, ...]) -> dict[str, Any]:
+    """Parse the values of --set."""
+    import tomllib
+
+    from proofbox.core.parsing.toml import parse_toml
+
+    found: dict[str, Any] = {}
+    for each in words:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set takes NAME=VALUE, not {each[:60]!r}", op="runtime", fix_hints=["--set retries=2"])
+        try:
+            found[name] = parse_toml(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name] = value  # not TOML: a bare word is a string
+    return found

@@ -9,7 +9,7 @@ import subprocess
 
 import msgspec
 import pytest
-from acp_lab import SmallAcp
+from acp_lab import ClaudeAcp, SmallAcp
 from capabilities import OrdinaryUser
 
 from proofbox.agents import hosted_session
@@ -24,6 +24,7 @@ from proofbox.errors import AgentError, StrategyUnavailable, StrategyUnsupported
 
 NAMES = [check.name for check in CHECKS]
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
+"""OpenCode and claude-agent-acp take seconds to start, so `scripts/soak` runs most of their checks."""
 
 
 def verdict(report: RuntimeReport) -> None:
@@ -78,11 +79,17 @@ def test_acp_conforms_in_a_box_with_a_small_agent(check: str) -> None:
     verdict(run_conformance("small_acp", provider="bubblewrap", only=[check], registry=registry))
 
 
-@pytest.mark.skipif(not SOAK, reason="OpenCode takes seconds to start: run scripts/soak for its conformance")
 @pytest.mark.needs("bubblewrap", "opencode")
-@pytest.mark.parametrize("check", NAMES)
+@pytest.mark.parametrize("check", NAMES if SOAK else ["control.interrupt-kills-the-command-and-ends-the-turn"])
 def test_opencode_conforms_in_a_box(check: str) -> None:
     verdict(run_conformance("acp", provider="bubblewrap", only=[check]))
+
+
+@pytest.mark.needs("bubblewrap", "claude", "claude-agent-acp")
+@pytest.mark.parametrize("check", NAMES if SOAK else ["turns.tool-calls-are-counted-once"])
+def test_claude_agent_acp_conforms_in_a_box(check: str) -> None:
+    registry = Registry({"claude_acp": ClaudeAcp})
+    verdict(run_conformance("claude_acp", provider="bubblewrap", only=[check], registry=registry))
 
 
 def test_unknown_checks_and_runtimes_are_refused() -> None:

@@ -16,7 +16,9 @@ from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import ApprovalDecision, FileChange, Integrity, Message, ToolCall, Unrecognized, Usage
 from proofbox.agents.runtimes.acp import AcpRuntime
 from proofbox.agents.runtimes.acp.decoder import AcpDecoder
+from proofbox.agents.runtimes.acp.profiles import endpoint_of
 from proofbox.agents.runtimes.acp.requests import answer_permission
+from proofbox.agents.runtimes.acp.settings import AcpSettings
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
@@ -98,6 +100,29 @@ def test_exit_codes_are_read_where_agents_state_them(
     update = {"sessionUpdate": "tool_call_update", "toolCallId": "1", "kind": "execute", "title": "make", **members}
     [call] = [event for event in AcpDecoder().decode(update) if isinstance(event, ToolCall)]
     assert (call.command, call.status, call.exit_code) == ("make", status, exit_code)
+
+
+@pytest.mark.parametrize(
+    ("members", "exit_code"),
+    [({"status": "completed"}, 0), ({"status": "failed"}, None), ({"status": "failed", "rawOutput": "Exit code 3"}, 3)],
+)
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_completed_command_has_exit_code_0_if_the_agent_states_failures(
+    members: dict[str, Any], exit_code: int | None, in_background: bool
+) -> None:
+    decoder = AcpDecoder()
+    decoder.states_failures = True
+    arguments = {"command": "make", "run_in_background": in_background}
+    update = {"sessionUpdate": "tool_call_update", "toolCallId": "1", "rawInput": arguments, **members}
+    [call] = [event for event in decoder.decode(update) if isinstance(event, ToolCall)]
+    assert call.exit_code == (None if in_background and not exit_code else exit_code)
+
+
+@pytest.mark.parametrize("url", [None, "https://api.anthropic.com/v1", "https://api.anthropic.com/"])
+def test_the_version_of_an_api_is_left_to_agents_that_add_it(url: str | None) -> None:
+    endpoint = endpoint_of(AcpSettings(agent="claude", base_url=url), {"ANTHROPIC_API_KEY": "k"})
+    assert endpoint is not None
+    assert endpoint.base_url == "https://api.anthropic.com"
 
 
 pytestmark = pytest.mark.needs("bubblewrap")

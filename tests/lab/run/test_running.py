@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from suites import HEAD, command, mission, patch_workers, say, write
+from suites import HEAD, command, mission, patch_workers, say, serving, write
 
 import proofbox
 from proofbox.cli import main
@@ -314,6 +314,26 @@ def test_named_commands_are_strategies_of_their_own(spec: Callable[[str], str]) 
         proofbox.run_suite(suite, out="three", strategies="process.other!")
     with pytest.raises(StrategyUnsupported):
         proofbox.run_suite(suite, out="four", strategies="scripted.other!")
+
+
+def test_named_command_can_speak_acp_with_settings_for_the_run(spec: Callable[[str], str]) -> None:
+    prompt = "[[run echo 42 > answer.txt]] [[say done]]"
+    suite = spec(
+        f'[[mission]]\nid = "m"\nprompt = \'{prompt}\'\nverify = {{ commands = ["grep -qx 42 answer.txt"] }}\n'
+    )
+    agent = Path(__file__).parents[2] / "agents" / "fake_acp.py"
+    with serving("-m", "proofbox.agents.fakemodel") as url:
+        settings = {
+            "base_url": url,
+            "mounts": [f"{agent}:/run/fake_acp.py:ro"],
+            "env": {"BASE_URL": "{base_url}", "AGENT_HOME": "{home}", "FAKE_MODE": ""},
+        }
+        commands = {"acp.mine": ["/usr/bin/python3", "/run/fake_acp.py"]}
+        run = proofbox.run_suite(suite, commands=commands, settings=settings, provider="bubblewrap")
+    assert run.ok, run.error
+    assert document(Path(run.bundle) / "attempts", "runner.ref.json")["runtime"] == "acp.mine"
+    with pytest.raises(UsageError, match="has a setting 'bass_url'"):
+        proofbox.run_suite(suite, out="other", commands=commands, settings={"bass_url": url})
     assert main(["suite", "run", suite, "--command", "Nameless"]) == 2
 
 

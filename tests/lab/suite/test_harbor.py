@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from harbor_tasks import PASSES_IF, TOML, Ran, put, task
 
-from proofbox.errors import ImageAbsent, StartFailed, SuiteInvalid
+from proofbox.errors import ImageAbsent, StartFailed, SuiteInvalid, UsageError
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.suite.harbor import task_tree
+from proofbox.lab.suite.harbor.task_image import BUILD
 from proofbox.lab.suite.harbor.tasks import HOST_ROOT, read_tasks
+from proofbox.lab.suite.opening import open_suite
 
 # Run
 
@@ -322,7 +324,7 @@ def test_all_missing_images_are_named_at_once(tmp_path: Path, monkeypatch: pytes
     def absent(image: str) -> str:
         raise StartFailed(f"no image {image}", op="start")
 
-    monkeypatch.setattr("proofbox.lab.suite.harbor.tasks.working_directory", absent)
+    monkeypatch.setattr("proofbox.lab.suite.harbor.task_image.image_defaults", absent)
     for name in ("one", "two", "three"):
         task(tmp_path / "tasks" / name)
     with pytest.raises(ImageAbsent) as caught:
@@ -330,3 +332,56 @@ def test_all_missing_images_are_named_at_once(tmp_path: Path, monkeypatch: pytes
     assert caught.value.message.startswith("the engine lacks the images of 3 tasks: one, three, two")
     assert len([hint for hint in caught.value.fix_hints if hint.startswith("docker build -t harbor-")]) == 3
     assert len(caught.value.details["images"]) == 3
+    assert BUILD in caught.value.fix_hints
+
+
+@pytest.mark.parametrize(
+    ("line", "outside"),
+    [
+        ("echo 1 > /app/answer.txt", None),
+        ("echo 1 >> /tmp/notes; ls 2>/dev/null; ls 2>&1", None),
+        ("# echo 1 > /etc/motd", None),
+        ("cat /etc/passwd > here; cp /etc/hosts .; diff /etc/a /etc/b", None),
+        ("echo 1 > /logs/verifier/reward.txt", None),
+        ("echo x >> /etc/hosts", "/etc/hosts"),
+        ("printf x | tee -a '/srv/data'", "/srv/data"),
+        ("mkdir -p /data/out && cd /data/out", "/data/out"),
+        ("cp tool \\\n  /usr/local/bin/tool", "/usr/local/bin/tool"),
+        ("sed -i 's/a/b/' /etc/ssh/sshd_config", "/etc/ssh/sshd_config"),
+        ("ln -sf x /usr/bin/python", "/usr/bin/python"),
+    ],
+)
+def test_script_that_writes_outside_its_workdir_is_not_comparable(
+    tmp_path: Path, line: str, outside: str | None
+) -> None:
+    root = task(tmp_path / "t", solve=f"#!/bin/sh\n{line}\n")
+    origin = read_tasks(root).missions[0].origin
+    assert origin is not None
+    expected = [f"solution/solve.sh writes to {outside}, which is outside /app"] if outside else []
+    assert list(origin.not_comparable) == expected
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "shown"),
+    [
+        ('["/bin/sh", "-c"]', ""),
+        ('["tini", "--"]', ""),
+        ("[]", ""),
+        ('["/start.sh", "db"]', "/start.sh db"),
+        ("/start.sh db", "/start.sh db"),
+        ('["/bin/sh", "-c", "service db start"]', "/bin/sh -c service db start"),
+    ],
+)
+def test_replaced_entrypoint_is_not_comparable(tmp_path: Path, entrypoint: str, shown: str) -> None:
+    root = task(tmp_path / "t", dockerfile=f"FROM x\nWORKDIR /app\nENTRYPOINT {entrypoint}\n")
+    origin = read_tasks(root).missions[0].origin
+    assert origin is not None
+    message = f"its image's ENTRYPOINT is replaced, so what it starts does not run: {shown}"
+    assert list(origin.not_comparable) == ([message] if shown else [])
+
+
+def test_build_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        open_suite(task(tmp_path / "t"), host_root=True, build=True)
+    with pytest.raises(UsageError, match="--build applies only to Harbor tasks"):
+        open_suite(put(tmp_path / "suite.toml", ""), build=True)

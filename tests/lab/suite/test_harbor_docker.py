@@ -89,6 +89,36 @@ def test_missing_image_is_reported_with_fix_hints(engine: PrivateEngine, tmp_pat
     assert read_tasks(root, to_run=True).missions[0].image == image
 
 
+def test_missing_image_is_built_and_its_entrypoint_is_reported(engine: PrivateEngine, tmp_path: Path) -> None:
+    dockerfile = f'FROM {IMAGE}\nWORKDIR /app\nCOPY given /app/\nENTRYPOINT ["/start.sh"]\n'
+    root = task(
+        tmp_path / "built",
+        dockerfile=dockerfile,
+        test=PASSES_IF.format(condition="grep -qx 42 /app/given"),
+        solve=None,
+    )
+    put(root / "environment/given", "42\n")
+    mission = read_tasks(root, to_run=True, build=True).missions[0]
+    assert mission.image is not None
+    assert mission.image.startswith("harbor-built:")
+    assert mission.workdir == "/app"
+    assert mission.origin is not None
+    assert ["ENTRYPOINT is replaced" in each for each in mission.origin.not_comparable] == [True]
+    assert Ran(root, tmp_path / "out", "nop", host_root=False).verdict() == ("passed", None, "completed")
+    assert containers(engine) == []
+
+
+def test_all_failed_builds_are_reported_with_their_errors(engine: PrivateEngine, tmp_path: Path) -> None:
+    task(tmp_path / "tasks/lacks", dockerfile=f"FROM {IMAGE}\nCOPY nowhere /app/\n")
+    with pytest.raises(ImageAbsent, match=r"lacks could not be built: .*nowhere"):
+        read_tasks(tmp_path / "tasks", to_run=True, build=True)
+    task(tmp_path / "tasks/odd", dockerfile="FROM no-such-image-of-tests\n")
+    with pytest.raises(ImageAbsent) as caught:
+        read_tasks(tmp_path / "tasks", to_run=True, build=True)
+    assert len(caught.value.details["images"]) == 2
+    assert containers(engine) == []
+
+
 def test_files_of_an_image_stay_within_their_directory(engine: PrivateEngine, tmp_path: Path) -> None:
     build(engine, "with-links:latest", "/app", {"app/a": "1"})
     assert copy_from_image("with-links:latest", "/app", tmp_path / "files")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Literal
 from urllib.parse import urlsplit
 
 from proofbox.core.loopback import is_loopback
@@ -13,11 +14,14 @@ from proofbox.errors import AuthFailed, UsageError
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 """The only headers in which the APIs of Anthropic and Google accept an API key."""
 
+Recorded = Literal["usage", "bodies"]
+"""What the gateway records of each exchange: its figures, or also the bodies of request and response."""
+
 
 class ModelEndpoint:
-    """The address of the model and its key. The key never appears in the repr or in an error."""
+    """The address of the model, its key, and what is recorded. The key never appears in the repr or in an error."""
 
-    def __init__(self, base_url: str, key: str | None = None) -> None:
+    def __init__(self, base_url: str, key: str | None = None, record: Recorded = "usage") -> None:
         parts = urlsplit(base_url)
         try:
             port = parts.port
@@ -48,10 +52,18 @@ class ModelEndpoint:
             )
         self.base_url = base_url.rstrip("/")
         self.local = local
+        self.record = record
         self._key = key
 
     @classmethod
-    def of(cls, base_url: str, api_key_env: str | None, env: Mapping[str, str] | None = None) -> ModelEndpoint:
+    def of(
+        cls,
+        base_url: str,
+        api_key_env: str | None,
+        env: Mapping[str, str] | None = None,
+        *,
+        record: Recorded = "usage",
+    ) -> ModelEndpoint:
         """Read the key from a variable of our own environment. Raises `AuthFailed` if the variable is not set."""
         source = os.environ if env is None else env
         key = source.get(api_key_env, "") if api_key_env else None
@@ -61,7 +73,7 @@ class ModelEndpoint:
                 op="gateway",
                 fix_hints=[f"export {api_key_env}=…"],
             )
-        return cls(base_url, key)
+        return cls(base_url, key, record)
 
     @property
     def has_key(self) -> bool:

@@ -27,6 +27,7 @@ import msgspec
 
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
+from proofbox.agents.gateway.bodies import Bodies
 from proofbox.agents.gateway.endpoint import KEY_HEADERS, ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
 from proofbox.agents.gateway.rate_windows import number_of, read_windows
@@ -86,6 +87,8 @@ class ModelGateway:
     ) -> None:
         self._endpoint = endpoint
         self._on_exchange = on_exchange
+        self._bodies: dict[int, Bodies] = {}
+        """The bodies of the exchanges in progress, by number, if they are recorded."""
         self._on_call = on_call
         self._on_trouble = on_trouble
         self._clock = clock or SystemClock()
@@ -187,6 +190,8 @@ class ModelGateway:
         )
         if len(self.exchanges) < REMEMBERED:
             self.exchanges.append(exchange)
+        if self._endpoint.record == "bodies":
+            self._bodies[exchange.number] = Bodies(request, self._redactor)
         try:
             if path is not None:
                 await self._forward(request, path, exchange, responder)
@@ -204,9 +209,17 @@ class ModelGateway:
             return
         exchange.duration_ms = self._elapsed(exchange.at_ms)
         measure(exchange)
+        bodies = self._bodies.pop(exchange.number, None)
         if self._on_exchange is not None:
+            exchange.bodies = bodies.event(exchange) if bodies is not None else None
             with anyio.CancelScope(shield=True):
                 await self._on_exchange(exchange)
+            exchange.bodies = None
+
+    def _keep(self, exchange: Exchange, piece: bytes) -> None:
+        """Keep a piece of a response, if bodies are recorded, until its end was reported."""
+        if exchange.number in self._bodies:
+            self._bodies[exchange.number].add(piece)
 
     def _path(self, request: HttpRequest) -> str | None:
         """Return the part of the target below our prefix, or None if the request must not be forwarded."""
@@ -259,6 +272,7 @@ class ModelGateway:
             exchange.outcome = "http_error"
             body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
+            self._keep(exchange, body)
             if response.headers.get("anthropic-ratelimit-unified-status") == "rejected":  # a subscription is used up
                 exchange.error_code = exchange.error_code or "usage_limit_reached"
                 exchange.resets_at = number_of(response.headers.get("anthropic-ratelimit-unified-reset"))
@@ -274,6 +288,7 @@ class ModelGateway:
         reader, lines, body = StreamReader(exchange, self._on_call), LineSplitter(MAX_EVENT), bytearray()
         clean = StreamRedactor(self._redactor)
         async for piece in response.aiter_bytes():
+            self._keep(exchange, piece)
             if is_stream:
                 for line, cut in lines.feed(piece):
                     if not cut:

@@ -129,6 +129,8 @@ class ModelRoute:
                 message = "a model response passed through the gateway after the turn whose usage was reported"
                 details = {"seen": msgspec.to_builtins(counted.total)}
                 events.append(Integrity(session="", code="USAGE_UNREPORTED", message=message, details=details))
+        if exchange.bodies is not None:
+            events.append(exchange.bodies)
         if exchange.windows:
             events.append(RateWindows(session="", windows=exchange.windows, source="gateway"))
         for event in events:

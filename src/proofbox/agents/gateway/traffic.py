@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.agents.events import RateWindow, TokenUsage
+from proofbox.agents.events import ModelExchange, RateWindow, TokenUsage
 from proofbox.agents.gateway.rate_windows import number_of, read_duration
 from proofbox.core.text import preview, printable
 
@@ -53,6 +53,8 @@ class Exchange(msgspec.Struct, kw_only=True):
     error_message: str = ""
     retry_after: float | None = None
     resets_at: float | None = None
+    bodies: ModelExchange | None = None
+    """Only while the exchange is reported, and if bodies are recorded."""
 
 
 class RequestedCall(msgspec.Struct, frozen=True):

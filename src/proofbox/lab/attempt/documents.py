@@ -322,6 +322,39 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the whole output in outputs/; null if the preview is complete."""
 
 
+class StoredBody(msgspec.Struct, frozen=True, kw_only=True):
+    size: int
+    """The number of bytes that passed through the gateway."""
+    sha256: str | None
+    """Digest of the redacted body in bodies/; null if it is empty or omitted."""
+    omitted: str
+    """Why the body is not stored; otherwise empty."""
+
+
+@stored("proofbox.model_exchange/1", at="BUNDLE/model.exchanges.jsonl of an attempt that records bodies, one a line")
+class ModelExchangeEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to the model and its response, as they passed through the gateway."""
+
+    schema_version: str = "proofbox.model_exchange/1"
+    attempt: str
+    session: str
+    thread: str
+    turn: str
+    """The turn that the request belongs to; empty if it can't be attributed. The same applies to `thread`."""
+    number: int
+    """Counts the requests of the session, from 1."""
+    method: str
+    path: str
+    """The path and the query, below the endpoint's base URL."""
+    status: int
+    """The HTTP status; 0 if there was no response."""
+    outcome: str
+    """completed, failed, http_error, unreachable, redirected, cut, abandoned or refused."""
+    duration_ms: float | None
+    request: StoredBody
+    response: StoredBody
+
+
 class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
     turn: str
     thread: str

@@ -21,6 +21,8 @@ from proofbox.agents.events import (
     Integrity,
     ItemStarted,
     Message,
+    ModelBody,
+    ModelExchange,
     Retrying,
     ToolCall,
     TurnStarted,
@@ -34,7 +36,15 @@ from proofbox.core.text import preview, printable
 from proofbox.errors import IoFailed
 from proofbox.evidence.bundle.log import BundleLog
 from proofbox.evidence.bundle.writer import BundleWriter
-from proofbox.lab.attempt.documents import Durations, IntegrityFinding, NoProgress, StepEntry, ToolCallEntry
+from proofbox.lab.attempt.documents import (
+    Durations,
+    IntegrityFinding,
+    ModelExchangeEntry,
+    NoProgress,
+    StepEntry,
+    StoredBody,
+    ToolCallEntry,
+)
 from proofbox.lab.attempt.expectations import ObservedCall
 from proofbox.lab.suite.spec import Budget
 from proofbox.workspace.timeline.unified_diff import unified
@@ -45,13 +55,17 @@ ACTIVITY = 80
 _COMMANDS = ("command", "commandExecution", "command_execution", "Bash")
 """The names that runtimes use for the command tool; activity lines show the command alone."""
 CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
-OUTPUTS, DIFFS = "outputs/{}.txt", "diffs/{}.diff"
+EXCHANGES = "model.exchanges.jsonl"
+"""Only of attempts that record the bodies of model requests."""
+OUTPUTS, DIFFS, BODIES = "outputs/{}.txt", "diffs/{}.diff", "bodies/{}.txt"
 MAX_EVENT_BYTES = 96 << 20
 """Maximum size of the events. Readers of a bundle refuse logs beyond 128 MiB."""
 CHECK_EVERY = 256
 MAX_DIFF_BYTES = 1 << 20
 MAX_DIFFS_BYTES = 32 << 20
 """Maximum size of the diff of one step, and of all steps of an attempt."""
+MAX_BODIES_BYTES = 64 << 20
+"""Maximum size of all bodies of an attempt. Agents send the whole conversation with every request."""
 
 
 class Trace:
@@ -97,8 +111,13 @@ class Trace:
         self.output_bytes = 0
         self.longest_repeat = 0
         self._diff_bytes = 0
+        self._exchanges: BundleLog | None = None
+        self._body_bytes = 0
 
     async def __call__(self, event: Event) -> None:
+        if isinstance(event, ModelExchange):
+            self._log_exchange(event)
+            return
         if not isinstance(event, Delta):
             self._log_event(event)
         match event:
@@ -214,6 +233,32 @@ class Trace:
             raise IoFailed(f"{EVENTS} exceeds {MAX_EVENT_BYTES} bytes", op="record")
         self._events.append(self._bounded(event))
 
+    def _log_exchange(self, event: ModelExchange) -> None:
+        if self._exchanges is None:
+            self._exchanges = self._bundle.open_log(EXCHANGES)
+        entry = ModelExchangeEntry(
+            attempt=self._attempt,
+            session=event.session,
+            thread=event.thread,
+            turn=event.turn,
+            number=event.number,
+            method=event.method,
+            path=self._redactor.preview(event.path, PREVIEW)[0],
+            status=event.status,
+            outcome=event.outcome,
+            duration_ms=event.duration_ms,
+            request=self._keep_body(event.request),
+            response=self._keep_body(event.response),
+        )
+        self._exchanges.append(msgspec.to_builtins(entry))
+
+    def _keep_body(self, body: ModelBody) -> StoredBody:
+        data, omitted = self._redactor.redact(body.data, cut=True), body.omitted
+        if self._body_bytes + len(data) > MAX_BODIES_BYTES:
+            data, omitted = b"", f"the bodies of earlier requests reached the limit of {MAX_BODIES_BYTES} bytes"
+        self._body_bytes += len(data)
+        return StoredBody(size=body.size, sha256=self._keep(data, BODIES) if data else None, omitted=omitted)
+
     def _keep_step(self, entry: Mapping[str, Any]) -> None:
         diff: dict[str, Any] = self._diff(entry["step"]) if "step" in entry else {}
         self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **entry, **diff)))
@@ -233,7 +278,7 @@ class Trace:
         return {"diff_sha256": self._keep(data, DIFFS)}
 
     def _keep(self, data: bytes, name: str = OUTPUTS) -> str:
-        """Store an output or a diff once, under its digest, and return the digest."""
+        """Store an output, a diff or a body once, under its digest, and return the digest."""
         digest = sha256_hex(data)
         path = name.format(digest)
         if path not in self._kept:

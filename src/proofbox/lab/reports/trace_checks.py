@@ -18,7 +18,7 @@ from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.verify.check import MAX_FINDINGS
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import ToolCallEntry
-from proofbox.lab.attempt.trace import CALLS, DIFFS, EVENTS, OUTPUTS, STEPS, call_figures
+from proofbox.lab.attempt.trace import BODIES, CALLS, DIFFS, EVENTS, EXCHANGES, OUTPUTS, STEPS, call_figures
 
 Found = tuple[str, str, str]
 MAX_TRACKED = 250_000
@@ -43,6 +43,7 @@ def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool)
     yield from (each for name in figures for each in same(CALLS, name, figures[name], report[name]))
     yield from _events(bundle.read_log(EVENTS), calls.recorded, report, whole=whole)
     yield from _steps(bundle, calls.recorded.count)
+    yield from _exchanges(bundle, id)
 
 
 class _Calls:
@@ -208,6 +209,16 @@ def _steps(bundle: Bundle, calls: int) -> Iterator[Found]:
             yield "steps_disconnected", STEPS, f"step {step['n']} does not start where step {earlier['n']} ended"
         earlier = step
     yield from same(STEPS, "steps of tool calls", of_calls, calls)
+
+
+def _exchanges(bundle: Bundle, attempt: str) -> Iterator[Found]:
+    for entry in bundle.read_log(EXCHANGES) if EXCHANGES in bundle.artifacts else ():
+        if entry["attempt"] != attempt:
+            yield "trace_foreign", EXCHANGES, "a model request names another attempt"
+        for name in ("request", "response"):
+            digest = entry[name]["sha256"]
+            if digest is not None and BODIES.format(digest) not in bundle.artifacts:
+                yield "body_missing", EXCHANGES, f"the {name} of exchange {entry['number']} is missing"
 
 
 def _key(*parts: str) -> bytes:

@@ -57,12 +57,14 @@ def run_suite(
     isolation: Literal["process", "shared"] | None = None,
     provider: str | None = None,
     host_root: bool = False,
+    build: bool = False,
     replicates: int | None = None,
     retries: int = 1,
     model: str | None = None,
     base_url: str | None = None,
     api_key_env: str | None = None,
     commands: Mapping[str, Sequence[str]] | None = None,
+    settings: Mapping[str, Any] | None = None,
     missions: Sequence[str] = (),
     tags: Sequence[str] = (),
     trust: bool = False,
@@ -82,7 +84,10 @@ def run_suite(
     prevents the run from starting raises before anything is written.
 
     `commands` adds command lines as agents: `{"fast": ["my-agent", "--quick"]}` is the strategy `process.fast`, like a
-    table `[runtimes.process.fast]`. A single one is used without `strategies`.
+    table `[runtimes.process.fast]`; `acp.fast` is one that speaks ACP. A single one is used without `strategies`.
+    `settings` are settings of the runtimes, like `--set`.
+
+    `build` builds the missing images of Harbor tasks, which runs the commands of their Dockerfiles in the engine.
 
     `missions` (patterns for ids) and `tags` select missions. The run's suite then consists of these alone.
 
@@ -101,11 +106,14 @@ def run_suite(
     if not os.fspath(out):  # an unset variable, not the current directory
         raise UsageError("out is empty", op="suite")
     place, to = Path(spec), Path(out)
-    suite = open_suite(place, host_root=host_root, provider=provider, to_run=True)
+    suite = open_suite(place, host_root=host_root, provider=provider, to_run=True, build=build)
     as_json = place.suffix == ".json" or place.is_dir()
     if missions or tags:
         suite, as_json = select_missions(suite, str(place), missions, tags, as_json=as_json), True
-    agents = {f"process.{name}": {"command": list(command)} for name, command in (commands or {}).items()}
+    agents = {
+        name if "." in name else f"process.{name}": {"command": list(command)}
+        for name, command in (commands or {}).items()
+    }
     if strategies is None and len(agents) == 1:
         strategies = [f"{id}!" for id in agents]
     plan = prepare_run(
@@ -118,7 +126,7 @@ def run_suite(
         provider=provider,
         replicates=replicates,
         retries=retries,
-        flags={"model": model, "base_url": base_url, "api_key_env": api_key_env},
+        flags={**(settings or {}), **_given(model=model, base_url=base_url, api_key_env=api_key_env)},
         tables=agents,
     )
     create_run(plan, to, trust=trust)
@@ -136,7 +144,7 @@ def prepare_run(
     provider: str | None,
     replicates: int | None,
     retries: int,
-    flags: Mapping[str, str | None],
+    flags: Mapping[str, Any],
     tables: Mapping[str, Mapping[str, Any]] | None = None,
     run_id: str | None = None,
 ) -> Plan:
@@ -168,11 +176,15 @@ def prepare_run(
         replicates=replicates,
         retries=max(0, retries),
         runtimes=runtimes,
-        flags={name: value for name, value in flags.items() if value is not None},
+        flags=dict(_given(**flags)),
     )
     plan.runtime_settings().check(chain, installed())
     strategy, skipped = anyio.run(_preflight, plan)
     return msgspec.structs.replace(plan, strategy=strategy, skipped=skipped)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def resume_suite(

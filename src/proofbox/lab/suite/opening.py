@@ -9,11 +9,16 @@ from proofbox.lab.suite.harbor.tasks import read_tasks
 from proofbox.lab.suite.reading import Suite, read_suite
 
 
-def open_suite(spec: Path, *, host_root: bool = False, provider: str | None = None, to_run: bool = False) -> Suite:
+def open_suite(
+    spec: Path, *, host_root: bool = False, provider: str | None = None, to_run: bool = False, build: bool = False
+) -> Suite:
     """Read a suite file, or a directory of Harbor tasks. `to_run`: check what is needed to run it here."""
+    if host_root and build:
+        raise UsageError("--build and --host-root exclude each other: no image is used on the host's root", op="suite")
     if not spec.is_dir():
-        if host_root:
-            raise UsageError("--host-root applies only to Harbor tasks, and this is a suite file", op="suite")
+        if host_root or build:
+            flag = "--host-root" if host_root else "--build"
+            raise UsageError(f"{flag} applies only to Harbor tasks, and this is a suite file", op="suite")
         return read_suite(spec, unpacking=not to_run)
     required = "bubblewrap" if host_root else "docker"
     if provider not in (None, required):
@@ -22,4 +27,4 @@ def open_suite(spec: Path, *, host_root: bool = False, provider: str | None = No
             op="suite",
             fix_hints=["omit --provider", "run with this host's programs, not comparable: --host-root"],
         )
-    return read_tasks(spec, host_root=host_root, to_run=to_run)
+    return read_tasks(spec, host_root=host_root, to_run=to_run, build=build)

@@ -80,10 +80,7 @@ class ContainerEngine:
             connection.close()
         if answer.status >= 400:
             raise _refusal(answer.status, _message(text), op)
-        try:
-            return msgspec.json.decode(text) if text.strip() else None
-        except ValueError:
-            return None  # a stream of documents, as from a pull; only the status matters
+        return _decoded(text, op)
 
     def download(self, path: str, file: BinaryIO, *, op: str, query: Mapping[str, str], limit: int) -> None:
         """Write the body of a response to a file. Raises `EngineRefused` if refused or larger than `limit`."""
@@ -199,6 +196,22 @@ def _body(body: Any) -> tuple[bytes | BinaryIO | None, dict[str, str]]:
         length = len(body) if isinstance(body, bytes) else os.fstat(body.fileno()).st_size
         return cast(bytes | BinaryIO, body), {"Content-Type": "application/x-tar", "Content-Length": str(length)}
     return None if body is None else msgspec.json.encode(body), {"Content-Type": "application/json"}
+
+
+def _decoded(text: bytes, op: str) -> Any:
+    """Decode a response. For a stream of documents, as from a build, return None, or raise the error that it states."""
+    try:
+        return msgspec.json.decode(text) if text.strip() else None
+    except ValueError:
+        pass
+    for line in reversed(text.splitlines()):
+        try:
+            stated = msgspec.json.decode(line).get("error")
+        except (ValueError, AttributeError):
+            continue
+        if isinstance(stated, str) and stated:
+            raise _refusal(200, stated[:2000], op)
+    return None
 
 
 def _refusal(status: int, message: str, op: str) -> EngineRefused:

@@ -1,12 +1,13 @@
-"""Copy files out of an image without running anything in it."""
+"""Copy files out of an image without running anything in it, ask for its defaults, and build one."""
 
 from __future__ import annotations
 
 import contextlib
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from proofbox.core.archives.unpack import MAX_ARCHIVE, ArchiveRefused, unpack_tar
 from proofbox.core.files.removal import remove_tree
@@ -64,6 +65,33 @@ def _never_started(image: str, label: str) -> Iterator[tuple[ContainerEngine, st
         remove_container(engine, container)
 
 
-def working_directory(image: str) -> str:
-    """Return the image's working directory; empty if not set."""
-    return str((inspect_image(ContainerEngine.find(), image).get("Config") or {}).get("WorkingDir") or "")
+class ImageDefaults(NamedTuple):
+    """What an image sets for its containers; empty if not set."""
+
+    workdir: str
+    entrypoint: tuple[str, ...]
+
+
+def image_defaults(image: str) -> ImageDefaults:
+    config = inspect_image(ContainerEngine.find(), image).get("Config") or {}
+    return ImageDefaults(str(config.get("WorkingDir") or ""), tuple(map(str, config.get("Entrypoint") or ())))
+
+
+def build_image(context: Path, name: str, *, seconds: float) -> None:
+    """Build an image from the Dockerfile in a directory, with the engine's own builder.
+
+    The commands of the Dockerfile run in the engine's containers, with its network. Raises `EngineRefused` with the
+    error that the build stated, or if it printed nothing for some seconds.
+    """
+    with tempfile.TemporaryFile() as archive:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(context, arcname=".", filter=_without_owner)
+        archive.seek(0)
+        query = {"t": name, "rm": "1", "forcerm": "1"}
+        ContainerEngine.find().call("POST", "/build", op="build the image", query=query, body=archive, timeout=seconds)
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member

@@ -95,6 +95,8 @@ class AcpDecoder:
         """The turn has ended, so that further items are late."""
         self.declined: set[str] = set()
         """The calls that were declined."""
+        self.states_failures = False
+        """The exit code of a completed command is 0, even if the agent does not state it."""
         self._open: dict[str, OpenCall] = {}
         self._begun: dict[str, int] = {}
         self._count = 0
@@ -227,6 +229,8 @@ class AcpDecoder:
         code = call.exit_code
         if tool != "command" or status in ("declined", "abandoned"):
             code = None
+        elif code is None and status == "completed" and not call.arguments.get("run_in_background"):
+            code = 0 if self.states_failures else None
         return [
             ToolCall(
                 session="",

@@ -78,10 +78,14 @@ def _native(profile: Profile, launcher: Path) -> Path | None:
 
 
 def _node(profile: Profile, tree: Path) -> Path:
-    """Return a Node.js that is new enough: from npm's package `node` beside the agent, or from the PATH."""
+    """Return a Node.js that is new enough: from npm's package `node` beside the agent, or from the PATH.
+
+    The package `node` contains the program only if its scripts were run; the one for this platform always does.
+    """
     install = ("npm install -g node", *profile.install)
     found = ""
-    for node in (tree / "node" / "bin" / "node", program_on_path("node")):
+    packages = [tree / name / "bin" / "node" for name in ("node", f"node-linux-{npm_machine()}")]
+    for node in (*packages, program_on_path("node")):
         if node is None or not os.access(node, os.X_OK):
             continue
         version = ask_program(node, ["--version"], "NODE_HOME", install).strip()

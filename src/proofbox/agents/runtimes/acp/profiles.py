@@ -45,6 +45,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = ""
     """The agent's mode without approval rules: one that does not sandbox commands again, because the box does."""
     needs_model: bool = False
+    versioned: bool = True
+    """The agent expects the version of an API, such as `/v1`, in its base URL. Otherwise it adds it to every path."""
+    states_failures: bool = False
+    """The agent reports every command that failed as failed, so the exit code of a completed one is 0."""
 
 
 def _opencode(settings: AcpSettings, home: str, address: str, ask: bool) -> dict[str, str]:
@@ -102,7 +106,7 @@ def _claude(settings: AcpSettings, home: str, address: str, ask: bool) -> dict[s
     del ask  # it asks before every call that changes something
     return {
         "CLAUDE_CONFIG_DIR": home,
-        "ANTHROPIC_BASE_URL": address.removesuffix("/v1"),
+        "ANTHROPIC_BASE_URL": address,
         "ANTHROPIC_API_KEY": PLACEHOLDER,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
@@ -144,6 +148,8 @@ PROFILES: Mapping[str, Profile] = {
         install=("npm install -g @agentclientprotocol/claude-agent-acp",),
         environment=_claude,
         node=22,
+        versioned=False,
+        states_failures=True,
     ),
 }
 
@@ -173,8 +179,10 @@ def endpoint_of(settings: AcpSettings, env: Mapping[str, str] | None = None) -> 
             raise UsageError(f"the API {settings.api} needs base_url", op="settings")
     if url is None:
         return None
+    if profile is not None and not profile.versioned:
+        url = url.rstrip("/").removesuffix("/v1")
     try:
-        return ModelEndpoint.of(url, key, env)
+        return ModelEndpoint.of(url, key, env, record=settings.record)
     except AuthFailed as error:
         raise AuthFailed(
             f"no key for the model: {error.message}",

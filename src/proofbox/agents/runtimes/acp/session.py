@@ -132,6 +132,7 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
                 thread.over.set()
 
         workspace = self._box.inside.guest_project
+        thread.decoder.states_failures = self._profile is not None and self._profile.states_failures
         listener = AcpListener(thread, self.options.approvals, self._settings.undecided, workspace, publish)
         return AcpProgram(
             self._box,

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from proofbox.agents.gateway.endpoint import Recorded
+
 AgentName = Literal["opencode", "gemini", "codex", "claude"]
 ApiName = Literal["anthropic", "openai", "openai-compatible", "gemini"]
 
@@ -34,6 +36,8 @@ class AcpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     api_key_env: str | None = None
     """The variable that holds the key. It is read outside the box and never passed in. If it is not set and `base_url`
     is, no key is sent."""
+    record: Recorded = "usage"
+    """`bodies`: also keep the bodies of all requests to the model and of its responses as evidence, redacted."""
     authenticate: str | None = None
     """The id of an authentication method that the agent requires. Default: that of the known agent."""
     checkpoints: bool = True
@@ -41,3 +45,7 @@ class AcpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     attempt has one turn, so it makes no copy."""
     undecided: Literal["accept", "decline"] = "accept"
     """The answer to permission requests that no approval rule decides. The box restricts the agent in any case."""
+
+    def __post_init__(self) -> None:
+        if self.record == "bodies" and self.command and self.base_url is None:
+            raise ValueError('record = "bodies" needs base_url, because only the gateway sees the bodies')

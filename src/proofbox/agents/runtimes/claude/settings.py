@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from proofbox.agents.gateway.endpoint import ModelEndpoint
+from proofbox.agents.gateway.endpoint import ModelEndpoint, Recorded
 from proofbox.agents.runtimes.claude.binary import HOME_VARIABLE
 from proofbox.errors import AuthFailed
 
@@ -27,6 +27,8 @@ class ClaudeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     api_key_env: str | None = None
     """The variable that holds the key. It is read outside the box and never passed in. If it is not set and `base_url`
     is, no key is sent."""
+    record: Recorded = "usage"
+    """`bodies`: also keep the bodies of all requests to the model and of its responses as evidence, redacted."""
     authorization: Literal["x-api-key", "bearer"] = "x-api-key"
     """How the key is sent: API keys as `x-api-key`, OAuth tokens as `bearer`."""
     permission_mode: Literal["bypassPermissions", "acceptEdits", "default", "plan"] = "bypassPermissions"
@@ -42,7 +44,7 @@ class ClaudeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Return the model's endpoint with its key. Raises `AuthFailed` if a required key is missing."""
         key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
         try:
-            return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env)
+            return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env, record=self.record)
         except AuthFailed as error:
             raise AuthFailed(
                 f"no key for the model: {error.message}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
 import msgspec
 
 from proofbox.agents.contract import ApprovalRule
@@ -38,6 +39,8 @@ from proofbox.errors import AgentError, TurnInterrupted
 REPORTED_FIRST = 16
 MAX_UNREQUESTED = 100
 """Maximum number of turns that Codex starts on its own; each is kept until the session ends."""
+ANNOUNCE_SECONDS = 5.0
+"""How long a model response waits until Codex announces its thread. On a busy machine, the response may come first."""
 
 
 class CodexListener:
@@ -68,9 +71,13 @@ class CodexListener:
         self._failed: dict[str, Exchange] = {}
         self._retries_reported: dict[str, int] = {}
         """For each turn, the number of the failed request whose retry was reported last."""
+        self._unannounced: dict[str, anyio.Event] = {}
+        """The threads that responses wait for."""
 
     def begin(self, turn: str, thread: str) -> None:
         self.threads.setdefault(thread, self.generation)
+        if thread in self._unannounced:
+            self._unannounced.pop(thread).set()
         self._note_activity(thread)
         self.feed.begin_turn(turn, thread)
 
@@ -147,6 +154,7 @@ class CodexListener:
 
     async def on_exchange(self, exchange: Exchange) -> None:
         """Handle a finished model request, reported by the gateway."""
+        await self._wait_for_thread(exchange.thread)
         thread = exchange.thread if exchange.thread in self.threads else ""
         turn = exchange.turn if self.feed.has_turn(exchange.turn) else ""
         session = self.feed.session
@@ -169,6 +177,8 @@ class CodexListener:
             await self.feed.publish(msgspec.structs.replace(counted, turn=turn))
             if not thread:
                 await self._report_unattributed(counted)
+        if exchange.bodies is not None:
+            await self.feed.publish(msgspec.structs.replace(exchange.bodies, session=session, thread=thread, turn=turn))
         if exchange.windows:
             await self.feed.publish(
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
@@ -178,6 +188,14 @@ class CodexListener:
         """Remember a call that the gateway saw the model request."""
         if exchange.thread in self.threads and self.feed.has_turn(exchange.turn):
             self._requested.add(exchange, call)
+
+    async def _wait_for_thread(self, thread: str) -> None:
+        """Wait until Codex has announced the thread of a sub-agent, so that its first response is attributed to it."""
+        if thread and thread not in self.threads:
+            announced = self._unannounced.setdefault(thread, anyio.Event())
+            with anyio.move_on_after(ANNOUNCE_SECONDS):
+                await announced.wait()
+            self._unannounced.pop(thread, None)
 
     async def _report_unattributed(self, counted: Usage) -> None:
         """Report a model response without a known thread: a program in the box called the gateway directly."""
@@ -194,6 +212,8 @@ class CodexListener:
 
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
         """End all turns in progress, after the program has ended."""
+        for announced in self._unannounced.values():
+            announced.set()
         await self.abandon()
         busy = {turn.thread for turn in self.feed.turns_under_way()}
         for thread, difference in self.ledger.settle_idle(busy).items():

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.agents.gateway.endpoint import ModelEndpoint
+from proofbox.agents.gateway.endpoint import ModelEndpoint, Recorded
 from proofbox.errors import AuthFailed, UsageError
 
 DEFAULT_ENDPOINT = "https://api.openai.com/v1"
@@ -29,6 +29,8 @@ class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_key_env: str | None = None
     """The variable that holds the key. It is read outside the box and never passed in. If it is not set and `base_url`
     is, no key is sent."""
+    record: Recorded = "usage"
+    """`bodies`: also keep the bodies of all requests to the model and of its responses as evidence, redacted."""
     approval_policy: Literal["untrusted", "on-request", "never"] = "never"
     """When Codex asks for approval. The box restricts Codex in any case."""
     max_retries: int = 4
@@ -52,7 +54,7 @@ class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Return the model's endpoint with its key. Raises `AuthFailed` if a required key is missing."""
         key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
         try:
-            return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env)
+            return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env, record=self.record)
         except AuthFailed as error:
             raise AuthFailed(
                 error.message,

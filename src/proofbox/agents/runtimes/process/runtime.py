@@ -25,6 +25,7 @@ from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionO
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice, TokenUsage, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.server import TURN_VARIABLE, Funnel
+from proofbox.agents.gateway.endpoint import ModelEndpoint, Recorded
 from proofbox.agents.hosted_session import HostedSession
 from proofbox.agents.lines import LineSplitter
 from proofbox.agents.runtimes.process.dialects import DialectName, dialect_named
@@ -71,10 +72,16 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     `{base_url}` in its arguments."""
     api_key_env: str | None = None
     """The variable that holds the model's key. It is read outside the box and never passed in."""
+    record: Recorded = "usage"
+    """`bodies`: also keep the bodies of all requests to the model and of its responses as evidence, redacted."""
     on_host: bool = True
     """The program is installed on this machine and found on the PATH. False: it is part of the box's image."""
     funnel: bool = True
     """`proofbox run -- COMMAND` in the box asks the supervisor to run and record the command. Needs a box."""
+
+    def __post_init__(self) -> None:
+        if self.record == "bodies" and self.base_url is None:
+            raise ValueError('record = "bodies" needs base_url, because only the gateway sees the bodies')
 
 
 _NO_COMMAND = (
@@ -153,12 +160,12 @@ class ProcessSession(HostedSession):
         self._funnel: Funnel | None = None
         self._route: ModelRoute | None = None
         if settings.base_url is not None:
-            from proofbox.agents.gateway.endpoint import ModelEndpoint
             from proofbox.agents.gateway.session_route import (
                 ModelRoute,  # imports an HTTP client, which is needed only with a model
             )
 
-            self._route = ModelRoute(ModelEndpoint.of(settings.base_url, settings.api_key_env), self)
+            endpoint = ModelEndpoint.of(settings.base_url, settings.api_key_env, record=settings.record)
+            self._route = ModelRoute(endpoint, self)
 
     async def open(self) -> None:
         options = self.options

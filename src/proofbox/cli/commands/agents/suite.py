@@ -46,8 +46,8 @@ Trust = Annotated[
     ),
 ]
 SHOWN_IDS = 3
-_AGENT_NAME = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 """Maximum number of mission ids listed in one line."""
+_AGENT_NAME = re.compile(r"(?:(?:acp|process)\.)?[a-z0-9]+(?:[_-][a-z0-9]+)*")
 Jsonl = Annotated[bool, Parameter(name="--jsonl", help="Print events as they happen, one JSON object per line.")]
 
 
@@ -130,6 +130,13 @@ def run(
     ] = None,
     provider: flags.Provider = None,
     host_root: HostRoot = False,
+    build: Annotated[
+        bool,
+        Parameter(
+            name="--build",
+            help="Build missing images of Harbor tasks with the engine. This runs the commands of their Dockerfiles.",
+        ),
+    ] = False,
     replicates: Annotated[
         int | None, Parameter(name="--replicates", help="Attempts per mission; overrides the suite.")
     ] = None,
@@ -146,8 +153,13 @@ def run(
     tag: Annotated[tuple[str, ...], Parameter(name="--tag", help="Run only missions with this tag. Repeatable.")] = (),
     command: Annotated[
         tuple[str, ...],
-        Parameter(name="--command", help="NAME='PROGRAM ARGUMENT…': an agent, the strategy process.NAME. Repeatable."),
+        Parameter(
+            name="--command",
+            help="NAME='PROGRAM ARGUMENT…': an agent, the strategy process.NAME. acp.NAME: one that speaks ACP. "
+            "Repeatable.",
+        ),
     ] = (),
+    set_: flags.Settings = (),
     trust: Trust = False,
     view: Annotated[
         bool, Parameter(name="--view", help="Show the run in the browser while it runs; see `proofbox view`.")
@@ -168,7 +180,7 @@ def run(
       proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
       proofbox suite run suite.toml --mission 'parser-*' --tag fast
       proofbox suite run suite.toml --command quick='my-agent --quick' --replicates 5
-      proofbox suite run tasks/hello-world --strategies oracle
+      proofbox suite run tasks/hello-world --strategies oracle --build
     """
     from proofbox.lab.run.running import run_suite
 
@@ -181,6 +193,7 @@ def run(
             isolation=isolation,
             provider=provider,
             host_root=host_root,
+            build=build,
             replicates=replicates,
             retries=retries,
             model=model,
@@ -189,6 +202,7 @@ def run(
             missions=mission,
             tags=tag,
             commands=dict(map(_named_command, command)),
+            settings=flags.runtime_settings(set_),
             trust=trust,
             on_event=on_event,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shlex
 import sys
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,10 +44,7 @@ class AttemptFlags(msgspec.Struct, frozen=True):
         Path | None, Parameter(name="--script", help="The script for the scripted agent: a TOML file.")
     ] = None
     command: Annotated[str | None, Parameter(name="--command", help="The command line for the process agent.")] = None
-    set_: Annotated[
-        tuple[str, ...],
-        Parameter(name="--set", help="NAME=VALUE: a setting of the runtime; VALUE is TOML. Repeatable."),
-    ] = ()
+    set_: flags.Settings = ()
     timeout: Annotated[
         float | None, Parameter(name="--timeout", help="Kill the agent and its children after this many seconds.")
     ] = None
@@ -108,8 +104,6 @@ class AttemptFlags(msgspec.Struct, frozen=True):
 
     def _settings(self) -> dict[str, Any]:
         """Collect the runtime settings from flags and from --set."""
-        from proofbox.core.parsing.toml import parse_toml
-
         settings: dict[str, Any] = {
             "base_url": self.base_url,
             "model": self.model,
@@ -117,16 +111,7 @@ class AttemptFlags(msgspec.Struct, frozen=True):
             "script": str(self.script.resolve()) if self.script is not None else None,
             "command": _words(self.command) if self.command is not None else None,
         }
-        for each in self.set_:
-            name, equals, value = each.partition("=")
-            if not equals or not name:
-                raise UsageError(
-                    f"--set takes NAME=VALUE, not {each[:60]!r}", op="runtime", fix_hints=["--set retries=2"]
-                )
-            try:
-                settings[name] = parse_toml(f"value = {value}")["value"]
-            except tomllib.TOMLDecodeError:
-                settings[name] = value  # not TOML: a bare word is a string
+        settings |= flags.runtime_settings(self.set_)
         return {name: value for name, value in settings.items() if value is not None}
 
 

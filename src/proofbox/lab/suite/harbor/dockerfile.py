@@ -29,6 +29,7 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     workdir: str = _ROOT
     copies: tuple[Copy, ...] = ()
     env: dict[str, str] = {}
+    entrypoint: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     """Instructions that change the image and were not followed."""
 
@@ -41,6 +42,8 @@ def read_dockerfile(text: str) -> Dockerfile:
             found = Dockerfile()
         elif word in ("RUN", "USER", "VOLUME"):
             found = _not_followed(found, word, rest)
+        elif word == "ENTRYPOINT":
+            found = msgspec.structs.replace(found, entrypoint=tuple(_words(rest)))
         elif word in ("WORKDIR", "COPY", "ADD", "ENV"):
             found = _not_followed(found, word, rest) if "$" in rest or "<<" in rest else _follow(found, word, rest)
     if len(instructions) > MAX_INSTRUCTIONS:

@@ -37,6 +37,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     cpus: float | None = None
     memory_mb: int | None = None
     storage_mb: int | None = None
+    build_timeout: float = 600.0
     network: str | None = None
     env: dict[str, str] = {}
 
@@ -120,6 +121,7 @@ class _Reader:
             cpus=self._positive("environment", "cpus"),
             memory_mb=None if memory is None else max(1, round(memory)),
             storage_mb=None if storage is None else max(1, round(storage)),
+            build_timeout=min(self._positive("environment", "build_timeout_sec") or 600.0, MAX_TIMEOUT),
             network=self._network("environment"),
             env=self._env("environment"),
         )

@@ -22,12 +22,14 @@ import msgspec
 from proofbox.agents.environment import is_blocked
 from proofbox.core.spec_files.problems import Problem, invalid
 from proofbox.core.text import printable
-from proofbox.errors import ImageAbsent, ProviderUnavailable, StartFailed, SuiteInvalid
+from proofbox.errors import ImageAbsent, SuiteInvalid
 from proofbox.lab.suite.harbor import task_table
 from proofbox.lab.suite.harbor.dockerfile import Copy, Dockerfile, read_dockerfile
+from proofbox.lab.suite.harbor.outside_writes import outside_writes
+from proofbox.lab.suite.harbor.task_image import TaskImage, all_absent
 from proofbox.lab.suite.harbor.task_tree import MAX_ENTRIES, read_text, tree_sha256
 from proofbox.lab.suite.reading import Suite, parse_suite
-from proofbox.sandbox.containers.image_files import working_directory
+from proofbox.sandbox.containers.image_files import ImageDefaults
 from proofbox.sandbox.providers import provider_named
 from proofbox.sandbox.providers.host_root import ROOT
 
@@ -38,21 +40,20 @@ TESTS, SOLUTION, REWARD = "/tests", "/solution", "/logs/verifier"
 USUAL_WORKDIR = "/app"
 MAX_NOTES, NOTE = 200, 500
 HOST_ROOT = "it ran on this host's programs, not in the task's image (--host-root)"
-USE_HOST_ROOT = "or run it on this host's programs (results are not comparable): --host-root"
 # Hooks of test runs that no task asks for. Other common ones, such as setup.cfg, may be part of a task.
 PROTECTED = ("**/conftest.py", "**/sitecustomize.py", "**/usercustomize.py")
-_INSTALLS = re.compile(
-    r"^[^#\n]*\b(?:apt-get|apt|apk|dnf|yum)\s+(?:-\S+\s+)*(?:install|add|update|upgrade)\b", re.MULTILINE
-)
+SHELLS = ("sh", "bash", "dash", "env", "tini", "dumb-init")
+"""Programs that start nothing of their own as an ENTRYPOINT."""
 
 
-def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False) -> Suite:
+def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False, build: bool = False) -> Suite:
     """Read the directory of a task, or one that contains several, as a suite. Raises `SuiteInvalid` with all problems.
 
     The tasks are in the directory itself, or one level below it, in directories of categories.
 
     With `host_root` its missions run in bubblewrap on this host's programs; otherwise in docker in the task's image.
-    `to_run` looks the images up in the engine, and raises `ImageAbsent` that names all missing ones.
+    `to_run` looks the images up in the engine, and raises `ImageAbsent` that names all missing ones. `build` builds
+    missing images from the tasks' Dockerfiles first.
     """
     tasks = _tasks_in(path)
     if not tasks:
@@ -64,7 +65,7 @@ def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False) -> 
     for task in tasks:
         place = str(task.relative_to(path))
         try:
-            missions[task] = _Reader(task, place, host_root=host_root).mission(to_run=to_run)
+            missions[task] = _Reader(task, place, host_root=host_root).mission(to_run=to_run, build=build)
         except ImageAbsent as error:
             absent[place] = error
         except SuiteInvalid as error:
@@ -74,7 +75,7 @@ def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False) -> 
     if problems:
         raise invalid(f"{path}", problems)
     if absent:
-        raise _all_absent(absent)
+        raise all_absent(absent)
     _name_categories(missions, path)
     document = {"suite": {"id": _id(_name(path)), "title": "Harbor tasks"}, "mission": list(missions.values())}
     return parse_suite(json.dumps(document, indent=1), base=path, name=str(path), json=True)
@@ -92,21 +93,6 @@ def _tasks_in(path: Path) -> list[Path]:
         return [each for each in below if os.path.exists(each / TASK)]
     except OSError as error:
         raise invalid(str(path), [Problem(f"it cannot be read: {error.strerror}")]) from None
-
-
-def _all_absent(absent: Mapping[str, ImageAbsent]) -> ImageAbsent:
-    """Return one error for all missing images, with the command that provides each."""
-    if len(absent) == 1:
-        return next(iter(absent.values()))
-    hints = [error.fix_hints[0] for error in absent.values()]
-    images = [error.details["image"] for error in absent.values()]
-    names = ", ".join(list(absent)[:10]) + (", …" if len(absent) > 10 else "")
-    return ImageAbsent(
-        f"the engine lacks the images of {len(absent)} tasks: {names}",
-        op="suite",
-        fix_hints=[*dict.fromkeys(hints), USE_HOST_ROOT],
-        details={"images": images},
-    )
 
 
 def _name_categories(missions: Mapping[Path, dict[str, Any]], path: Path) -> None:
@@ -151,16 +137,19 @@ class _Reader:
         self._notes: dict[str, None] = {}
         self._differs: list[str] = [HOST_ROOT] if host_root else []
 
-    def mission(self, *, to_run: bool) -> dict[str, Any]:
+    def mission(self, *, to_run: bool, build: bool) -> dict[str, Any]:
         sha256 = tree_sha256(self._root, PARTS)
         self._check_files()
         table = task_table.read(read_text(self._root, TASK), self._note)
         dockerfile = self._dockerfile()
-        image = None if self._host_root else table.environment.docker_image or self._image_to_build()
-        workdir = self._workdir(table, dockerfile, image if to_run else None)
+        image = None if self._host_root else TaskImage(self._root, _id(_name(self._root)), table.environment)
+        defaults = image.defaults(build=build) if image is not None and to_run else None
+        workdir = self._workdir(table, dockerfile, defaults)
+        entrypoint = defaults.entrypoint if defaults is not None else dockerfile.entrypoint if dockerfile else ()
         id = _id((table.name or _name(self._root)).rpartition("/")[2])
-        self._look_for_installs()
-        self._notice(table)
+        self._look_for_outside_writes(workdir)
+        self._look_at_entrypoint(entrypoint)
+        self._differs += table.lacking
         open_by_default = "none" if self._host_root else "full"
         network = table.agent.network or table.environment.network or open_by_default
         if open_by_default == network == "full" and not (table.agent.network or table.environment.network):
@@ -174,7 +163,7 @@ class _Reader:
             "timeout": table.agent.timeout,
             "provider": "bubblewrap" if self._host_root else "docker",
             "network": network,
-            "image": image,
+            "image": image.name if image is not None else None,
             "limits": self._limits(table.environment),
             "env": self._env(table, dockerfile),
             "verify": {
@@ -220,16 +209,10 @@ class _Reader:
             return None
         return read_dockerfile(read_text(self._root, "environment/Dockerfile"))
 
-    def _image_to_build(self) -> str:
-        """Return the name of the image to build, derived from the content of its directory."""
-        if not (self._root / "environment/Dockerfile").is_file():
-            raise invalid(str(self._root), [Problem("it has neither a docker_image nor an environment/Dockerfile")])
-        return f"harbor-{_id(_name(self._root))}:{tree_sha256(self._root / 'environment')[:12]}"
-
-    def _workdir(self, table: task_table.Table, dockerfile: Dockerfile | None, image: str | None) -> str:
+    def _workdir(self, table: task_table.Table, dockerfile: Dockerfile | None, defaults: ImageDefaults | None) -> str:
         written = table.environment.workdir or (dockerfile.workdir if dockerfile is not None else "")
-        if image is not None:
-            written = table.environment.workdir or self._ask_for(image, table) or written
+        if defaults is not None:
+            written = table.environment.workdir or defaults.workdir or written
         elif written in ("", "/"):
             written = USUAL_WORKDIR
         place = PurePosixPath("/", written.lstrip("/"))
@@ -246,23 +229,6 @@ class _Reader:
         if problem:
             raise invalid(str(self._root), [Problem(problem)])
         return str(place)
-
-    def _ask_for(self, image: str, table: task_table.Table) -> str:
-        try:
-            return working_directory(image)
-        except StartFailed as error:
-            folder = self._root / "environment"
-            pull = [f"docker pull {image}"] if table.environment.docker_image else []
-            build = [f"docker build -t {image} {folder}"] if (folder / "Dockerfile").is_file() else []
-            raise ImageAbsent(
-                f"the engine has no image {image!r}, which {self._root.name} needs",
-                op="suite",
-                fix_hints=[*pull, *build, USE_HOST_ROOT],
-                details={"image": image},
-            ) from error
-        except ProviderUnavailable as error:
-            hints = [*error.fix_hints, USE_HOST_ROOT]
-            raise ProviderUnavailable(error.message, op="suite", fix_hints=hints, details=error.details) from None
 
     def _files(self, dockerfile: Dockerfile | None, workdir: str) -> dict[str, str]:
         """Return the files that a build would copy below the working directory."""
@@ -322,10 +288,14 @@ class _Reader:
             self._differs.append(f"{name} is not passed to the agent's box: its name is on the block list")
         return [f"{name}={value}" for name, value in values.items()]
 
-    def _notice(self, table: task_table.Table) -> None:
-        self._differs += table.lacking
-
-    def _look_for_installs(self) -> None:
+    def _look_for_outside_writes(self, workdir: str) -> None:
         for name in ("tests/test.sh", "solution/solve.sh"):
-            if (self._root / name).is_file() and _INSTALLS.search(read_text(self._root, name)):
-                self._differs.append(f"{name} installs system packages, but the root of a box is read-only")
+            if (self._root / name).is_file():
+                self._differs += (f"{name} {what}" for what in outside_writes(read_text(self._root, name), workdir))
+
+    def _look_at_entrypoint(self, entrypoint: Sequence[str]) -> None:
+        """Mark a task whose image starts something: a box starts its own program instead."""
+        plain = entrypoint and PurePosixPath(entrypoint[0]).name in SHELLS
+        if entrypoint and not (plain and all(each.startswith("-") for each in entrypoint[1:])):
+            shown = printable(" ".join(entrypoint))[:200]
+            self._differs.append(f"its image's ENTRYPOINT is replaced, so what it starts does not run: {shown}")
