@@ -18,6 +18,7 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.errors import UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.verify.embedded import RUNS
 from proofbox.lab.campaign.history import remember, require_known
 from proofbox.lab.campaign.preflight import plan_flow, preflight
 from proofbox.lab.campaign.reading import Campaign, read_campaign
@@ -35,7 +36,7 @@ from proofbox.lab.campaign.registration import (
     require_registered,
 )
 from proofbox.lab.campaign.spec import SCHEMA as CAMPAIGN_SCHEMA
-from proofbox.lab.reports.campaigns.loading import REPORT, RUNS, CommittedRuns, load_campaign, stored_report
+from proofbox.lab.reports.campaigns.loading import REPORT, CommittedRuns, load_campaign, stored_report
 from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.run.conductor import create_run
 from proofbox.lab.run.events import OnSuiteEvent

@@ -20,6 +20,7 @@ from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.check import check_bundle
+from proofbox.evidence.verify.embedded import RUNS
 from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
 from proofbox.lab.campaign.prices import Price, price_of
 from proofbox.lab.campaign.registration import (
@@ -61,7 +62,7 @@ from proofbox.lab.statistics import (
 from proofbox.lab.suite.reading import Suite
 
 REPORT: Final = "report.json"
-RUNS: Final = "runs.json"
+
 NOT_REGISTERED: Final = "campaign_not_registered"
 _REPEATED: Final = 3
 """Identical calls in succession that count as repeated: the second may be a retry, the third is a habit."""
