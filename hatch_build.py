@@ -49,7 +49,7 @@ __all__ = [
     "get_requires_for_build_wheel",
 ]
 
-PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "treestat")
+PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "boxvm", "treestat")
 ARCHES = ("x86_64", "aarch64")
 AGENT = Path("src/proofbox/sandbox/agent")
 

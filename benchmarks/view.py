@@ -2,7 +2,7 @@
 
     scripts/bench view [--attempts N] [--events N] [--megabytes N] [--check]
 
-- the list of a run of many attempts, once its evidence is checked: time, and size of the page;
+- the list of a run of many attempts: time before, during and after the check of its evidence, and size of the page;
 - the page of an attempt with many events and a long output: time to its first byte and to the first paint in Chromium,
   and the server's memory.
 
@@ -15,21 +15,27 @@ import argparse
 import http.client
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 from urllib.parse import quote, urlsplit
+
+import msgspec
 
 from proofbox import BundleWriter
 from proofbox.core.digest import sha256_hex
 from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.lab.attempt.artifacts import bundle_id, index_sha256
+from proofbox.lab.run.ledger import Ended, Ledger, PlannedAttempt
+from proofbox.lab.run.plan import Plan, ledger_path
 
 LIST_MS, LIST_BYTES, PAINT_MS, MEMORY_MB = 200, 30_000, 500, 200
 
@@ -71,35 +77,50 @@ def write_attempt(out: Path, events: int, size: int) -> None:
 
 
 def write_run(out: Path, count: int) -> None:
+    """Write a committed run with its ledger."""
     run_id = "run-large"
+    ids = [f"mission-{number % 1000}.{number}" for number in range(count)]
+    digests = []
     with BundleWriter.create(out, run_id=run_id) as run:
         run.write_json("environment.json", {"isolation": "process"})
         schedule = ScheduleLog(run.open_log("schedule.jsonl"))
-        ids = [f"mission-{number % 1000}.{number}" for number in range(count)]
         for id in ids:
             schedule.planned(id, f"attempts/{id}.e1")
         for number, id in enumerate(ids):
             schedule.started(id)
-            schedule.finished(id, write_result(run, run_id, number))
+            digests.append(write_result(run, run_id, number))
+            schedule.finished(id, digests[-1])
         schedule.close()
+    plan = Plan(run_id=run_id, suite_name="s", suite_source="", base="", chain="", chain_origin="", concurrency=1)
+    about = {"plan": msgspec.json.encode(plan).decode(), "epoch": "1"}
+    planned = [PlannedAttempt(id, id.partition(".")[0], number // 1000) for number, id in enumerate(ids)]
+    Ledger.create(ledger_path(out, run_id), about, planned).close()
+    with closing(sqlite3.connect(ledger_path(out, run_id))) as db, db:
+        for number, (id, digest) in enumerate(zip(ids, digests, strict=True)):
+            ended = msgspec.json.encode(Ended(**result(number), index_sha256=digest)).decode()
+            db.execute("UPDATE attempt SET state = 'ended', epoch = 1, result = ? WHERE id = ?", (ended, id))
+
+
+def result(number: int) -> dict[str, Any]:
+    verified = "passed" if number % 3 else "failed"
+    return {
+        "claimed": "success",
+        "verified": verified,
+        "infra": None,
+        "reason": "completed",
+        "strategy": "scripted",
+    }
 
 
 def write_result(run: BundleWriter, run_id: str, number: int) -> str:
     id = f"mission-{number % 1000}.{number}"
-    passed = "passed" if number % 3 else "failed"
+    passed = result(number)["verified"]
     with run.nested(f"attempts/{id}.e1", run_id=bundle_id(run_id, id)) as bundle:
         named = {"attempt_id": id, "mission_id": f"mission-{number % 1000}", "replicate": number // 1000}
         bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", **named, "parent": None})
         outcome = Outcome(Verdict("passed", "agent", "claim"), Verdict(passed, "v", "c"), Verdict("ok", "p", "s"))
         bundle.write_json("outcome.json", outcome.as_json())
-        result = {
-            "claimed": "success",
-            "verified": passed,
-            "infra": None,
-            "reason": "completed",
-            "strategy": "scripted",
-        }
-        report = {"attempt_id": id, "retry_after": None, "tokens": {}, "tool_calls": number % 9, **result}
+        report = {"attempt_id": id, "retry_after": None, "tokens": {}, "tool_calls": number % 9, **result(number)}
         bundle.write_json("attempt.report.json", {"schema_version": "proofbox.attempt_report/1", **report})
         bundle.write_json("runner.metrics.json", {"turn_ms": number % 5000})
     return index_sha256(bundle.path)
@@ -187,18 +208,20 @@ def run(client: Client, attempts: int) -> bool:
     address = f"run?at={quote('runs/run-large')}"
     cold, body = client.page(address)
     start = time.perf_counter()
+    during = [cold]
     while b"Checking the evidence" in body:
         time.sleep(0.2)
-        _, body = client.page(address)
+        taken, body = client.page(address)
+        during.append(taken)
     checked = time.perf_counter() - start
-    if b"Evidence valid" not in body:
-        sys.exit("bench: the evidence of the run is not valid")
+    if b"Checking the evidence" in body or b"attempts-title" not in body:
+        sys.exit("bench: the page of the run has no results")
     pages = [f"{address}&sort=-calls&page={number}" for number in range(2, 7)] + [f"{address}&q=77&outcome=failed"]
     warm = median(client.page(each)[0] for each in pages)
-    print(f"  first page: {cold:.0f} ms; the evidence was checked after {checked:.1f} s")
+    print(f"  first page: {cold:.0f} ms; until the evidence was checked, {checked:.1f} s: {median(during):.0f} ms")
     print(f"  later pages: {warm:.0f} ms (limit {LIST_MS} ms), {len(body)} bytes (limit {LIST_BYTES})")
     print(f"  memory of the server: {client.memory_mb():.0f} MB")
-    return max(cold, warm) < LIST_MS and len(body) <= LIST_BYTES
+    return max(cold, warm, median(during)) < LIST_MS and len(body) <= LIST_BYTES
 
 
 if __name__ == "__main__":

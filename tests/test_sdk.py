@@ -115,7 +115,7 @@ def test_functions_return_what_their_commands_print(out: Path, capsys: pytest.Ca
         assert main([*words, "--json"]) == code, words
         assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(result))
     assert next(each.path for each in proofbox.load_run().findings) == "attempts/lies.1.e1/feedback.json"
-    assert proofbox.explain_attempt("lies.1").doubt is not None
+    assert proofbox.explain_attempt("lies.1").evidence_problem is not None
 
 
 @pytest.mark.needs("bubblewrap")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from proofbox.core.ids import IdSource
-from proofbox.lab.run import crew
 from proofbox.lab.run.conductor import Conductor, create_run
-from proofbox.lab.run.crew import OnEvent
+from proofbox.lab.run.crews import local
+from proofbox.lab.run.crews.contract import OnEvent
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 
@@ -94,7 +94,7 @@ def patch_workers(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         source = f"import os, sys\nfrom proofbox.lab.run import worker\n{code}\nworker.main(sys.argv[1:])"
         return start([sys.executable, "-c", source, *argv[at + 1 :]], **options)
 
-    monkeypatch.setattr(crew, "Popen", hire)
+    monkeypatch.setattr(local, "Popen", hire)
 
 
 def attempts(made: Plan, out: Path) -> dict[str, Attempt]:

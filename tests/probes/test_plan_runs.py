@@ -312,3 +312,33 @@ def test_the_bundle_has_the_fields_of_the_decision_stage_contract(tmp_path: Path
     assert {each["probe_id"] for each in results} == {probe.id for probe in built_in_plan("off").probe}
     witnesses = bundle.read_json("path_witnesses.json")["witnesses"]
     assert all(each["observed_path"] and each["normalized_path"] for each in witnesses)
+    links = {each["requested_path"].rpartition("/")[2]: each["followed_links"] for each in witnesses}
+    assert links["link"] is True
+    assert links["outside.create@new_outside"] is False
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize(("rules", "wrong"), [("true", []), ("false", ["hidden", "frozen"])])
+def test_rules_hide_and_protect_parts_of_the_project(rules: str, wrong: list[str], tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(f"""
+[plan]
+id = "ruled"
+[[profile]]
+id = "one"
+provider = "bubblewrap"
+rules = {rules}
+[[probe]]
+id = "hidden"
+operation = "file-stat"
+args = ["{{hidden}}"]
+expect = "deny"
+reason = "hidden"
+[[probe]]
+id = "frozen"
+operation = "file-write"
+args = ["{{frozen}}", "{{mark}}"]
+expect = "deny"
+reason = "read-only"
+""")
+    run = run_plan(tmp_path / "plan.toml", tmp_path / "out")
+    assert [(each.probe_id, each.mismatch) for each in run.unexplained] == [(id, "unexpected_allow") for id in wrong]

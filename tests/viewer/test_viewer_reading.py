@@ -131,7 +131,7 @@ def test_selection_filters_sorts_and_pages() -> None:
 
 
 def test_page_of_a_run_with_10000_attempts_is_small() -> None:
-    view = RunView("run-1", True, False, rows(10_000), None, None)
+    view = RunView("run-1", True, False, rows(10_000), 10_000, None, None)
     for query in (Query(), Query(view="grid")):
         text = Renderer().render("run.html", root="", **run_values("out/run-1", view, query))
         assert len(text.encode()) <= 30_000

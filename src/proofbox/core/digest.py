@@ -52,10 +52,10 @@ def _hash_descriptor(fd: int, limit: int | None) -> tuple[str, int]:
     # Request no more than the file's size: allocating a whole chunk for each small file costs more than hashing it. The
     # one extra byte detects a file that has grown.
     most = info.st_size if limit is None else min(info.st_size, limit)
-    while chunk := os.pread(fd, min(_CHUNK, max(0, most - size) + 1), size):
+    while chunk := os.pread(fd, asked := min(_CHUNK, max(0, most - size) + 1), size):
         digest.update(chunk)
         size += len(chunk)
-        if size > most:
+        if size > most or (size == most and len(chunk) < asked):  # it has grown, or ends here
             break
     return digest.hexdigest(), size
 

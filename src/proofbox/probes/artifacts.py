@@ -125,8 +125,9 @@ def path_witnesses(measured: Measured) -> dict[str, Any]:
     for lane in measured.scenario:
         for each in lane.observations:
             if each.answer is not None and each.answer.path:
-                requested = each.args[0]
-                found.append(PathWitness(requested, each.answer.path, None, each.answer.path))
+                requested, observed = each.args[0], each.answer.path
+                followed = {"none": False, "followed": True}.get(each.answer.links)
+                found.append(PathWitness(requested, observed, None, observed, followed_links=followed))
     return witnesses_document(found)
 
 

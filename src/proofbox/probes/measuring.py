@@ -13,7 +13,7 @@ from proofbox.probes.adapters import adapted
 from proofbox.probes.channel import ChannelCheck
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.options import PolicyOptions
-from proofbox.sandbox.probing.decoys import Decoys, driver_digest, new_decoys
+from proofbox.sandbox.probing.decoys import FROZEN, HIDDEN, Decoys, driver_digest, new_decoys
 from proofbox.sandbox.probing.lanes import (
     BoxedDriver,
     LaneResult,
@@ -79,6 +79,8 @@ def _scenario(
         "cpus": profile.cpus,
         "disk": profile.disk_mb,
         "mounts": [] if profile.mount == "none" else [shared],
+        "hidden": [HIDDEN] if profile.rules else [],
+        "frozen": [FROZEN] if profile.rules else [],
         "image": profile.image,
         "runtime": profile.runtime,
     }

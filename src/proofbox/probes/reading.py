@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import string
 import tomllib
@@ -37,8 +38,9 @@ class LoadedPlan(msgspec.Struct, frozen=True):
     """None for a built-in plan."""
 
 
-def load_plan(name: str) -> LoadedPlan:
+def load_plan(plan: str | os.PathLike[str]) -> LoadedPlan:
     """Load a built-in plan by its id, or a plan from a file."""
+    name = os.fspath(plan)
     if _BUILT_IN.fullmatch(name) and name in built_in_plans():
         return LoadedPlan(built_in_plan(name), digest_of(built_in_digests(name)), None)
     path = Path(name)
@@ -79,46 +81,46 @@ def _check(plan: Plan, problems: Problems) -> None:
     _check_unique("probe", [probe.id for probe in plan.probe], problems)
     for number, profile in enumerate(plan.profile):
         if profile.disk_mb is not None and profile.access != "overlay":
-            problems.say(("profile", number, "disk_mb"), 'disk_mb needs access = "overlay"')
+            problems.add(("profile", number, "disk_mb"), 'disk_mb needs access = "overlay"')
     for number, probe in enumerate(plan.probe):
         at: tuple[str | int, ...] = ("probe", number)
         for place, name in enumerate(probe.profiles):
             if name not in profiles:
-                problems.say((*at, "profiles", place), f"no profile is called {name!r}", nearest(name, profiles))
+                problems.add((*at, "profiles", place), f"no profile is called {name!r}", nearest(name, profiles))
         operation = OPERATIONS.get(probe.operation)
         if operation is None:
             hint = nearest(probe.operation, OPERATIONS) or f"one of {', '.join(OPERATIONS)}"
-            problems.say((*at, "operation"), f"no operation is called {probe.operation!r}", hint)
+            problems.add((*at, "operation"), f"no operation is called {probe.operation!r}", hint)
             continue
         fixed = [name for name in operation.args if name != "arguments"]
         if len(probe.args) < len(fixed) or (len(probe.args) > len(fixed) and fixed == list(operation.args)):
-            problems.say((*at, "args"), f"{probe.operation} needs {', '.join(fixed)}; {len(probe.args)} given")
+            problems.add((*at, "args"), f"{probe.operation} needs {', '.join(fixed)}; {len(probe.args)} given")
             continue
         for place, argument in enumerate(probe.args):
             _check_argument(argument, (*at, "args", place), problems)
         for reason in harms(probe):
-            problems.say((*at, "args"), reason)
+            problems.add((*at, "args"), reason)
         if probe.expect == "baseline" and (probe.baseline == "skip" or operation.host_wide):
-            problems.say((*at, "expect"), "there is no baseline to compare with")
+            problems.add((*at, "expect"), "there is no baseline to compare with")
         if probe.baseline == "skip" and not probe.baseline_reason:
-            problems.say((*at, "baseline"), "a skipped baseline needs a baseline_reason")
+            problems.add((*at, "baseline"), "a skipped baseline needs a baseline_reason")
 
 
 def _check_argument(argument: str, at: tuple[str | int, ...], problems: Problems) -> None:
     if re.search(r"[\x00-\x1f]", argument):
-        problems.say(at, "an argument cannot contain control characters")
+        problems.add(at, "an argument cannot contain control characters")
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(argument) if name is not None]
     except ValueError:
-        problems.say(at, "a brace is not closed", "write {{ or }} for a brace")
+        problems.add(at, "a brace is not closed", "write {{ or }} for a brace")
         return
     for name in names:
         if name not in PLACEHOLDERS:
             known = sorted(PLACEHOLDERS)
-            problems.say(at, f"there is no decoy {{{name}}}", nearest(name, known) or f"one of {', '.join(known)}")
+            problems.add(at, f"there is no decoy {{{name}}}", nearest(name, known) or f"one of {', '.join(known)}")
 
 
 def _check_unique(table: str, ids: list[str], problems: Problems) -> None:
     for number, id in enumerate(ids):
         if id in ids[:number]:
-            problems.say((table, number, "id"), f"two tables [[{table}]] have the id {id!r}")
+            problems.add((table, number, "id"), f"two tables [[{table}]] have the id {id!r}")

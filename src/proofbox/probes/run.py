@@ -57,7 +57,7 @@ class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_plan(
-    plan: str | LoadedPlan,
+    plan: str | os.PathLike[str] | LoadedPlan,
     out: str | os.PathLike[str],
     *,
     provider: str | None = None,

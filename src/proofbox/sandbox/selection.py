@@ -14,10 +14,6 @@ from typing import Literal
 
 import msgspec
 
-from proofbox.core.dirs import cache_dir
-from proofbox.core.documents import stored
-from proofbox.core.files.atomic import write_document
-from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
 from proofbox.sandbox.contract import (
     BoxSpec,
@@ -31,6 +27,7 @@ from proofbox.sandbox.contract import (
     stream_of,
 )
 from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
+from proofbox.sandbox.host.trials import Trials, boot_identity
 from proofbox.sandbox.providers import AUTO, AUTO_ORDER, provider_named
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 
@@ -83,9 +80,9 @@ def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
     """Check that a provider works here and can enforce the policy and run its image."""
     wanted = Policy(image=policy.image, runtime=policy.runtime)
     try:
-        identity = f"{_boot_id()} {_namespace()} {provider.identity()} {wanted.image} {wanted.runtime}"
+        identity = f"{boot_identity()} {provider.identity()} {wanted.image} {wanted.runtime}"
         refuse_unenforceable(provider.name, policy, provider.enforcement(policy))
-        remembered = _Trials.load()
+        remembered = Trials.load()
         if remembered.worked.get(provider.name) != identity:
             _run_trial(provider, wanted)
             remembered.worked[provider.name] = identity
@@ -167,40 +164,3 @@ def _emit(on_event: OnEvent | None, provider: Provider, found: Diagnostic) -> No
     if on_event is not None:
         phase: Literal["selected", "rejected"] = "selected" if found.available else "rejected"
         on_event(Event("provider", phase, provider.name, {"reason": found.reason, "isolation": found.isolation.value}))
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
-
-
-def _namespace() -> str:
-    """Identify the user namespace: a provider may work in one and fail in another, with the same cache."""
-    try:
-        return os.readlink("/proc/self/ns/user")
-    except OSError:
-        return ""
-
-
-@stored("proofbox.trials/1", at="CACHE/trials.json")
-class _Trials(msgspec.Struct):
-    """The trials that succeeded. A missing or malformed file is ignored; it only costs new trials."""
-
-    worked: dict[str, str] = {}
-    """By provider, what its trial is valid for: boot, user namespace, program, image and runtime."""
-    schema_version: str = "proofbox.trials/1"
-
-    @classmethod
-    def load(cls) -> _Trials:
-        try:
-            return parse_json((cache_dir() / "trials.json").read_bytes(), cls)
-        except (OSError, ProofboxError, msgspec.DecodeError):
-            return cls()
-
-    def save(self) -> None:
-        try:
-            write_document(cache_dir() / "trials.json", msgspec.json.encode(self))
-        except (OSError, ProofboxError):
-            pass

@@ -13,20 +13,32 @@ from proofbox.errors import InternalError, ProofboxError
 T = TypeVar("T")
 MAX_KNOWN: Final = 4
 """Maximum number of results that are remembered."""
-WAIT_SECONDS: Final = 0.1
-"""How long a page waits before it is shown without the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T]):
+    """What is known about a path."""
+
+    result: T | None
+    """None if nothing was read yet."""
+    current: bool
+    """Whether the result is of the files as they are now."""
 
 
 @dataclass(slots=True)
 class _Job(Generic[T]):
     mark: object
+    result: T | None
+    """Until the job is done, the result of the job before it."""
     done: threading.Event = field(default_factory=threading.Event)
-    result: T | None = None
     error: ProofboxError | None = None
 
 
 class BackgroundReader(Generic[T]):
-    """Calls `read` in a thread, again only if `mark` returns another value. Safe to use from several threads."""
+    """Calls `read` in a thread, again only if `mark` returns another value, and once at a time for each path.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self, read: Callable[[Path], T], mark: Callable[[Path], object]) -> None:
         self._read = read
@@ -34,22 +46,21 @@ class BackgroundReader(Generic[T]):
         self._mutex = threading.Lock()
         self._jobs: dict[Path, _Job[T]] = {}
 
-    def get(self, path: Path, wait: float | None = WAIT_SECONDS) -> T | None:
-        """Return the result; None if it is not known after `wait` seconds. Raises what reading raised."""
+    def get(self, path: Path, wait: float) -> Reading[T]:
+        """Return what is known after at most `wait` seconds. Raises what reading raised."""
         mark = self._mark(path)
         with self._mutex:
-            job = self._jobs.get(path)
-            if job is None or job.mark != mark:
-                job = _Job(mark)
-                self._jobs.pop(path, None)
-                self._jobs[path] = job
-                for old in list(self._jobs)[:-MAX_KNOWN]:
-                    del self._jobs[old]
+            job = self._jobs.pop(path, None)
+            if job is None or (job.mark != mark and job.done.is_set()):
+                job = _Job(mark, None if job is None else job.result)
                 threading.Thread(target=self._run, args=(job, path), daemon=True).start()
-        job.done.wait(wait)
-        if job.error is not None:
+            self._jobs[path] = job
+            for old in list(self._jobs)[:-MAX_KNOWN]:
+                del self._jobs[old]
+        done = job.done.wait(wait)
+        if done and job.error is not None:
             raise job.error
-        return job.result
+        return Reading(job.result, done and job.mark == mark)
 
     def _run(self, job: _Job[T], path: Path) -> None:
         try:

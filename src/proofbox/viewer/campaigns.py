@@ -6,7 +6,6 @@ also in a table of the page.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Final
 from markupsafe import Markup
 
 from proofbox.core.text import printable
+from proofbox.evidence.bundle.paths import INDEX
 from proofbox.lab.campaign.registration import FLOWS, MANIFEST
 from proofbox.lab.reports.campaigns.results import CampaignReport
+from proofbox.viewer.runs import files_mark
 
 WIDTH: Final = 640
 _LABEL: Final = 170
@@ -32,16 +33,10 @@ class Plots:
 
 def campaign_mark(out: Path) -> object:
     """Return a value that changes when a run of a campaign does."""
-    found: list[object] = []
-    places = [out / MANIFEST, *sorted(out.glob(f"{FLOWS}/*/*.ledger*")), *sorted(out.glob("*/artifact_index.json"))]
-    places += sorted(out.glob(f"{FLOWS}/*/*/artifact_index.json"))
-    for place in places:
-        try:
-            info = os.lstat(place)
-            found.append((str(place), info.st_ino, info.st_size, info.st_mtime_ns))
-        except OSError:
-            continue
-    return tuple(found)
+    ledgers = sorted(out.glob(f"{FLOWS}/*/*.ledger"))
+    places = [out / MANIFEST, *ledgers, *(Path(f"{each}-wal") for each in ledgers), *sorted(out.glob(f"*/{INDEX}"))]
+    places += sorted(out.glob(f"{FLOWS}/*/*/{INDEX}"))
+    return tuple(places), files_mark(*places)
 
 
 def plots_of(report: CampaignReport) -> Plots:

@@ -34,7 +34,7 @@ from proofbox.viewer.campaigns import plots_of
 from proofbox.viewer.catalog import kind_of
 from proofbox.viewer.reading import OpenedEvidence
 from proofbox.viewer.rendering import Renderer, assets
-from proofbox.viewer.runs import read_view
+from proofbox.viewer.runs import RunReader
 from proofbox.viewer.selection import Query, Selection, run_values
 from proofbox.viewer.timeline import read_timeline
 
@@ -173,7 +173,7 @@ def _campaign(place: Path, content: _Content, renderer: Renderer) -> str:
 
 
 def _run(renderer: Renderer, directory: Path, name: str) -> Markup:
-    view = read_view(directory)
+    view = RunReader().read(directory)
     every = Selection(view.rows[:MAX_ATTEMPTS], len(view.rows), 1, 1)
     return renderer.render("_run.html", **{**run_values(name, view, Query()), "selection": every})
 

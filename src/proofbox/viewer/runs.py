@@ -26,10 +26,13 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.results import attempts_by_evidence, read_run
 from proofbox.lab.reports.totals import Totals, final_attempts, totals
+from proofbox.lab.run.closing import as_committed
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import ledger_path
 from proofbox.lab.statistics import PassRate, pass_rate
 
+SMALL_RUN: Final = 100
+"""Maximum number of attempts of a run that is read while its page waits."""
 OUTCOMES: Final = ("passed", "failed", "unverified", "infra", "running", "checking")
 
 
@@ -69,8 +72,11 @@ class RunView:
     run_id: str
     committed: bool
     checking: bool
-    """Whether the evidence of the committed run is still being checked, so that no result is known."""
+    """Whether the run is still being read and checked, so that no result is known."""
     rows: tuple[AttemptRow, ...]
+    """All attempts; of a run that is being checked, those of one page."""
+    planned: int
+    """The number of all attempts."""
     totals: Totals | None
     """None while the evidence is being checked."""
     rate: PassRate | None
@@ -100,15 +106,39 @@ class _Metrics(msgspec.Struct, frozen=True):
     turn_ms: float | None = None
 
 
-def read_view(path: Path) -> RunView:
-    """Read a run: from its evidence once it is committed, and from its ledger until then."""
-    committed = os.path.lexists(path / INDEX)
-    try:
-        with Ledger(ledger_path(path.parent, path.name), read_only=True) as ledger:
-            found = read_run(path, ledger)
-        attempts, findings = list(found.attempts), found.findings
-    except RunUnknown:
-        attempts, findings = _without_ledger(path)
+class RunReader:
+    """Reads runs, and remembers which results of a run in progress its bundles confirmed."""
+
+    def __init__(self) -> None:
+        self._confirmed: dict[Path, dict[str, str]] = {}
+
+    def read(self, path: Path) -> RunView:
+        """Read a run: from its evidence once it is committed, and from its ledger until then."""
+        committed = os.path.lexists(path / INDEX)
+        findings: Sequence[EvidenceFinding] = ()
+        try:
+            with Ledger(ledger_path(path.parent, path.name), read_only=True) as ledger:
+                if committed:
+                    found = read_run(path, ledger)
+                    attempts, findings = list(found.attempts), found.findings
+                else:
+                    attempts = self._in_progress(path, ledger.attempts())
+        except RunUnknown:
+            attempts, findings = _without_ledger(path)
+        if committed:
+            self._confirmed.pop(path, None)
+        return _view(path, attempts, findings, committed=committed)
+
+    def _in_progress(self, path: Path, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Return the attempts without results that their bundles do not confirm. Each bundle is read once."""
+        confirmed = self._confirmed.setdefault(path, {})
+        new = [each for each in attempts if each.result and confirmed.get(each.id) != each.result.index_sha256]
+        checked = {each.id: each for each in as_committed(path, new)}
+        confirmed |= {each.id: each.result.index_sha256 for each in new if each.result and checked[each.id] is each}
+        return [checked.get(each.id, each) for each in attempts]
+
+
+def _view(path: Path, attempts: Sequence[Attempt], findings: Sequence[EvidenceFinding], *, committed: bool) -> RunView:
     rows = _rows(path, attempts, committed=committed)
     final = [each for each in final_attempts(attempts) if each.result is not None]
     return RunView(
@@ -116,6 +146,7 @@ def read_view(path: Path) -> RunView:
         committed=committed,
         checking=False,
         rows=rows,
+        planned=len(rows),
         totals=totals(attempts),
         rate=_rate(final),
         findings=tuple(findings),
@@ -197,14 +228,14 @@ def _figures(bundle: Path, index_sha256: str) -> dict[str, Any]:
     }
 
 
-def unchecked_view(path: Path) -> RunView:
-    """Return a committed run whose evidence is being checked: the planned attempts, without results."""
+def unchecked_view(path: Path, first: int, count: int) -> RunView:
+    """Return a run that is being read and checked: some of the planned attempts, without results."""
     rows: list[AttemptRow] = []
     try:
         with Ledger(ledger_path(path.parent, path.name), read_only=True) as ledger:
-            attempts = ledger.attempts()
+            attempts, planned = ledger.attempts(first, count), sum(ledger.counts().values())
     except ProofboxError:
-        attempts = []
+        attempts, planned = [], 0
     for each in attempts:
         rows.append(
             AttemptRow(
@@ -222,17 +253,31 @@ def unchecked_view(path: Path) -> RunView:
                 replaced=False,
             )
         )
-    return RunView(path.name, True, True, tuple(rows), None, None)
+    return RunView(path.name, os.path.lexists(path / INDEX), True, tuple(rows), planned, None, None)
+
+
+def is_small(path: Path) -> bool:
+    """Return whether a run has so few attempts that it is read within a moment."""
+    try:
+        return len(os.listdir(path / "attempts")) <= SMALL_RUN
+    except OSError:
+        return True
 
 
 def run_mark(path: Path) -> tuple[int, ...]:
     """Return a value that changes when the run does: its index, its ledger, and the log of the ledger."""
-    found: list[int] = []
     ledger = ledger_path(path.parent, path.name)
-    for each in (path / INDEX, path / "attempts", ledger, Path(f"{ledger}-wal")):
+    return files_mark(path / INDEX, path / "attempts", ledger, Path(f"{ledger}-wal"))
+
+
+def files_mark(*places: Path) -> tuple[int, ...]:
+    """Return a value that changes when one of the files does. Empty files do not count: readers of a ledger create
+    and remove an empty log."""
+    found: list[int] = []
+    for each in places:
         try:
             info = os.lstat(each)
-            found += [info.st_ino, info.st_size, info.st_mtime_ns]
+            found += [info.st_ino, info.st_size, info.st_mtime_ns] if info.st_size else [0]
         except OSError:
             found.append(0)
     return tuple(found)

@@ -142,13 +142,15 @@ def grid(view: RunView, query: Query) -> Grid:
     return Grid(strategies, rows, len(missions), page, pages)
 
 
-def run_values(at: str, view: RunView, query: Query) -> dict[str, Any]:
-    """Return what the page of a run shows."""
+def run_values(at: str, view: RunView, query: Query, *, current: bool = True) -> dict[str, Any]:
+    """Return what the page of a run shows. A view that is not `current` is read again soon."""
+    values: dict[str, Any] = {"at": at, "run": view, "query": query, "current": current, "grid": None}
+    if view.checking:
+        pages = max(1, -(-view.planned // ROWS))
+        return {**values, "selection": Selection(view.rows, view.planned, min(query.page, pages), pages)}
     small = len({row.mission for row in view.rows}) <= SMALL_GRID
     return {
-        "at": at,
-        "run": view,
-        "query": query,
+        **values,
         "selection": select(view.rows, query) if query.view == "attempts" else None,
         "grid": grid(view, query) if query.view == "grid" or small else None,
     }

@@ -63,10 +63,10 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         [begun] = start(number)
         assert len(begun.thread) == 200
     assert len(decoder.running(turn="u")) == 5
-    [doubt, left, _] = start(5)
-    assert isinstance(doubt, Integrity)
+    [finding, left, _] = start(5)
+    assert isinstance(finding, Integrity)
     assert isinstance(left, ToolCall)
-    assert (doubt.code, left.status, left.item[:2], left.command) == ("TOO_MUCH_OPEN", "abandoned", "0-", "x")
+    assert (finding.code, left.status, left.item[:2], left.command) == ("TOO_MUCH_OPEN", "abandoned", "0-", "x")
     start(6, command="y" * 10**6)
     assert decoder.running(turn="u") == [], "the item exceeds the total limit"
     for number in range(20):

@@ -80,9 +80,9 @@ def test_claude_call_without_a_result_is_abandoned() -> None:
     dialect = ClaudeStream()
     call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "make"}}
     translated(dialect, {"type": "assistant", "message": {"content": [call]}})
-    doubt, abandoned, unended = dialect.end(stopped=False)
-    assert isinstance(doubt, Integrity)
-    assert doubt.code == "ITEM_NOT_ENDED"
+    finding, abandoned, unended = dialect.end(stopped=False)
+    assert isinstance(finding, Integrity)
+    assert finding.code == "ITEM_NOT_ENDED"
     assert isinstance(abandoned, ToolCall)
     assert (abandoned.command, abandoned.status) == ("make", "abandoned")
     assert isinstance(unended, Integrity)

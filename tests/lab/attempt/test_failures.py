@@ -29,6 +29,7 @@ from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
+from proofbox.lab.run.running import load_run
 from proofbox.lab.run.template import FORKS_OF_A_STORE, GIVEN, MAX_IDLE, Templates, forget_workspaces
 from proofbox.lab.suite.reading import pinned_name
 from proofbox.sandbox.conformance.context import command_line, processes_with
@@ -154,7 +155,8 @@ def test_unwritable_documents_fail_the_bundle_and_the_attempt_is_retried(
     patch_workers(monkeypatch, CAN_NOT_WRITE)
     made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
     run = conduct(made, out)
-    assert results(made, out) == {"answer.1": ("success", "none", "PROOFBOX_IO", "infra_failed"), "answer.1.r1": GOOD}
+    assert results(made, out) == {"answer.1": ("none", "none", "PROOFBOX_IO", "infra_failed"), "answer.1.r1": GOOD}
+    assert load_run(run).findings == ()
     failed = load_bundle(run).nested[attempts(made, out)["answer.1"].path]
     assert failed.index.status == "failed"
     assert failed.status.failure is not None

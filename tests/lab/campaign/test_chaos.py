@@ -185,6 +185,7 @@ assert rows == {"lies": 0, "slow": 2}, rows
 @pytest.mark.needs("root")
 def test_full_disk_stops_the_campaign_until_there_is_space(rounds: Callable[[int, int], int]) -> None:
     Path("small").mkdir()
+    write_files(LIES + SLOW, campaign=ONE_FLOW.replace("retries = 0", "retries = 2"))  # an attempt may fail as it fills
     for _ in range(rounds(1, 20)):
         when = random.randrange(1, 15)  # noqa: S311 -- when to fill it, not a secret
         script = 'mount -t tmpfs -o size=64m none small && "$@"; status=$?; umount -l small; exit $status'

@@ -122,7 +122,7 @@ def test_invalid_evidence_is_reported_first(tmp_path: Path, capsys: pytest.Captu
     verify = {"commands": ["grep -qx 42 a"]}
     ran = Ran(tmp_path, capsys, mission("m", write("a", "42\n"), say("done"), verify=verify))
     assert ran.explains("m.1")[0] == "m.1: passed verification"
-    assert json.loads(ran.says("attempt", "show", "m.1", "--json"))["doubt"] is None
+    assert json.loads(ran.says("attempt", "show", "m.1", "--json"))["evidence_problem"] is None
     assert main(["suite", "report", str(ran.out)]) == 0
     capsys.readouterr()
     bundle = ran.bundle("m.1")
@@ -137,7 +137,7 @@ def test_invalid_evidence_is_reported_first(tmp_path: Path, capsys: pytest.Captu
     assert lines[0].startswith("m.1: unknown, because its evidence is invalid: BUNDLE_")
     assert lines[1].startswith("The run's ledger says: passed verification.")
     assert ran.says("attempt", "show", "m.1").startswith("its evidence is invalid: BUNDLE_")
-    assert json.loads(ran.says("attempt", "explain", "m.1", "--json"))["doubt"].startswith("BUNDLE_")
+    assert json.loads(ran.says("attempt", "explain", "m.1", "--json"))["evidence_problem"].startswith("BUNDLE_")
     assert main(["suite", "report", str(ran.out), "--json"]) == 1
     [attempt] = json.loads(capsys.readouterr().out)["attempts"]
     assert (attempt["verified"], attempt["infra"]) == ("none", "ATTEMPT_EVIDENCE_INCOMPLETE")

@@ -19,7 +19,7 @@ from proofbox.errors import WorkerLost
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.conductor import Conductor, find_run
-from proofbox.lab.run.crew import EventForwarder
+from proofbox.lab.run.crews.contract import EventForwarder
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import ledger_path
 

@@ -52,7 +52,7 @@ class Problems:
     def enough(self) -> bool:
         return len(self.found) >= MAX_PROBLEMS
 
-    def say(self, path: Path, message: str, hint: str = "") -> None:
+    def add(self, path: Path, message: str, hint: str = "") -> None:
         """Report a problem with the value at `path`, at its position or that of the nearest enclosing value."""
         problem = Problem(message, *self._place(path), hint)
         if not self.enough and problem not in self.found:

@@ -52,13 +52,13 @@ class Shape:
             except msgspec.ValidationError as error:
                 words = [word for each in options if get_origin(each) is Literal for word in get_args(each)]
                 hint = nearest(value, words) if words and isinstance(value, str) else ""
-                self._problems.say(path, f"{self._problems.shown(path) or f'the {self._noun}'}: {error}", hint)
+                self._problems.add(path, f"{self._problems.shown(path) or f'the {self._noun}'}: {error}", hint)
 
     def _struct(self, struct: type[msgspec.Struct], value: dict[str, Any], path: Path) -> None:
         fields = fields_of(struct)
         for name in value:
             if name not in fields and not self._problems.enough:
-                self._problems.say(
+                self._problems.add(
                     (*path, name),
                     f"{self._problems.shown(path) or f'a {self._noun}'} has no field {name[:80]!r}",
                     self._elsewhere(struct, name) or nearest(name, fields),
@@ -67,4 +67,4 @@ class Shape:
             if name in value:
                 self.visit(field.type, value[name], (*path, name))
             elif field.required:
-                self._problems.say(path, f"{self._problems.shown(path) or f'the {self._noun}'} needs {name!r}")
+                self._problems.add(path, f"{self._problems.shown(path) or f'the {self._noun}'} needs {name!r}")

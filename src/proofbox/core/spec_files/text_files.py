@@ -43,7 +43,10 @@ def read_text(path: Path, limit: int) -> str:
     try:
         # It may have become a pipe in the meantime.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            data = file.read(limit + 1)
+            size = min(os.fstat(file.fileno()).st_size, limit)
+            data = file.read(size + 1)  # not `limit`: a read allocates memory for the requested size
+            if len(data) > size:  # it has grown, or its size is not known, as in /proc
+                data += file.read(limit - size)
     except OSError as error:
         raise Absent(f"cannot be read: {error.strerror}") from None
     return decode(data, limit)

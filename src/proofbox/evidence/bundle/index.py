@@ -10,20 +10,24 @@ nested bundle, which covers the files below its directory.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from proofbox.core.canonical import CanonicalError, canonical_bytes, check_values, parse_strict
+from proofbox.core.canonical import MAX_INTEGER, CanonicalError, canonical_bytes, check_values, parse_strict
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.errors import BundleTooLarge
 from proofbox.evidence.bundle.paths import INDEX, MAX_INDEX_BYTES, RUN_ID, is_artifact_path
 from proofbox.evidence.documents import shape
-from proofbox.evidence.documents.shape import SHA256, ShapeError
+from proofbox.evidence.documents.shape import ShapeError
 
 SCHEMA = "proofbox.artifact_index/1"
 STATES = ("ok", "partial", "failed")
+_MAX_SCHEMA = 200
+_START = '{"artifacts":['
+_NOT_CANONICAL = "the index is not in canonical form"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +103,24 @@ _ENTRY = shape.record(
         "sha256": shape.sha256.meaning("SHA-256 of the content."),
     },
     {
-        "schema_version": shape.text(200).meaning(
+        "schema_version": shape.text(_MAX_SCHEMA).meaning(
             "The schema version that a JSON document states; for a log, the chain format."
         ),
         "chain": _ANCHOR.meaning("For a log: its number of lines and its head."),
     },
 )
-_DOCUMENT = shape.record(
-    {
-        "schema_version": shape.text(200),
-        "run_id": shape.text(128).meaning("The run's id; for a nested bundle, the bundle's own id."),
-        "world_id": shape.sha256.meaning("Digest of the host and tool that made the run."),
-        "status": shape.one_of(*STATES).meaning("`partial`: something is missing; `failed`: an exception ended it."),
-        "artifacts": shape.unchecked(shape.array(_ENTRY)).meaning("Every file, sorted by path, without duplicates."),
-        "missing": shape.array(shape.text()).meaning("Expected artifacts that do not exist."),
-        "repairs": shape.count.meaning("How many times the index was rebuilt after the commit."),
-        "index_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of all other members."),
-    }
-)
+_MEMBERS = {
+    "schema_version": shape.text(_MAX_SCHEMA),
+    "run_id": shape.text(128).meaning("The run's id; for a nested bundle, the bundle's own id."),
+    "world_id": shape.sha256.meaning("Digest of the host and tool that made the run."),
+    "status": shape.one_of(*STATES).meaning("`partial`: something is missing; `failed`: an exception ended it."),
+    "artifacts": shape.array(_ENTRY).meaning("Every file, sorted by path, without duplicates."),
+    "missing": shape.array(shape.text()).meaning("Expected artifacts that do not exist."),
+    "repairs": shape.count.meaning("How many times the index was rebuilt after the commit."),
+    "index_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of all other members."),
+}
+_DOCUMENT = shape.record(_MEMBERS)
+_REST = shape.record({name: check for name, check in _MEMBERS.items() if name != "artifacts"})
 declare(
     SCHEMA,
     at="BUNDLE/artifact_index.json",
@@ -125,23 +129,34 @@ declare(
 )
 
 
+# An index may have a hundred thousand entries, and a campaign ten thousand indexes. As each entry has only one canonical
+# form, one pattern both parses it and checks that form.
+_STRING = r'"((?:[^"\\\x00-\x1f]++|\\.){0,4096}+)"'
+_NUMBER = r"(0|[1-9][0-9]{0,15})"
+_DIGEST = r'"([0-9a-f]{64})"'
+_CANONICAL_ENTRY = re.compile(
+    rf'\{{(?:"chain":\{{"count":{_NUMBER},"head":{_DIGEST}\}},)?"file_size":{_NUMBER},"path":{_STRING},'
+    rf'(?:"schema_version":{_STRING},)?"sha256":{_DIGEST}\}}(?:,(?=\{{)|(?=\]))'
+)
+
+
 def parse_index(data: bytes) -> Index:
     """Parse an index. Raises ShapeError (SchemaUnknown for an unsupported version)."""
     try:
-        document = parse_strict(data)
-        if type(document) is not dict:
-            raise ShapeError("the index is not an object")
-        refuse_other_schema(document, SCHEMA)
-        _DOCUMENT(document, "index")
-        digest = _check_digest(document, data)
-    except CanonicalError as error:
-        raise ShapeError(str(error)) from error
+        check_values(data)
+        text = data.decode("utf-8")
+        artifacts, at = _parse_entries(text)
+        rest = text[at:].encode()
+        document = parse_strict(b"{" + rest)
+        _REST(document, "index")
+        digest = _check_digest(document, memoryview(data)[: len(data) - len(rest)], rest)
+    except ValueError as error:
+        raise _problem(data, error) from None
     if not RUN_ID.fullmatch(document["run_id"]):
         raise ShapeError("index.run_id is not a valid run id")
     missing = document["missing"]
     if not all(map(is_artifact_path, missing)) or missing != sorted(set(missing)):
         raise ShapeError("index.missing is not a sorted list of paths inside the bundle")
-    artifacts = _artifacts(document["artifacts"])
     if any(path in artifacts for path in missing):
         raise ShapeError("index.missing names an artifact that index.artifacts lists")
     if document["status"] == "ok" and missing:
@@ -157,33 +172,73 @@ def parse_index(data: bytes) -> Index:
     )
 
 
-def _check_digest(document: Mapping[str, Any], data: bytes) -> str:
-    """Return the digest that an index states. Raises ShapeError if it, or the canonical form of `data`, is wrong.
+def _parse_entries(text: str) -> tuple[dict[str, Artifact], int]:
+    """Return the entries of an index, and where its second member begins. `artifacts` sorts before every other one."""
+    artifacts: dict[str, Artifact] = {}
+    last, at, match = "", len(_START), _CANONICAL_ENTRY.match
+    while found := match(text, at):
+        count, head, size, path, schema, sha256 = found.groups()
+        path, schema = _unescape(path), None if schema is None else _unescape(schema)
+        if not is_artifact_path(path) or path == INDEX:
+            raise ShapeError(f"index.artifacts[{len(artifacts)}].path is not a path inside the bundle")
+        if path <= last:
+            raise ShapeError(f"index.artifacts[{len(artifacts)}].path is out of order or a duplicate")
+        if schema is not None and len(schema) > _MAX_SCHEMA:
+            raise ShapeError(f"index.artifacts[{len(artifacts)}].schema_version is too long")
+        anchor = None if head is None else Anchor(_integer(count), head)
+        artifacts[path] = Artifact(path, _integer(size), sha256, schema, anchor)
+        last, at = path, found.end()
+    if not text.startswith(_START) or not text.startswith("],", at):
+        raise ShapeError(_NOT_CANONICAL)
+    return artifacts, at + 2
 
-    The entries are encoded one by one, because a second copy of a large index would double the memory.
-    """
-    if type(document["artifacts"]) is not list:
-        raise ShapeError("index.artifacts is not an array")
-    computed = hashlib.sha256()
-    at = 0
-    for piece in _first_pieces(document["artifacts"]):
-        if not data.startswith(piece, at):
-            raise ShapeError("the index is not in canonical form")
-        computed.update(piece)
-        at += len(piece)
-    rest = {name: value for name, value in document.items() if name != "artifacts"}
-    if data[at:] != canonical_bytes(rest)[1:]:
-        raise ShapeError("the index is not in canonical form")
-    digest = str(rest.pop("index_sha256"))
-    computed.update(canonical_bytes(rest)[1:])
-    if computed.hexdigest() != digest:
+
+def _unescape(literal: str) -> str:
+    if "\\" not in literal:
+        return literal
+    quoted = f'"{literal}"'.encode()
+    value = parse_strict(quoted)
+    if canonical_bytes(value) != quoted:
+        raise ShapeError(_NOT_CANONICAL)
+    return str(value)
+
+
+def _integer(literal: str) -> int:
+    value = int(literal)
+    if value > MAX_INTEGER:
+        raise ShapeError(_NOT_CANONICAL)
+    return value
+
+
+def _check_digest(document: Mapping[str, Any], entries: memoryview, rest: bytes) -> str:
+    """Return the digest that an index states. Raises ShapeError if it, or the canonical form of `rest`, is wrong."""
+    if b"{" + rest != canonical_bytes(document):
+        raise ShapeError(_NOT_CANONICAL)
+    computed = hashlib.sha256(entries)
+    computed.update(canonical_bytes({name: value for name, value in document.items() if name != "index_sha256"})[1:])
+    if computed.hexdigest() != document["index_sha256"]:
         raise ShapeError("the index does not match its own digest")
-    return digest
+    return computed.hexdigest()
+
+
+def _problem(data: bytes, error: ValueError) -> ShapeError:
+    """Return what is wrong with an index: its version or its shape if that is the reason, else `error`."""
+    try:
+        document = parse_strict(data)
+        if type(document) is not dict:
+            return ShapeError("the index is not an object")
+        refuse_other_schema(document, SCHEMA)
+        _DOCUMENT(document, "index")
+    except ShapeError as problem:
+        return problem
+    except CanonicalError as problem:
+        return ShapeError(str(problem))
+    return ShapeError(str(error))
 
 
 def _first_pieces(entries: list[Any]) -> Iterator[bytes]:
     """Yield the canonical bytes of an index up to its second member. `artifacts` sorts before every other member."""
-    yield b'{"artifacts":['
+    yield _START.encode()
     for number, entry in enumerate(entries):
         yield (b"," if number else b"") + canonical_bytes(entry)
     yield b"],"
@@ -215,48 +270,6 @@ def refuse_other_schema(document: Mapping[str, Any], known: str) -> None:
         raise SchemaUnknown(f"schema_version is {str(version)[:100]!r}; expected {known!r}")
 
 
-_MEMBERS = frozenset({"path", "file_size", "sha256", "schema_version", "chain"})
-
-
-def _artifacts(entries: Any) -> dict[str, Artifact]:
-    """Parse the entries. Does not use `shape`, for speed: an index may have a hundred thousand entries."""
-    if type(entries) is not list:
-        raise ShapeError("index.artifacts is not an array")
-    artifacts: dict[str, Artifact] = {}
-    last, is_sha256 = "", SHA256.fullmatch
-    for number, entry in enumerate(entries):
-        try:
-            path, size, digest = entry["path"], entry["file_size"], entry["sha256"]
-        except (TypeError, KeyError, IndexError):
-            raise ShapeError(f"index.artifacts[{number}] is not a valid entry") from None
-        if type(path) is not str or not is_artifact_path(path) or path == INDEX:
-            raise ShapeError(f"index.artifacts[{number}].path is not a path inside the bundle")
-        if path <= last:
-            raise ShapeError(f"index.artifacts[{number}].path is out of order or a duplicate")
-        if type(size) is not int or size < 0 or type(digest) is not str or not is_sha256(digest):
-            raise ShapeError(f"index.artifacts[{number}] has an invalid size or digest")
-        schema, anchor = None, None
-        if len(entry) > 3:
-            if not entry.keys() <= _MEMBERS:
-                raise ShapeError(f"index.artifacts[{number}] has an unknown member")
-            schema = _schema_version(entry, number)
-            if "chain" in entry:
-                _ANCHOR(entry["chain"], f"index.artifacts[{number}].chain")
-                anchor = Anchor(**entry["chain"])
-        artifacts[path] = Artifact(path, size, digest, schema, anchor)
-        last = path
-    return artifacts
-
-
-def _schema_version(entry: Mapping[str, Any], number: int) -> str | None:
-    if "schema_version" not in entry:
-        return None
-    version = entry["schema_version"]
-    if type(version) is not str or len(version) > 200:
-        raise ShapeError(f"index.artifacts[{number}].schema_version is not a string of at most 200 characters")
-    return version
-
-
 def schema_of(data: bytes) -> str | None:
     """Return the `schema_version` of a JSON document; None if the bytes are not JSON."""
     try:
@@ -268,7 +281,7 @@ def schema_of(data: bytes) -> str | None:
 
 def stated_schema(value: Any) -> str | None:
     version = value.get("schema_version") if type(value) is dict else None
-    return version if type(version) is str and len(version) <= 200 else None
+    return version if type(version) is str and len(version) <= _MAX_SCHEMA else None
 
 
 def index_of(run_id: str, world_id: str, status: str, artifacts: Iterable[Artifact], missing: Iterable[str]) -> Index:

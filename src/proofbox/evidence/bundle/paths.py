@@ -189,14 +189,16 @@ class TooLarge(OSError):
 def read_bounded(path: _Path, limit: int, *, dir_fd: int | None = None) -> bytes:
     """Read a whole regular file without following a link. Raises TooLarge beyond `limit` bytes, and OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
-    with open(fd, "rb") as stream:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(f"{shown(os.fspath(path))} is not a regular file")
         if info.st_size > limit:
             raise TooLarge(f"{shown(os.fspath(path))} is larger than {limit} bytes")
         # Not `limit`: a read allocates memory for the requested size.
-        data = stream.read(info.st_size + 1)
+        data = os.read(fd, info.st_size + 1)
+    finally:
+        os.close(fd)
     if len(data) > info.st_size:
         raise OSError(f"{shown(os.fspath(path))} grew while it was read")
     return data

@@ -22,18 +22,18 @@ class ShapeError(ValueError):
 class ValueCheck:
     """Raises ShapeError unless a value matches `json_schema`."""
 
-    __slots__ = ("_run", "json_schema")
+    __slots__ = ("json_schema", "run")
 
     def __init__(self, run: Callable[[Any, str], None], json_schema: Mapping[str, Any]) -> None:
-        self._run = run
+        self.run = run
         self.json_schema = dict(json_schema)
 
     def __call__(self, value: Any, where: str) -> None:
-        self._run(value, where)
+        self.run(value, where)
 
     def meaning(self, words: str) -> ValueCheck:
         """Return the same check with a description in its schema."""
-        return ValueCheck(self._run, {**self.json_schema, "description": words})
+        return ValueCheck(self.run, {**self.json_schema, "description": words})
 
 
 def checks(json_schema: Mapping[str, Any]) -> Callable[[Callable[[Any, str], None]], ValueCheck]:
@@ -81,11 +81,6 @@ def anything(value: Any, where: str) -> None:
     """Accept any value."""
 
 
-def unchecked(inner: ValueCheck) -> ValueCheck:
-    """Return a check with the schema of `inner` that accepts anything, for values that other code checks."""
-    return ValueCheck(anything, inner.json_schema)
-
-
 def one_of(*values: str) -> ValueCheck:
     @checks({"enum": list(values)})
     def check(value: Any, where: str) -> None:
@@ -109,8 +104,9 @@ def array(inner: ValueCheck) -> ValueCheck:
     def check(value: Any, where: str) -> None:
         if type(value) is not list:
             raise ShapeError(f"{where} is not an array")
+        run = inner.run
         for number, item in enumerate(value):
-            inner(item, f"{where}[{number}]")
+            run(item, f"{where}[{number}]")
 
     return check
 
@@ -131,6 +127,7 @@ def table(inner: ValueCheck) -> ValueCheck:
 def record(required: Mapping[str, ValueCheck], optional: Mapping[str, ValueCheck] | None = None) -> ValueCheck:
     """Return a check for an object with exactly these members. Unknown members are refused, not ignored."""
     known = {**required, **(optional or {})}
+    runs = {name: inner.run for name, inner in known.items()}
 
     @checks(
         {
@@ -147,8 +144,9 @@ def record(required: Mapping[str, ValueCheck], optional: Mapping[str, ValueCheck
             if name not in value:
                 raise ShapeError(f"{where} has no member {name}")
         for name, item in value.items():
-            if name not in known:
+            run = runs.get(name)
+            if run is None:
                 raise ShapeError(f"{where} has an unknown member: {name[:80]!r}")
-            known[name](item, f"{where}.{name}")
+            run(item, f"{where}.{name}")
 
     return check

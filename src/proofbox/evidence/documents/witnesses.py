@@ -1,8 +1,9 @@
 """`path_witnesses.json`: the kernel's own path for each requested path.
 
 A probe requests one path, but a policy may match another because of links, firmlinks or mounts. The probe's driver
-therefore reads the kernel's path from the open descriptor. `normalized_path` is a conservative join key: the observed
-path, or else the requested path made absolute; it is never guessed.
+therefore reads the kernel's path from the open descriptor, and asks the kernel with `openat2` whether the path leads
+through links. `normalized_path` is a conservative join key: the observed path, or else the requested path made
+absolute; it is never guessed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class PathWitness:
     normalized_path: str
     error: str | None = None
     """The reason for a missing observation."""
+    followed_links: bool | None = None
+    """Whether the requested path led through symbolic links; None if the kernel does not tell."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -38,6 +41,7 @@ class PathWitness:
             ),
             "normalized_path": shown(self.normalized_path),
             "error": self.error,
+            "followed_links": self.followed_links,
         }
 
 
@@ -60,7 +64,12 @@ _DOCUMENT = shape.record(
                     ),
                     "normalized_path": _TEXT.meaning("The observed path, or else the requested path made absolute."),
                     "error": shape.or_null(_TEXT).meaning("The reason for a missing observation, else null."),
-                }
+                },
+                {
+                    "followed_links": shape.or_null(shape.flag).meaning(
+                        "Whether the requested path led through symbolic links (`openat2`); null: not known."
+                    ),
+                },
             )
         ).meaning("One per path, in the order of the requests."),
     }

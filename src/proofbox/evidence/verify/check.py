@@ -141,9 +141,9 @@ class ReadBudget:
 
     def take(self, size: int) -> bool:
         """Return whether a file of `size` bytes may be read."""
+        if self._left is None:
+            return True
         with self._mutex:
-            if self._left is None:
-                return True
             if size > self._left:
                 return False
             self._left -= size

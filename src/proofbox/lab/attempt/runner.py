@@ -97,7 +97,7 @@ async def supervise(supervisor: Supervisor, place: Path | None = None) -> Ended:
     except Exception as error:
         if not await run_sync(os.path.lexists, place / INDEX):
             raise
-        supervisor.fail(error)  # the bundle was committed as failed and says why
+        supervisor.fail_commit(error)
     index = await run_sync(artifacts.index_sha256, place)
     supervisor.enter("ended")
     return supervisor.ended(index)
@@ -185,6 +185,11 @@ class Supervisor:
             raise infra
         self._reason = "setup_failed" if isinstance(infra, SetupFailed) else "infra_failed"
         self._infra = infra
+
+    def fail_commit(self, error: Exception) -> None:
+        """Record that the bundle could not be completed. It was committed as failed, and states no claim."""
+        self.fail(error)
+        self._feedback = read_feedback("")
 
     async def run(self, bundle: BundleWriter) -> None:
         try:

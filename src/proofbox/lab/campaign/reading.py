@@ -103,9 +103,9 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
     campaign = document.campaign
     for number, flow in _flows(document):
         if flow.id in ids[:number]:
-            problems.say(("flow", number, "id"), f"duplicate flow id {flow.id!r}", "ids must be unique")
+            problems.add(("flow", number, "id"), f"duplicate flow id {flow.id!r}", "ids must be unique")
         if flow.runner.type not in known:
-            problems.say(
+            problems.add(
                 ("flow", number, "runner", "type"),
                 f"no strategy is called {flow.runner.type!r}",
                 nearest(flow.runner.type, known),
@@ -113,43 +113,43 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
         if flow.prompt_template is not None:
             at: tuple[str | int, ...] = ("flow", number, "prompt_template")
             if campaign.prompt_mode == "mission_only":
-                problems.say(at, 'prompt_mode = "mission_only" allows no template', "remove one of them")
+                problems.add(at, 'prompt_mode = "mission_only" allows no template', "remove one of them")
             elif PROMPT not in flow.prompt_template:
-                problems.say(at, f"the template has no {PROMPT}", f"write {PROMPT} where the mission's prompt belongs")
+                problems.add(at, f"the template has no {PROMPT}", f"write {PROMPT} where the mission's prompt belongs")
     if campaign.against is not None and campaign.against not in ids:
         at = ("campaign", "against")
-        problems.say(at, f"no flow is called {campaign.against!r}", nearest(campaign.against, ids))
+        problems.add(at, f"no flow is called {campaign.against!r}", nearest(campaign.against, ids))
     for number, gate in enumerate(document.gate):
         _check_gate(gate, ("gate", number), ids, problems)
     priced = [flow.runner.model or flow.id for flow in document.flow]
     for number, each in enumerate(document.price):
         at = ("price", number, "model")
         if each.model not in priced:
-            problems.say(at, f"no flow uses the model {each.model[:200]!r}", nearest(each.model, priced))
+            problems.add(at, f"no flow uses the model {each.model[:200]!r}", nearest(each.model, priced))
         elif each.model in [earlier.model for earlier in document.price[:number]]:
-            problems.say(at, f"duplicate price of {each.model!r}", "a model has one price")
+            problems.add(at, f"duplicate price of {each.model!r}", "a model has one price")
 
 
 def _check_gate(gate: Gate, at: tuple[str | int, ...], flows: list[str], problems: Problems) -> None:
     for field, name in (("flow", gate.flow), ("against", gate.against)):
         if name is not None and name not in flows:
-            problems.say((*at, field), f"no flow is called {name!r}", nearest(name, flows))
+            problems.add((*at, field), f"no flow is called {name!r}", nearest(name, flows))
     if gate.type == "comparison":
         if gate.flow is None or gate.against is None or not gate.verdicts:
-            problems.say(
+            problems.add(
                 at, "a comparison gate needs flow, against and verdicts", 'verdicts = ["better", "equivalent"]'
             )
         elif gate.flow == gate.against:
-            problems.say((*at, "against"), "a flow cannot be compared with itself")
+            problems.add((*at, "against"), "a flow cannot be compared with itself")
         return
     bound, other = ("min", "max") if gate.type in ("coverage", "pass_rate") else ("max", "min")
     if getattr(gate, other) is not None:
-        problems.say((*at, other), f"a {gate.type} gate has no {other}", f"write {bound} = ...")
+        problems.add((*at, other), f"a {gate.type} gate has no {other}", f"write {bound} = ...")
     if gate.type in ("pass_rate", "budget") and getattr(gate, bound) is None:
-        problems.say(at, f"a {gate.type} gate needs {bound}", f"write {bound} = ...")
+        problems.add(at, f"a {gate.type} gate needs {bound}", f"write {bound} = ...")
     value = getattr(gate, bound)
     if value is not None and not 0 <= value <= (1 if gate.type in _SHARES else math.inf):
-        problems.say((*at, bound), f"{bound} = {value} is out of range", "write a share between 0 and 1: 0.95")
+        problems.add((*at, bound), f"{bound} = {value} is out of range", "write a share between 0 and 1: 0.95")
 
 
 # Missions
@@ -168,28 +168,28 @@ def _chosen(choices: tuple[MissionChoice, ...], base: Path, problems: Problems) 
         try:
             suite = open_suite(base / choice.suite)
         except ProofboxError as error:
-            problems.say(("missions", number, "suite"), error.message, _hint(error))
+            problems.add(("missions", number, "suite"), error.message, _hint(error))
             continue
         ids = [mission.id for mission in suite.missions]
         tags = sorted({tag for mission in suite.missions for tag in mission.tags})
         for place, pattern in enumerate(choice.ids):
             if not fnmatch.filter(ids, pattern):
-                problems.say(
+                problems.add(
                     ("missions", number, "ids", place), f"no mission matches {pattern!r}", nearest(pattern, ids)
                 )
         for place, tag in enumerate(choice.tags):
             if tag not in tags:
-                problems.say(("missions", number, "tags", place), f"no mission has the tag {tag!r}", nearest(tag, tags))
+                problems.add(("missions", number, "tags", place), f"no mission has the tag {tag!r}", nearest(tag, tags))
         for mission in suite.missions:
             named = not choice.ids or any(fnmatch.fnmatchcase(mission.id, pattern) for pattern in choice.ids)
             tagged = not choice.tags or set(choice.tags) & set(mission.tags)
             if named and tagged:
                 if any(each.mission.id == mission.id for each in found):
                     what = f"mission {mission.id!r} is selected twice"
-                    problems.say(("missions", number), what, "select it once with ids")
+                    problems.add(("missions", number), what, "select it once with ids")
                 found.append(_Chosen(mission, suite, number))
     if not found and not problems.found:
-        problems.say(("missions",), "no mission is selected", "a mission must match one of ids and one of tags")
+        problems.add(("missions",), "no mission is selected", "a mission must match one of ids and one of tags")
     return found
 
 
@@ -197,30 +197,30 @@ def _check_missions(document: CampaignDocument, chosen: list[_Chosen], base: Pat
     attempts = len(chosen) * len(document.flow) * document.campaign.replicates
     if attempts > MAX_ATTEMPTS:
         what = f"{counted(attempts, 'attempt')} are more than {MAX_ATTEMPTS}"
-        problems.say(("campaign", "replicates"), what, "use fewer replicates or missions")
+        problems.add(("campaign", "replicates"), what, "use fewer replicates or missions")
     evaluation, exam = document.evaluation, document.campaign.prompt_mode == "exam"
     if evaluation.script is not None:
         script = base / evaluation.script
         if not script.is_file() or not os.access(script, os.X_OK):
             what = f"{evaluation.script[:200]!r} is not an executable file"
-            problems.say(("evaluation", "script"), what, f"check the path, or: chmod +x {evaluation.script[:200]}")
+            problems.add(("evaluation", "script"), what, f"check the path, or: chmod +x {evaluation.script[:200]}")
     for each in chosen:
         mission, at = each.mission, ("missions", each.number)
         verify, expect = _verify(document, mission), evaluation.expect or mission.expect
         if not verify.commands and not expect.asks:
             hint = "define when it is done: verify.commands, or expect"
-            problems.say(at, f"nothing verifies mission {mission.id!r}", hint)
+            problems.add(at, f"nothing verifies mission {mission.id!r}", hint)
         if exam:
             prefix = each.suite.base if evaluation.verify is None and evaluation.script is None else base
             oracle = oracle_files(verify, prefix) | oracle_files(Verify(), each.suite.base, mission.solution)
             for what in _given_oracle(oracle, mission, each.suite.base):
-                problems.say(at, f"mission {mission.id!r}: {what}", "an exam keeps its oracle out of the agent's reach")
+                problems.add(at, f"mission {mission.id!r}: {what}", "an exam keeps its oracle out of the agent's reach")
     for number, flow in _flows(document) if exam else ():
         if flow.provider == "off" or any(each.mission.provider == "off" for each in chosen):
-            problems.say(("flow", number), f"flow {flow.id!r}: an exam needs a sandbox", 'remove provider = "off"')
+            problems.add(("flow", number), f"flow {flow.id!r}: an exam needs a sandbox", 'remove provider = "off"')
         if flow.isolation == "shared":  # its box contains the directories of all attempts, also while they are verified
             what = f"flow {flow.id!r}: an exam needs a process per attempt"
-            problems.say(("flow", number, "isolation"), what, 'remove isolation = "shared"')
+            problems.add(("flow", number, "isolation"), what, 'remove isolation = "shared"')
 
 
 def oracle_files(verify: Verify, base: Path, solution: str | None = None) -> dict[str, Path]:
@@ -258,13 +258,13 @@ def _suite(document: CampaignDocument, number: int, chosen: list[_Chosen], base:
         try:
             missions.append(_mission(document, flow, each, base))
         except Unreadable as why:
-            problems.say(("missions", each.number), f"the prompt of mission {each.mission.id!r} {why}")
+            problems.add(("missions", each.number), f"the prompt of mission {each.mission.id!r} {why}")
     fields = {"id": document.campaign.id, "isolation": flow.isolation}
     source = msgspec.json.encode({"suite": fields, "mission": missions}, order="deterministic").decode()
     try:
         return parse_suite(source, base=base, name=f"flow {flow.id}", json=True)
     except ProofboxError as error:
-        problems.say(("flow", number), error.message, _hint(error))
+        problems.add(("flow", number), error.message, _hint(error))
         return chosen[0].suite
 
 

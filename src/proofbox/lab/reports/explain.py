@@ -62,11 +62,15 @@ def explain_attempt(id: str, *, run: str | os.PathLike[str] = "out") -> Explanat
     `id` is the attempt's id, a unique prefix of it, or the directory of its evidence. `run` is the run's directory, or
     an output directory, for its last run. The lines quote the agent: escape them before printing them to a terminal.
     """
-    from proofbox.lab.reports.stored_attempts import find_attempt  # which itself asks for doubts
+    from proofbox.lab.reports.stored_attempts import find_attempt  # which itself checks evidence
 
     found = find_attempt(id, Path(run))
-    lines = explain(found.attempt, found.bundle, doubt=found.doubt, replacement=found.replacement)
-    return Explanation(attempt=AttemptFacts.of(found.attempt, found.bundle), doubt=found.doubt, lines=tuple(lines))
+    lines = explain(found.attempt, found.bundle, evidence_problem=found.evidence_problem, replacement=found.replacement)
+    return Explanation(
+        attempt=AttemptFacts.of(found.attempt, found.bundle),
+        evidence_problem=found.evidence_problem,
+        lines=tuple(lines),
+    )
 
 
 def read_documents(bundle: Path) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def read_documents(bundle: Path) -> dict[str, Any]:
     return found
 
 
-def doubt(attempt: Attempt, bundle: Path) -> str | None:
+def evidence_problem(attempt: Attempt, bundle: Path) -> str | None:
     """Return why the evidence of an ended attempt is invalid; None if it matches the ledger."""
     if attempt.result is None:
         return None
@@ -112,20 +116,20 @@ def doubt(attempt: Attempt, bundle: Path) -> str | None:
 
 
 def explain(
-    attempt: Attempt, bundle: Path, *, doubt: str | None = None, replacement: str | None = None
+    attempt: Attempt, bundle: Path, *, evidence_problem: str | None = None, replacement: str | None = None
 ) -> Iterator[str]:
     """Explain an attempt line by line. Agents' texts are quoted as stored; the caller escapes them for display.
 
-    `doubt` is why its evidence is invalid, `replacement` the attempt that replaced it.
+    `evidence_problem` is why its evidence is invalid, `replacement` the attempt that replaced it.
     """
     result = attempt.result
     if result is None:
         yield f"{attempt.id} is {attempt.phase}."
         return
-    if doubt is None:
+    if evidence_problem is None:
         yield f"{attempt.id}: {_verdict(result)}"
     else:
-        yield _one_line(f"{attempt.id}: unknown, because its evidence is invalid: {doubt}")
+        yield _one_line(f"{attempt.id}: unknown, because its evidence is invalid: {evidence_problem}")
         yield f"The run's ledger says: {_verdict(result)}. The remaining evidence says:"
     try:
         for line in _explanation(attempt, result, bundle, replacement):

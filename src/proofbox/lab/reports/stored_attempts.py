@@ -10,7 +10,7 @@ import msgspec
 from proofbox.errors import AttemptUnknown, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX, STATUS
 from proofbox.lab.attempt.adhoc.home import attempts_dir
-from proofbox.lab.reports.explain import doubt
+from proofbox.lab.reports.explain import evidence_problem
 from proofbox.lab.reports.results import attempt_by_evidence
 from proofbox.lab.reports.steps import load_attempt
 from proofbox.lab.run.conductor import find_run
@@ -23,7 +23,7 @@ class StoredAttempt(msgspec.Struct, frozen=True):
     bundle: Path
     replacement: str | None = None
     """The id of the attempt that replaced it."""
-    doubt: str | None = None
+    evidence_problem: str | None = None
     """Why its evidence is invalid; None if it is valid, or still being written."""
 
 
@@ -51,7 +51,7 @@ def find_attempt(id: str, run: Path) -> StoredAttempt:
         children = (each.id for each in ledger.attempts() if each.parent == attempt.id)
         replacement = next(children, None)
     bundle = out / run_id / attempt.path
-    return StoredAttempt(attempt, bundle, replacement, doubt(attempt, bundle))
+    return StoredAttempt(attempt, bundle, replacement, evidence_problem(attempt, bundle))
 
 
 def _by_evidence(path: Path) -> StoredAttempt:

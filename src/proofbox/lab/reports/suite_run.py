@@ -82,7 +82,7 @@ class Explanation(Document, frozen=True, kw_only=True):
 
     schema: str = "proofbox.attempt_explain/1"
     attempt: AttemptFacts
-    doubt: str | None
+    evidence_problem: str | None
     """Why its evidence is invalid, so that nothing here can be relied on; null: it is valid, or still being written."""
     lines: tuple[str, ...]
     """The explanation: failures first, then the events in order. Lines written by the agent are marked."""

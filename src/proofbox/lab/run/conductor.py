@@ -36,7 +36,8 @@ from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.reports.summary import SUMMARY, summarize
 from proofbox.lab.run.closing import as_committed, close_altered, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
-from proofbox.lab.run.crew import Crew, EventForwarder, OnEvent
+from proofbox.lab.run.crews.contract import Crew, EventForwarder, OnEvent
+from proofbox.lab.run.crews.local import LocalCrew
 from proofbox.lab.run.failures import counted_tries, pause
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger, PlannedAttempt
 from proofbox.lab.run.limiter import Limiter
@@ -160,7 +161,7 @@ class Conductor:
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
         self._plan = read_plan(self._ledger)
-        self._crew = Crew(out, run_id, self._ids, self._emit)
+        self._crew: Crew = LocalCrew(out, self._plan, self._ids, self._emit)
         self._epoch = 0
         credential = credential_of(self._plan)
         gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
@@ -249,8 +250,6 @@ class Conductor:
             yield
 
     def _work(self) -> None:
-        most = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
-        slots = -(-self._plan.concurrency // most)
         idle_deaths = 0
         while True:
             counts = self._ledger.counts()
@@ -265,7 +264,7 @@ class Conductor:
                     op="suite",
                     fix_hints=[f"resume with: proofbox suite resume {quote(str(self._out / self._run_id))}"],
                 )
-            self._crew.start_workers(min(most, left), slots, self._epoch)
+            self._crew.start_workers(left, self._epoch)
             died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()

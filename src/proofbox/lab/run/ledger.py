@@ -212,10 +212,11 @@ class Ledger:
                 "INSERT INTO about VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
             )
 
-    def attempts(self) -> list[Attempt]:
-        """Return all attempts in the order they were planned."""
+    def attempts(self, first: int = 0, count: int = -1) -> list[Attempt]:
+        """Return attempts in the order they were planned: all, or `count` of them after the first `first`."""
+        rows = "SELECT * FROM attempt ORDER BY number LIMIT ? OFFSET ?"
         with self._mutex:
-            return [_attempt(row) for row in self._db.execute("SELECT * FROM attempt ORDER BY number")]
+            return [_attempt(row) for row in self._db.execute(rows, (count, first))]
 
     def attempt(self, id: str) -> Attempt:
         """Return an attempt by its id or an unambiguous prefix of it."""

@@ -12,7 +12,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, isoformat
 from proofbox.lab.run import pressure
-from proofbox.lab.run.crew import EventForwarder
+from proofbox.lab.run.crews.contract import EventForwarder
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.limiter import MIN_PAUSE, Limiter
 

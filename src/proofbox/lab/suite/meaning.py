@@ -38,20 +38,20 @@ def check_values(values: dict[str, Any], problems: Problems) -> None:
         path, value = waiting.pop()
         if isinstance(value, dict | list):
             if len(path) >= MAX_NESTING:
-                problems.say(path, f"nested deeper than {MAX_NESTING} levels")
+                problems.add(path, f"nested deeper than {MAX_NESTING} levels")
                 continue
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += [((*path, name), each) for name, each in inner]
             if any(isinstance(name, str) and "\0" in name for name in value) and not _is_free(path):
-                problems.say(path, f"{problems.shown(path) or 'the suite'} has a name that contains a NUL")
+                problems.add(path, f"{problems.shown(path) or 'the suite'} has a name that contains a NUL")
         elif isinstance(value, float) and not math.isfinite(value):
-            problems.say(path, f"{problems.shown(path)}: {value} is not supported", "use a finite number")
+            problems.add(path, f"{problems.shown(path)}: {value} is not supported", "use a finite number")
         elif isinstance(value, int) and abs(value) > MAX_INTEGER:
-            problems.say(path, f"{problems.shown(path)}: the integer is outside ±(2**53-1)", "write it as a string")
+            problems.add(path, f"{problems.shown(path)}: the integer is outside ±(2**53-1)", "write it as a string")
         elif isinstance(value, datetime.date | datetime.time):
-            problems.say(path, f"{problems.shown(path)}: dates and times are not supported", "write it as a string")
+            problems.add(path, f"{problems.shown(path)}: dates and times are not supported", "write it as a string")
         elif isinstance(value, str) and "\0" in value and not _is_free(path):
-            problems.say(path, f"{problems.shown(path)} contains a NUL")
+            problems.add(path, f"{problems.shown(path)} contains a NUL")
 
 
 def _is_free(path: Path) -> bool:
@@ -68,12 +68,12 @@ def check_meaning(
         if problems.enough:
             return
         if mission.id in seen:
-            problems.say((*at, "id"), f"duplicate mission id {mission.id!r}", "ids must be unique")
+            problems.add((*at, "id"), f"duplicate mission id {mission.id!r}", "ids must be unique")
         seen.add(mission.id)
         if mission.prompt is None and mission.prompt_file is None:
-            problems.say(at, f"mission {mission.id!r} needs prompt or prompt_file", "state the task for the agent")
+            problems.add(at, f"mission {mission.id!r} needs prompt or prompt_file", "state the task for the agent")
         elif mission.prompt is not None and mission.prompt_file is not None:
-            problems.say(
+            problems.add(
                 (*at, "prompt_file"), f"mission {mission.id!r} has both prompt and prompt_file", "remove one of them"
             )
         if files is not None:
@@ -82,23 +82,23 @@ def check_meaning(
             _check_capabilities(suite, mission, files, problems, (*at, "capabilities"))
         for index, condition in enumerate(mission.expect.file):
             if _leaves(condition.path) or not condition.names:
-                problems.say(
+                problems.add(
                     (*at, "expect", "file", index, "path"),
                     f"{condition.path[:200]!r} is not a path in the workspace",
                     "write it relative to the root of the workspace, without ..",
                 )
         for place in mission.files:
             if _leaves(place):
-                problems.say(
+                problems.add(
                     (*at, "files", place), f"{place[:200]!r} is not a path in the workspace", "write it from its root"
                 )
         for field, places in (("files", mission.files), ("mounts", mission.verify.mounts)):
             for place in places:
                 if any(len(name.encode()) > LONGEST_NAME for name in place.split("/")) or len(place) > 1024:
-                    problems.say((*at, *(("verify",) * (field == "mounts")), field, place), "the path is too long")
+                    problems.add((*at, *(("verify",) * (field == "mounts")), field, place), "the path is too long")
         for path, command in _commands(mission, at):
             if not (command if isinstance(command, str) else "".join(command[:1])).strip():
-                problems.say(path, f"{problems.shown(path)} is an empty command", "add a command or remove it")
+                problems.add(path, f"{problems.shown(path)} is an empty command", "add a command or remove it")
         for path, pattern in _patterns(mission, at):
             _check_pattern(path, pattern, problems)
 
@@ -124,7 +124,7 @@ def _check_files(mission: Mission, files: SuiteFiles, problems: Problems, at: Pa
         except Unreadable as why:
             wrong = str(why)
         if wrong:
-            problems.say((*at, *path), f"{value[:200]!r} {wrong}", f"paths are relative to {files.base}")
+            problems.add((*at, *path), f"{value[:200]!r} {wrong}", f"paths are relative to {files.base}")
 
 
 def _check_capabilities(
@@ -132,9 +132,9 @@ def _check_capabilities(
 ) -> None:
     """Check capabilities: they set the network, so nothing else may, and they apply to one workspace per box."""
     if mission.network is not None:
-        problems.say(at, "capabilities and network both set the network", "remove one of them")
+        problems.add(at, "capabilities and network both set the network", "remove one of them")
     if suite is not None and suite.isolation == "shared":
-        problems.say(at, "capabilities cannot be enforced in a process that attempts share", 'isolation = "process"')
+        problems.add(at, "capabilities cannot be enforced in a process that attempts share", 'isolation = "process"')
     if files is None or mission.capabilities is None:
         return
     named = mission.capabilities
@@ -143,9 +143,9 @@ def _check_capabilities(
         if grants is not None:
             refuse_execute(grants)
     except Unreadable as why:
-        problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", _usable_presets())
+        problems.add(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", _usable_presets())
     except ProofboxError as error:
-        problems.say(at, f"{named[:200]!r}: {error.message}", _usable_presets())
+        problems.add(at, f"{named[:200]!r}: {error.message}", _usable_presets())
 
 
 def capabilities_of(mission: Mission, files: SuiteFiles) -> Capabilities | None:
@@ -203,4 +203,4 @@ def _check_pattern(path: Path, pattern: str, problems: Problems) -> None:
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         why = str(error)
     if why:
-        problems.say(path, f"{problems.shown(path)} is not a valid regular expression: {why}")
+        problems.add(path, f"{problems.shown(path)} is not a valid regular expression: {why}")

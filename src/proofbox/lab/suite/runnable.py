@@ -69,7 +69,7 @@ def check_suite(suite: SuiteFields, problems: Problems) -> None:
     for name in suite.max_concurrent:
         if ALIASES.get(name, name) not in known:
             what = f"{name[:200]!r} is neither a provider nor a strategy"
-            problems.say(("suite", "max_concurrent", name), what, nearest(name, known))
+            problems.add(("suite", "max_concurrent", name), what, nearest(name, known))
 
 
 def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
@@ -79,7 +79,7 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
         try:
             parse_network(network)
         except RequestInvalid as error:
-            problems.say((*at, *path), error.message, "; ".join(error.fix_hints))
+            problems.add((*at, *path), error.message, "; ".join(error.fix_hints))
     limits = mission.limits
     for limit, amount in (
         *(("memory", limits.memory_mb), ("cpus", limits.cpus)),
@@ -88,7 +88,7 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
         try:
             check_limit(limit, amount)
         except RequestInvalid as error:
-            problems.say((*at, "limits", limit), error.message, "; ".join(error.fix_hints))
+            problems.add((*at, "limits", limit), error.message, "; ".join(error.fix_hints))
     for number, each in enumerate(mission.env):
         _check_variable(each, problems, (*at, "env", number))
     for path, env in ((("verify", "env"), mission.verify.env), (("solution_env",), mission.solution_env)):
@@ -96,13 +96,13 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
             try:
                 encode_env({name: value})
             except RequestInvalid as error:
-                problems.say((*at, *path, name), error.message, "; ".join(error.fix_hints))
+                problems.add((*at, *path, name), error.message, "; ".join(error.fix_hints))
     for number, step in enumerate(mission.script.step):
         if not problems.enough:
             _check_step(step, problems, (*at, "script", "step", number))
     least, most = mission.expect.min_tool_calls, mission.expect.max_tool_calls
     if least is not None and most is not None and least > most:
-        problems.say((*at, "expect", "min_tool_calls"), f"min_tool_calls {least} is more than max_tool_calls {most}")
+        problems.add((*at, "expect", "min_tool_calls"), f"min_tool_calls {least} is more than max_tool_calls {most}")
 
 
 def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: Path) -> None:
@@ -120,7 +120,7 @@ def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: P
             why = f"{error.strerror}"
         else:
             return
-    problems.say(
+    problems.add(
         (*at, "workspace"),
         f"{mission.workspace[:200]!r} cannot be unpacked: {why}",
         "use a directory, or a tar or zip archive",
@@ -135,13 +135,13 @@ def _check_strategies(chain: tuple[str, ...], problems: Problems, at: Path) -> N
         try:
             parse_chain([word], "spec")
         except ProofboxError as error:
-            problems.say((*at, number), error.message, nearest(word, known.ids))
+            problems.add((*at, number), error.message, nearest(word, known.ids))
     if len(problems.found) > before:
         return
     try:
         candidates = parse_chain(chain, "spec").candidates
     except ProofboxError as error:
-        problems.say(at, error.message, "; ".join(error.fix_hints))
+        problems.add(at, error.message, "; ".join(error.fix_hints))
         return
     unknown: list[tuple[int, str]] = []
     for number, candidate in enumerate(candidates):
@@ -154,14 +154,14 @@ def _check_strategies(chain: tuple[str, ...], problems: Problems, at: Path) -> N
         try:
             known.runtime(name)
         except StrategyUnsupported as error:
-            problems.say((*at, number), error.message, error.fix_hints[0])
+            problems.add((*at, number), error.message, error.fix_hints[0])
 
 
 def _check_provider(name: str, problems: Problems, at: Path) -> None:
     try:
         check_provider(name)
     except ProviderUnknown as error:
-        problems.say(at, error.message, error.fix_hints[0])
+        problems.add(at, error.message, error.fix_hints[0])
 
 
 def _check_variable(entry: str, problems: Problems, at: Path) -> None:
@@ -169,10 +169,10 @@ def _check_variable(entry: str, problems: Problems, at: Path) -> None:
     try:
         check_name(name)
     except EnvPolicyRefused as error:
-        problems.say(at, error.message, "; ".join(error.fix_hints))
+        problems.add(at, error.message, "; ".join(error.fix_hints))
         return
     if is_blocked(name):
-        problems.say(at, f"{name} is not passed to a box: its name is on the block list", "remove it")
+        problems.add(at, f"{name} is not passed to a box: its name is on the block list", "remove it")
 
 
 def _check_step(table: dict[str, Any], problems: Problems, at: Path) -> None:
@@ -182,6 +182,6 @@ def _check_step(table: dict[str, Any], problems: Problems, at: Path) -> None:
         return
     step = msgspec.convert(table, ScriptStep)
     if wrong := step_problem(step):
-        problems.say((*at, wrong.field), f"{problems.shown(at)}: {wrong.message}", wrong.hint)
+        problems.add((*at, wrong.field), f"{problems.shown(at)}: {wrong.message}", wrong.hint)
     elif step.tool is not None and step.tool not in TOOLS:
-        problems.say((*at, "tool"), f"unknown tool {step.tool[:80]!r}", nearest(step.tool, TOOLS))
+        problems.add((*at, "tool"), f"unknown tool {step.tool[:80]!r}", nearest(step.tool, TOOLS))

@@ -44,6 +44,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
+
 enum { PROTOCOL = 1 };
 enum { MAX_LINE = 16 << 10, MAX_FIELDS = 12, ROOM = 4096, CONNECT_SECONDS = 2, MAX_CHILDREN = 4096, MAX_NUMBERS = 64 };
 
@@ -51,6 +55,7 @@ enum { MAX_LINE = 16 << 10, MAX_FIELDS = 12, ROOM = 4096, CONNECT_SECONDS = 2, M
 struct answer {
     long result;
     int error;
+    char links[16]; /* whether the path led through symbolic links; empty: not known */
     char path[ROOM / 2];
     char value[ROOM / 4];
 };
@@ -102,6 +107,12 @@ static int opened(const char *path, int flags, mode_t mode) {
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, answer.path, sizeof answer.path - 1);
     if (length > 0) answer.path[length] = 0;
+    struct {
+        uint64_t flags, mode, resolve;
+    } how = {O_PATH | O_CLOEXEC, 0, 0x04}; /* RESOLVE_NO_SYMLINKS */
+    long again = syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+    if (again >= 0 || errno == ELOOP) strcpy(answer.links, again >= 0 ? "none" : "followed"); /* a filter may refuse the call */
+    if (again >= 0) close(again);
     errno = 0;
     return fd;
 }
@@ -718,7 +729,7 @@ static void run(int count, char **fields, double seconds) {
            (long long)(child > 0 ? began : 0), timed_out ? "true" : "false",
            got != sizeof answer && !timed_out && WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     print_text(answer.path);
-    printf(",\"value\":");
+    printf(",\"links\":\"%s\",\"value\":", answer.links);
     print_text(answer.value);
     printf("}\n");
     fflush(stdout);

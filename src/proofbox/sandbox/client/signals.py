@@ -91,7 +91,7 @@ def _handled(signals: Sequence[signal.Signals], handler: Callable[[int, FrameTyp
     handled = [number for number in signals if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in handled}
     try:
-        with _woken() if handled else contextlib.nullcontext():
+        with interrupting_waits() if handled else contextlib.nullcontext():
             yield
     finally:
         for number, own in before.items():
@@ -99,12 +99,15 @@ def _handled(signals: Sequence[signal.Signals], handler: Callable[[int, FrameTyp
 
 
 @contextlib.contextmanager
-def _woken() -> Iterator[None]:
-    """Make every signal interrupt the call that the main thread waits in.
+def interrupting_waits() -> Iterator[None]:
+    """Make every signal interrupt the call that the main thread waits in. Without effect in another thread.
 
     Python runs a handler when its main thread returns from a call. A signal that arrives right before the call, or in
     another thread, interrupts nothing: its handler would run when the call ends, which may be never.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     inbound, outbound = os.pipe()
     os.set_blocking(outbound, False)
     outer = signal.set_wakeup_fd(outbound, warn_on_full_buffer=False)

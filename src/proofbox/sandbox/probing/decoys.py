@@ -29,10 +29,13 @@ from proofbox.sandbox.probing.plan import Probe
 
 ENVIRONMENT_VARIABLE: Final = "PROOFBOX_PROBE_DECOY"
 DRIVER: Final = ".probe/driver"
-FILES: Final = ("directory", "inside", "mounted", "victim", "victim_link")
-"""Placeholders for paths that only this probe uses: a directory and a file in the project, a file in the mounted
-directory, a file outside, and a link in the project to such a file."""
-NEW: Final = ("new_by_link", "new_dev", "new_inside", "new_mounted", "new_outside", "new_tmp")
+HIDDEN: Final = "hidden"
+FROZEN: Final = "frozen"
+"""Directories of the project that a profile's rules hide and make read-only."""
+FILES: Final = ("directory", "frozen", "hidden", "inside", "mounted", "victim", "victim_link")
+"""Placeholders for paths that only this probe uses: a directory in the project, a file in its frozen and in its hidden
+directory, a file in the project, in the mounted directory and outside, and a link in the project to one outside."""
+NEW: Final = ("new_by_link", "new_dev", "new_frozen", "new_inside", "new_mounted", "new_outside", "new_tmp")
 """Placeholders for paths that do not exist and that only this probe uses. `new_by_link` is outside, through a link in
 the project; `new_dev` and `new_tmp` are in `/dev` and `/tmp`."""
 LISTENERS: Final = ("tcp_port", "udp_port", "abstract", "socket")
@@ -69,7 +72,8 @@ class Decoys:
             raise
 
     def _create(self, root: Path, driver: Path) -> None:
-        for directory in (self.project, self.outside, self.mounted):
+        ruled = (self.project / HIDDEN, self.project / FROZEN)
+        for directory in (self.project, self.outside, self.mounted, *ruled):
             directory.mkdir()
             directory.chmod(0o777)
         root.chmod(0o711 if os.geteuid() == 0 else 0o700)
@@ -204,10 +208,13 @@ class _Names(dict[str, object]):
         decoys = self._decoys
         places = {
             "directory": decoys.project,
+            "frozen": decoys.project / FROZEN,
+            "hidden": decoys.project / HIDDEN,
             "inside": decoys.project,
             "mounted": decoys.mounted,
             "new_by_link": decoys.project / "outside-link",
             "new_dev": Path("/dev"),
+            "new_frozen": decoys.project / FROZEN,
             "new_inside": decoys.project,
             "new_mounted": decoys.mounted,
             "new_tmp": Path("/tmp"),  # noqa: S108 (the name below it is random)

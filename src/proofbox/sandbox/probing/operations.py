@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -110,6 +110,7 @@ class Answer(msgspec.Struct, frozen=True):
     timed_out: bool
     signal: Annotated[int, msgspec.Meta(ge=0, le=64)]
     path: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    links: Literal["", "none", "followed"] = ""
     value: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
     @property

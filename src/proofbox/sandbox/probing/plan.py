@@ -42,6 +42,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """With access `overlay`."""
     mount: Literal["none", "ro", "rw"] = "none"
     """How the decoy directory `{mounted}` is mounted."""
+    rules: bool = False
+    """Whether rules like those of capabilities apply: the decoy `{hidden}` is hidden, and `{frozen}` is read-only."""
     image: str | None = None
     runtime: str | None = None
     """The container engine's runtime, such as `runsc`."""

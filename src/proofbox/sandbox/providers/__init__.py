@@ -28,6 +28,12 @@ def _docker() -> Provider:
     return Docker()
 
 
+def _vm() -> Provider:
+    from proofbox.sandbox.providers.vm import Vm
+
+    return Vm()
+
+
 def _apple_vm() -> Provider:
     from proofbox.sandbox.providers.apple_vm import AppleVm
 
@@ -40,6 +46,7 @@ PROVIDERS: dict[str, Callable[[], Provider]] = {
     "off": _off,
     "bubblewrap": _bubblewrap,
     "docker": _docker,
+    "vm": _vm,
     "apple-vm": _apple_vm,
 }
 # The first that works is used. `off` is never among them: no isolation is a choice, not a fallback.

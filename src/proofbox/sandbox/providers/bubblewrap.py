@@ -36,10 +36,10 @@ COMMAND_ID = 2_000_000_062
 INSIDE_ID = 1000
 
 _AGENT_INSIDE = "/run/boxagent"
-_NET_INSIDE = "/run/net"
-_DOORS_INSIDE = "/run/doors"
+NET_INSIDE = "/run/net"
+DOORS_INSIDE = "/run/doors"
 # Private and temporary. /run belongs to the agent: commands don't need it.
-_PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
+PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
 # Entries of /proc that reveal the host's kernel and users; container runtimes mask the same ones.
 _MASKED_PROC = (
     *("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats"),
@@ -54,7 +54,7 @@ class Bubblewrap:
 
     def identity(self) -> str:
         parts = [f"uid {os.geteuid()}"]
-        for path in (Path(_bwrap()), program("boxagent"), program("boxlaunch")):
+        for path in (Path(bwrap_program()), program("boxagent"), program("boxlaunch")):
             st = path.stat()
             parts.append(f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}")
         return " ".join(parts)
@@ -67,7 +67,7 @@ class Bubblewrap:
             for name, can in limits.items()
             if not can
         }
-        overlay = _has_overlay()
+        overlay = has_overlay()
         if not overlay:
             gaps["access overlay"] = gaps["layers"] = gaps["disk"] = "the kernel has no overlayfs"
         if not tree.can_kill:
@@ -93,7 +93,7 @@ class Bubblewrap:
         )
 
     def start(self, spec: CheckedSpec) -> Box:
-        bwrap = _bwrap()
+        bwrap = bwrap_program()
         policy = spec.policy
         tree: Path | None = None
         if policy.image is not None:
@@ -103,33 +103,22 @@ class Bubblewrap:
             image = runnable_image(policy.image, spec.project)
             tree, policy = unpacked(image), msgspec.structs.replace(policy, image=image.reference)
         else:
-            _refuse_missing_places(policy)
-        staged = {str(each.source): f"{_stage()}/{count}" for count, each in enumerate(spec.placed) if each.loose}
-        ids = _Ids.choose(spec.project)
+            refuse_missing_places(policy)
+        staged = staging(spec)
+        ids = BoxIds.choose(spec.project)
         shifts = ids.shifts(spec, policy)
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
 
         def argv(with_: Plumbing) -> list[str]:
-            before = [*with_.enter, *ids.launch_options(shifts, with_.spare_fd)]
-            if policy.layers is not None:
-                lower = [str(path) for path in policy.layers.lower]
-                before += ["--layers", str(spec.project), str(len(lower)), *lower]
-                before += [str(policy.layers.upper), str(policy.layers.work)]
-            elif policy.access == "overlay":
-                before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
-            if spec.home is not None and not spec.preparing:
-                before += ["--overlay", str(spec.home), "0"]
-            before += ["--stage", _stage()] if staged else []
-            before += [word for source, place in staged.items() for word in ("--pin", source, place)]
+            launcher = launcher_command(spec, policy, ids, shifts, staged, with_)
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
             agent += [] if spec.home is not None else ["--home", BOX_HOME]
-            agent += ["--seccomp", "--no-suid", *_writable(spec.project, policy)]
-            agent += [w for f in spec.forwards for w in ("--forward", str(f.port), f"{_NET_INSIDE}/{f.socket}")]
-            agent += [w for d in policy.doors for w in ("--forward", str(d.port), f"{_DOORS_INSIDE}/{d.port}")]
-            net = ["--ro-bind", str(spec.sockets), _NET_INSIDE] if spec.sockets is not None else []
-            net += directory(Path(_DOORS_INSIDE)) if policy.doors else []
-            net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{_DOORS_INSIDE}/{d.port}")]
-            launcher = [str(program("boxlaunch")), *before, "--"] if before else []
+            agent += ["--seccomp", "--no-suid", *landlock_options(spec.project, policy)]
+            agent += [w for f in spec.forwards for w in ("--forward", str(f.port), f"{NET_INSIDE}/{f.socket}")]
+            agent += [w for d in policy.doors for w in ("--forward", str(d.port), f"{DOORS_INSIDE}/{d.port}")]
+            net = ["--ro-bind", str(spec.sockets), NET_INSIDE] if spec.sockets is not None else []
+            net += directory(Path(DOORS_INSIDE)) if policy.doors else []
+            net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{DOORS_INSIDE}/{d.port}")]
             home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
             return [*launcher, bwrap, *_box_options(spec.placed, staged, policy, ids, tree), *home, *net, *agent]
 
@@ -152,7 +141,7 @@ class Bubblewrap:
         return explain(stderr)
 
 
-class _Shift(msgspec.Struct, frozen=True):
+class IdShift(msgspec.Struct, frozen=True):
     """A directory with another owner than the commands' ids. An idmapped mount makes it theirs in the box."""
 
     path: Path
@@ -160,7 +149,7 @@ class _Shift(msgspec.Struct, frozen=True):
     gid: int
 
 
-class _Ids(msgspec.Struct, frozen=True):
+class BoxIds(msgspec.Struct, frozen=True):
     """The host ids of the agent and the commands, if root can choose them. They are never 0."""
 
     root: bool
@@ -168,7 +157,7 @@ class _Ids(msgspec.Struct, frozen=True):
     command: tuple[int, int] = (COMMAND_ID, COMMAND_ID)
 
     @classmethod
-    def choose(cls, project: Path) -> _Ids:
+    def choose(cls, project: Path) -> BoxIds:
         if os.geteuid() != 0 or not _is_host_root():
             return cls(root=False)
         st = project.stat()
@@ -180,7 +169,7 @@ class _Ids(msgspec.Struct, frozen=True):
     def cgroup_owner(self) -> tuple[int, int] | None:
         return (self.agent, self.agent) if self.root else None
 
-    def shifts(self, spec: CheckedSpec, policy: Policy) -> list[_Shift]:
+    def shifts(self, spec: CheckedSpec, policy: Policy) -> list[IdShift]:
         """Return the directories that need an idmapped mount. Raises IdmapUnsupported if one does not support it."""
         if not self.root:
             return []
@@ -189,7 +178,7 @@ class _Ids(msgspec.Struct, frozen=True):
         seen = (spec.project,) if policy.layers is None else policy.layers.lower
         mounts = [mount.host for mount in policy.mounts if mount.writable and mount.host in outside]
         owners = [(path, path.stat()) for path in [*seen, *homes, *mounts]]
-        shifts = [_Shift(path, st.st_uid, st.st_gid) for path, st in owners if (st.st_uid, st.st_gid) != self.command]
+        shifts = [IdShift(path, st.st_uid, st.st_gid) for path, st in owners if (st.st_uid, st.st_gid) != self.command]
         for shift in shifts:
             if not _can_idmap(str(shift.path)):
                 if fixes := forbidding_settings():
@@ -197,7 +186,7 @@ class _Ids(msgspec.Struct, frozen=True):
                 raise self._unsupported(shift)
         return shifts
 
-    def launch_options(self, shifts: list[_Shift], userns_fd: int) -> list[str]:
+    def launch_options(self, shifts: list[IdShift], userns_fd: int) -> list[str]:
         if not self.root:
             return []
         options = ["--userns", str(userns_fd), *(f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command)]
@@ -210,7 +199,7 @@ class _Ids(msgspec.Struct, frozen=True):
             return []
         return ["--userns", str(userns_fd), "--user", str(INSIDE_ID), str(INSIDE_ID)]
 
-    def _unsupported(self, shift: _Shift) -> IdmapUnsupported:
+    def _unsupported(self, shift: IdShift) -> IdmapUnsupported:
         from shlex import quote
 
         found = file_systems(str(shift.path))
@@ -242,15 +231,15 @@ def command_line(project: Path, policy: Policy) -> list[str]:
     If root starts it, there is no user namespace: setpriv drops root's ids, so that no command runs with them.
     """
     full = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
-    ids = _Ids.choose(project)
+    ids = BoxIds.choose(project)
     options = [option for option in _box_options(list(placed(project, full)), {}, full, ids) if option != "--as-pid-1"]
     if not ids.root:
-        return [_bwrap(), *options]
+        return [bwrap_program(), *options]
     drop = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv", "--no-new-privs", "--inh-caps", "-all"]
-    return [_bwrap(), *options, *drop, "--clear-groups", "--reuid", str(ids.command[0]), "--regid", str(ids.command[1])]
+    return [bwrap_program(), *options, *drop, "--clear-groups", "--reuid", str(ids.command[0]), "--regid", str(ids.command[1])]
 
 
-def _refuse_missing_places(policy: Policy) -> None:
+def refuse_missing_places(policy: Policy) -> None:
     """Refuse a mount at a path of the host's root that does not exist: the root is read-only."""
     for mount in policy.mounts:
         top = Path(mount.guest).parts[1]
@@ -258,6 +247,34 @@ def _refuse_missing_places(policy: Policy) -> None:
             Path(mount.guest).is_relative_to(each.guest) for each in policy.mounts if each != mount
         ):
             refuse_missing_place(mount, Path(mount.guest), f"/{top}", writable=False)
+
+
+def staging(spec: CheckedSpec) -> dict[str, str]:
+    """Return where boxlaunch pins each source that another box could replace meanwhile."""
+    return {str(each.source): f"{_stage()}/{count}" for count, each in enumerate(spec.placed) if each.loose}
+
+
+def launcher_command(
+    spec: CheckedSpec,
+    policy: Policy,
+    ids: BoxIds,
+    shifts: list[IdShift],
+    staged: Mapping[str, str],
+    with_: Plumbing,
+) -> list[str]:
+    """Return the part of a command line that runs boxlaunch before bubblewrap; empty if it has nothing to prepare."""
+    before = [*with_.enter, *ids.launch_options(shifts, with_.spare_fd)]
+    if policy.layers is not None:
+        lower = [str(path) for path in policy.layers.lower]
+        before += ["--layers", str(spec.project), str(len(lower)), *lower]
+        before += [str(policy.layers.upper), str(policy.layers.work)]
+    elif policy.access == "overlay":
+        before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
+    if spec.home is not None and not spec.preparing:
+        before += ["--overlay", str(spec.home), "0"]
+    before += ["--stage", _stage()] if staged else []
+    before += [word for source, place in staged.items() for word in ("--pin", source, place)]
+    return [str(program("boxlaunch")), *before, "--"] if before else []
 
 
 def _stage() -> str:
@@ -268,7 +285,7 @@ def _stage() -> str:
 
 
 def _box_options(
-    mounts: Sequence[Placed], staged: Mapping[str, str], policy: Policy, ids: _Ids, tree: Path | None = None
+    mounts: Sequence[Placed], staged: Mapping[str, str], policy: Policy, ids: BoxIds, tree: Path | None = None
 ) -> list[str]:
     options = [
         "--unshare-pid",
@@ -283,13 +300,13 @@ def _box_options(
     if policy.network != "full":
         options.append("--unshare-net")
     if not ids.root:
-        options += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *_sealed_userns()]
+        options += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *sealed_userns()]
     if tree is None:
         options += host_parts(policy.network or "none")
     else:
         options += image_parts(tree, [Path(mount.place) for mount in mounts], policy.network or "none")
-    options += [*_proc_options(), "--dev", "/dev"]
-    for path, mode in _PRIVATE.items():
+    options += [*proc_options(), "--dev", "/dev"]
+    for path, mode in PRIVATE.items():
         options += ["--perms", mode, "--tmpfs", path]
     options += ["--ro-bind", str(program("boxagent")), _AGENT_INSIDE]
     for mount in mounts:
@@ -303,7 +320,7 @@ def _box_options(
 
 
 @functools.cache
-def _proc_options() -> tuple[str, ...]:
+def proc_options() -> tuple[str, ...]:
     """Mount /proc read-only as a whole: a single writable key of /proc/sys can run a program as host root.
 
     bubblewrap skips its own read-only mount of /proc/sys, because access(2) reports that directory as not writable.
@@ -318,15 +335,15 @@ def _proc_options() -> tuple[str, ...]:
     return (*options, "--remount-ro", "/proc")
 
 
-def _writable(project: Path, policy: Policy) -> list[str]:
-    paths = [*_PRIVATE, "/dev"]
+def landlock_options(project: Path, policy: Policy) -> list[str]:
+    paths = [*PRIVATE, "/dev"]
     if policy.access != "ro":
         paths.append(str(project))
     paths += [mount.guest for mount in policy.mounts if mount.writable]
     return [word for path in paths for word in ("--rw", path)]
 
 
-def _bwrap() -> str:
+def bwrap_program() -> str:
     found = _find_bwrap(os.environ.get("PATH"))
     if found is None or not os.access(found, os.X_OK):
         _find_bwrap.cache_clear()
@@ -345,9 +362,9 @@ def _find_bwrap(path: str | None) -> str | None:
 
 
 @functools.cache
-def _sealed_userns() -> tuple[str, ...]:
+def sealed_userns() -> tuple[str, ...]:
     """Forbid user namespaces in the box with bubblewrap 0.8 or later. Without that they gain nothing outside."""
-    answer = subprocess.run([_bwrap(), "--help"], capture_output=True, check=False)
+    answer = subprocess.run([bwrap_program(), "--help"], capture_output=True, check=False)
     return ("--disable-userns",) if b"--disable-userns" in answer.stdout + answer.stderr else ()
 
 
@@ -376,6 +393,6 @@ def _try_idmap(project: str) -> bool:
     return subprocess.run(command, stdout=quiet, stderr=quiet, check=False).returncode == 0
 
 
-def _has_overlay() -> bool:
+def has_overlay() -> bool:
     listed = Path("/proc/filesystems").read_text()
     return "\toverlay\n" in listed or Path("/sys/module/overlay").exists()

@@ -62,15 +62,17 @@
     }
   }
 
-  let stream = null;
+  let stream = null, again = 0;
   function start() {
     const live = document.querySelector("[data-live]");
     if (live && !stream) {
       stream = new EventSource(live.dataset.live);
       stream.addEventListener("change", refresh);
       stream.addEventListener("end", () => { stream.close(); stream = null; });
-    } else if (document.querySelector("[data-refresh]")) {
-      setTimeout(refresh, 700);
+    }
+    if (document.querySelector("[data-refresh]")) {
+      clearTimeout(again);
+      again = setTimeout(refresh, 700);
     }
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);

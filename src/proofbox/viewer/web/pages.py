@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from proofbox.delivery.backend.sessions import PREFIX, has_token, is_from_our_page
 from proofbox.errors import NotFoundError, ProofboxError
-from proofbox.evidence.bundle.paths import INDEX
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.campaigns.loading import load_campaign
 from proofbox.probes.comparison import compare_plan_runs
@@ -40,13 +39,17 @@ from proofbox.viewer.catalog import find_items, kind_of, place_of
 from proofbox.viewer.compare import compare_attempts
 from proofbox.viewer.reading import EvidenceCache
 from proofbox.viewer.rendering import Renderer, assets
-from proofbox.viewer.runs import RunView, read_view, run_mark, unchecked_view
-from proofbox.viewer.selection import Query, run_values
+from proofbox.viewer.runs import RunReader, is_small, run_mark, unchecked_view
+from proofbox.viewer.selection import ROWS, Query, run_values
 from proofbox.viewer.timeline import read_timeline
 from proofbox.viewer.web.access import Access
 from proofbox.viewer.web.live import changes
 
 MAX_OTHERS: Final = 100
+SMALL_WAIT: Final = 0.5
+"""Seconds that a page waits for what it shows, if that is probably read within them."""
+LARGE_WAIT: Final = 0.0
+"""The page of a long run shows what is known, and asks again."""
 _MEDIA: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 Handler = Callable[[Request], Response]
 
@@ -59,7 +62,7 @@ class ViewerPages:
         self._access = access
         self._renderer = Renderer()
         self._evidence = EvidenceCache()
-        self._runs = BackgroundReader(read_view, run_mark)
+        self._runs = BackgroundReader(RunReader().read, run_mark)
         self._campaigns = BackgroundReader(load_campaign, campaign_mark)
 
     def routes(self) -> list[Route]:
@@ -174,16 +177,16 @@ class ViewerPages:
     def _run(self, request: Request) -> Response:
         at, path = self._place(request)
         query = Query.of(request.query_params)
-        view = self._view(path)
-        return self._page("run.html", **run_values(at, view, query))
-
-    def _view(self, path: Path) -> RunView:
-        committed = os.path.lexists(path / INDEX)
-        return (self._runs.get(path) if committed else self._runs.get(path, None)) or unchecked_view(path)
+        known = self._runs.get(path, SMALL_WAIT if is_small(path) else LARGE_WAIT)
+        view = known.result
+        if view is None or (view.committed and not known.current):
+            view = unchecked_view(path, (query.page - 1) * ROWS, ROWS)
+        return self._page("run.html", **run_values(at, view, query, current=known.current))
 
     def _campaign(self, request: Request) -> Response:
         at, path = self._place(request)
-        report = self._campaigns.get(path, 0.5)
+        known = self._campaigns.get(path, SMALL_WAIT)
+        report = known.result if known.current or (known.result and not known.result.committed) else None
         plots = None if report is None else plots_of(report)
         return self._page("campaign.html", at=at, report=report, plots=plots, place=path.name)
 

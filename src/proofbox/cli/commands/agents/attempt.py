@@ -67,12 +67,12 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
     from proofbox.lab.reports.suite_run import AttemptFacts
 
     found = find(run, id)
-    facts, why_not = AttemptFacts.of(found.attempt, found.bundle), found.doubt
+    facts, why_not = AttemptFacts.of(found.attempt, found.bundle), found.evidence_problem
     documents = read_documents(found.bundle)
     text = [] if why_not is None else [f"its evidence is invalid: {why_not}"]
     text += [f"{name}: {getattr(facts, name)}" for name in AttemptFacts.__struct_fields__]
     text += ["documents: " + ", ".join(sorted(documents))]
-    document = AttemptDocument(attempt=facts, doubt=why_not, documents=documents)
+    document = AttemptDocument(attempt=facts, evidence_problem=why_not, documents=documents)
     show(document, lambda: printable("\n".join(text)), as_json=json)
     return 0
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.attempt import Id, Run, find
 from proofbox.cli.commands.agents.trial import NO_FLAGS, AttemptArgs, summary
@@ -43,7 +41,6 @@ def fork(
       proofbox attempt fork answer.1 retry --step 2 --run out
       proofbox attempt fork t1 --step 3 --prompt "now try it without the cache" --out t2
     """
-    from proofbox.cli.commands.agents.documents import AttemptForkDocument
     from proofbox.lab.attempt.adhoc.fork import fork_attempt
 
     found = find(run, id)
@@ -51,11 +48,9 @@ def fork(
     prompt = attempt.read_prompt() if attempt.has_prompt else None
     made = fork_attempt(found.bundle, step, place, prompt=prompt, trust=trust, **attempt.options(box, json=json))
     continued = made.attempt
-    ok = continued is None or continued.status == "completed"
     lines = [f"files after step {step} of {found.attempt.id}: {made.workspace}"]
-    document = AttemptForkDocument(ok=ok, **msgspec.structs.asdict(made))
-    show(document, lambda: printable("\n".join(lines)) if continued is None else summary(continued), as_json=json)
-    return 0 if ok else 1
+    show(made, lambda: printable("\n".join(lines)) if continued is None else summary(continued), as_json=json)
+    return 0 if made.ok else 1
 
 
 def _free_name(name: str) -> Path:

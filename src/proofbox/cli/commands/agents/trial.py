@@ -142,13 +142,11 @@ def try_(
       proofbox runtime try --strategies scripted --script play.toml --prompt go --json
       proofbox runtime try --strategies process --command 'my-agent --quiet' --prompt-file task.md
     """
-    from proofbox.cli.commands.agents.documents import TryDocument
     from proofbox.lab.attempt.adhoc.run import run_attempt
 
     run = run_attempt(attempt.read_prompt(), workspace, **attempt.options(box, require, json=json))
-    ok = run.status == "completed"
-    show(TryDocument(ok=ok, **msgspec.structs.asdict(run)), lambda: summary(run), as_json=json)
-    return 0 if ok else 1
+    show(run, lambda: summary(run), as_json=json)
+    return 0 if run.ok else 1
 
 
 async def _progress(event: Event) -> None:

@@ -37,6 +37,7 @@ from proofbox.lab.reports.steps import diff_attempt, load_attempt
 from proofbox.lab.run.plan import box_settings, redactor_for
 from proofbox.lab.suite.reading import read_suite
 from proofbox.lab.suite.spec import Mission, Verify
+from proofbox.sandbox.client.signals import interrupting_waits
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.service import Sandboxes
 
@@ -125,20 +126,20 @@ def explore_attempt(
     several `strategies`, the branches use them in turn. `directory` is new, for the workspaces and the evidence of
     all branches. The other parameters are those of `fork_attempt`.
     """
-    return anyio.run(
-        partial(
-            explore_attempt_async,
-            attempt,
-            step,
-            directory,
-            prompt=prompt,
-            branches=branches,
-            verify=verify,
-            suite=suite,
-            trust=trust,
-            **options,
-        )
+    run = partial(
+        explore_attempt_async,
+        attempt,
+        step,
+        directory,
+        prompt=prompt,
+        branches=branches,
+        verify=verify,
+        suite=suite,
+        trust=trust,
+        **options,
     )
+    with interrupting_waits():
+        return anyio.run(run)
 
 
 async def explore_attempt_async(

@@ -30,6 +30,7 @@ from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptOptions
 from proofbox.lab.attempt.adhoc.run import carry_out
 from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot, ForkedFrom, RunnerRef
 from proofbox.lab.reports.steps import load_attempt, step_of
+from proofbox.sandbox.client.signals import interrupting_waits
 from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.workspace import Workspace
 
@@ -57,7 +58,9 @@ def fork_attempt(
     the files, and `ConsentRequired` if an attempt that was made elsewhere requests more than your own settings give;
     `trust` is that consent.
     """
-    return anyio.run(partial(fork_attempt_async, attempt, step, workspace, prompt=prompt, trust=trust, **options))
+    run = partial(fork_attempt_async, attempt, step, workspace, prompt=prompt, trust=trust, **options)
+    with interrupting_waits():
+        return anyio.run(run)
 
 
 async def fork_attempt_async(
@@ -86,7 +89,7 @@ async def fork_attempt_async(
     if prompt is None:
         return AttemptFork(fork=fork, workspace=made_at, attempt=None)
     made = await carry_out(prompt, place, source.completed(options), fork)
-    return AttemptFork(fork=fork, workspace=made.workspace, attempt=made)
+    return AttemptFork(ok=made.ok, fork=fork, workspace=made.workspace, attempt=made)
 
 
 class _Source:

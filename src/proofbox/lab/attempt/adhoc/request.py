@@ -15,10 +15,12 @@ from proofbox.agents.strategies import CandidateResult
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
+from proofbox.core.results import Document
 from proofbox.errors import ProofboxError
+from proofbox.lab.attempt.claims import Claim
 from proofbox.lab.attempt.cleaning import cleaned
 from proofbox.lab.attempt.documents import ForkedFrom, IntegrityFinding
-from proofbox.lab.attempt.result import AttemptResult
+from proofbox.lab.attempt.result import Verified
 from proofbox.sandbox.options import PolicyOptions
 
 Status = Literal["completed", "failed", "interrupted"]
@@ -85,10 +87,18 @@ class AttemptFailure(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class AttemptRun(AttemptResult, frozen=True, kw_only=True):
+class AttemptRun(Document, frozen=True, kw_only=True):
     """An attempt made by hand; its bundle has more. The final message, calls with the source `runtime_reported`, and
     the usage unless a gateway counted it, are claims of the agent."""
 
+    schema: str = "proofbox.runtime_try/1"
+    strategy: str
+    """The runtime that was used."""
+    claimed: Claim
+    verified: Verified
+    infra: str | None
+    """The code of the infrastructure failure; null if there was no failure."""
+    reason: str
     attempt_id: str
     mission_id: str
     bundle: str
@@ -119,10 +129,12 @@ class AttemptRun(AttemptResult, frozen=True, kw_only=True):
     """The attempt and step that it was forked from. Null: it is not a fork."""
 
 
-class AttemptFork(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptFork(Document, frozen=True, kw_only=True):
     """A workspace with the files of a step, and the attempt that continued there."""
 
+    schema: str = "proofbox.attempt_fork/1"
     fork: ForkedFrom
+    """The attempt and step that the workspace was forked from."""
     workspace: str
     attempt: AttemptRun | None
     """Null if no prompt was given, so that only the workspace was created."""

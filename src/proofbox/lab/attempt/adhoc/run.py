@@ -57,6 +57,7 @@ from proofbox.lab.run.plan import redactor_for
 from proofbox.lab.suite.meaning import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import BoxLimits, Mission, SuiteDocument, SuiteFields
+from proofbox.sandbox.client.signals import interrupting_waits
 from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.workspace import Workspace
 
@@ -76,7 +77,8 @@ def run_attempt(prompt: str, workspace: str | os.PathLike[str], **options: Unpac
     The directory becomes a workspace if it is not one yet. A failed turn is returned; an error is raised only if the
     agent's turn did not start, and then no bundle remains.
     """
-    return anyio.run(partial(run_attempt_async, prompt, workspace, **options))
+    with interrupting_waits():
+        return anyio.run(partial(run_attempt_async, prompt, workspace, **options))
 
 
 async def run_attempt_async(
@@ -240,6 +242,7 @@ class _AdHocSupervisor(Supervisor):
             raise AgentError("the attempt has no trace", op="attempt")
         status, error = self._status()
         made = AttemptRun(
+            ok=status == "completed",
             **ended.members,
             attempt_id=self.attempt.id,
             mission_id=self._mission.id,

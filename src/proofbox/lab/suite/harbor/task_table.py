@@ -194,7 +194,7 @@ class _Reader:
         self._note(f"task.toml: {'.'.join(path)[:120]} is not supported and was ignored")
 
     def _wrong(self, path: tuple[str, ...], message: str) -> None:
-        self._problems.say(path, f"task.toml: {'.'.join(path)}: {message}")
+        self._problems.add(path, f"task.toml: {'.'.join(path)}: {message}")
 
 
 def _words(value: object) -> str:

@@ -12,49 +12,28 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from proofbox.core.clock import Clock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.interpreter import module_child
 from proofbox.errors import InternalError
+from proofbox.lab.run.crews.contract import POLL_SECONDS, EventForwarder
+from proofbox.lab.run.plan import Plan
 
-POLL_SECONDS = 0.2
 EXIT_TIMEOUT = 30.0
 
-OnEvent = Callable[[dict[str, Any]], None]
 
+class LocalCrew:
+    """Worker processes on this machine: one per core, with as many slots as the run's concurrency needs."""
 
-class EventForwarder:
-    """Forwards events with their time, one at a time, until the callback fails; keeps the first failure for `check`."""
-
-    def __init__(self, on_event: OnEvent | None, clock: Clock) -> None:
-        self._on_event = on_event
-        self._clock = clock
-        self._failure: Exception | None = None
-        self._lock = threading.Lock()
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        with self._lock:  # every worker has its own reader thread
-            if self._on_event is not None and self._failure is None:
-                try:
-                    self._on_event({**event, "at": isoformat(self._clock.now())})
-                except Exception as error:
-                    self._failure = error
-
-    def check(self) -> None:
-        """Raise the callback's failure, if it failed."""
-        if self._failure is not None:
-            raise self._failure
-
-
-class Crew:
-    def __init__(self, out: Path, run_id: str, ids: IdSource, tell: EventForwarder) -> None:
+    def __init__(self, out: Path, plan: Plan, ids: IdSource, tell: EventForwarder) -> None:
         self._out = out
-        self._run_id = run_id
+        self._run_id = plan.run_id
+        self._most = 1 if plan.isolation == "shared" else min(os.cpu_count() or 1, plan.concurrency)
+        self._slots = -(-plan.concurrency // self._most)
         self._ids = ids
         self._emit = tell
         self._workers: dict[str, Popen[bytes]] = {}
@@ -62,14 +41,12 @@ class Crew:
         self._changed = threading.Event()
 
     def __iter__(self) -> Iterator[str]:
-        """Return the names of the workers."""
         return iter(self._workers)
 
-    def start_workers(self, wanted: int, slots: int, epoch: int) -> None:
-        """Start workers until there are `wanted`, each with `slots` concurrent attempts."""
-        while len(self._workers) < wanted:
+    def start_workers(self, left: int, epoch: int) -> None:
+        while len(self._workers) < min(self._most, left):
             name = self._ids.new_id("worker")
-            task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(slots), str(os.getpid()))
+            task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(self._slots), str(os.getpid()))
             child = module_child("proofbox.lab.run.worker", *task)
             # In its own session: Ctrl-C in a terminal reaches only the conductor, which then stops its workers.
             worker = Popen(
@@ -86,7 +63,6 @@ class Crew:
             self._readers.append(reader)
 
     def wait(self) -> int:
-        """Wait until an attempt or worker has ended, or briefly. Remove dead workers and return their number."""
         self._changed.wait(POLL_SECONDS)
         self._changed.clear()
         dead = [name for name, worker in self._workers.items() if worker.poll() is not None]
@@ -95,14 +71,12 @@ class Crew:
         return len(dead)
 
     def kill(self, name: str) -> None:
-        """Kill a worker that must not write any more, if it exists."""
         worker = self._workers.pop(name, None)
         if worker is not None:
             worker.kill()
             worker.wait()
 
     def join(self) -> None:
-        """Wait for the workers to notice that all work is done and exit; their last events are still read."""
         for worker in self._workers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(EXIT_TIMEOUT)

@@ -1,0 +1,320 @@
+/* The guest's side: init. It builds the root from the share, starts the box agent, and serves the console port. */
+#include "boxvm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/random.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <net/route.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/reboot.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define AGENT_ID 2000000061u /* as in the bubblewrap provider: no account has it */
+#define AGENT_SOCKET "/agent"
+enum { AGENT_FD = 20, CGROUP_FD = 21, MAX_SOCKETS = 64 };
+
+static const char *const modules[] = {"virtio", "virtio_ring", "virtio_mmio", "virtio_console", "fuse", "virtiofs"};
+static const char *const network_modules[] = {"failover", "net_failover", "virtio_net"};
+/* Entries of /proc that reveal the kernel; container runtimes mask the same ones. */
+static const char *const masked[] = {"acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi",
+                                     "timer_list", "timer_stats"};
+static const struct { const char *path; mode_t mode; } private[] = {
+    {"/tmp", 01777}, {"/var/tmp", 01777}, {"/home", 01777}, {"/run", 0755}};
+static const struct { const char *name; int minor, major; } devices[] = {
+    {"null", 3, 1}, {"zero", 5, 1}, {"full", 7, 1}, {"random", 8, 1}, {"urandom", 9, 1}, {"tty", 0, 5}};
+
+static char **options, **agent;
+static bool with_network;
+static const char *memory, *pids, *cpu;
+static int sockets[MAX_SOCKETS], socket_count, agent_fd, stream_fd = -1;
+
+static void load(const char *name) {
+    char path[64];
+    snprintf(path, sizeof path, "/modules/%s.ko", name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || (syscall(SYS_finit_module, fd, "", 0) && errno != EEXIST)) die(path);
+    close(fd);
+}
+
+static void must_mount(const char *source, const char *place, const char *kind, unsigned long flags, const char *data) {
+    if (mount(source, place, kind, flags, data)) die(place);
+}
+
+static char *in_root(const char *path) {
+    static char place[4096 + 8];
+    snprintf(place, sizeof place, "/new%s", path);
+    return place;
+}
+
+static void make_parents(char *path) {
+    for (char *at = path + 1; (at = strchr(at, '/')); at++) {
+        *at = 0;
+        if (mkdir(path, 0755) && errno != EEXIST && errno != EROFS) die(path);
+        *at = '/';
+    }
+}
+
+static void show(const char *source, const char *path) { /* bind a file or directory at a path of the root */
+    struct stat found;
+    char *place = in_root(path);
+    if (stat(source, &found)) die(source);
+    make_parents(place);
+    if (S_ISDIR(found.st_mode) ? mkdir(place, 0755) && errno != EEXIST : access(place, F_OK) && mknod(place, S_IFREG | 0644, 0)) die(place);
+    must_mount(source, place, NULL, MS_BIND, NULL);
+}
+
+static int listen_at(const char *path) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    strncpy(at.sun_path, path, sizeof at.sun_path - 1);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) || chmod(path, 0666) || listen(fd, 64)) die(path);
+    return fd;
+}
+
+static void write_file(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text)) die(path);
+    close(fd);
+}
+
+static void set_up_devices(void) {
+    must_mount("dev", "/new/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=0755");
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
+        char *place = in_root("/dev/");
+        strcat(place, devices[i].name);
+        if (mknod(place, S_IFCHR | 0666, makedev((unsigned)devices[i].major, (unsigned)devices[i].minor)) || chmod(place, 0666)) die(place);
+    }
+    if (mkdir("/new/dev/pts", 0755) || mkdir("/new/dev/shm", 01777) || symlink("pts/ptmx", "/new/dev/ptmx") ||
+        symlink("/proc/self/fd", "/new/dev/fd") || symlink("/proc/self/fd/0", "/new/dev/stdin") ||
+        symlink("/proc/self/fd/1", "/new/dev/stdout") || symlink("/proc/self/fd/2", "/new/dev/stderr"))
+        die("/dev");
+    must_mount("devpts", "/new/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620");
+    must_mount("shm", "/new/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777");
+}
+
+static void set_up_groups(void) {
+    if (mkdir("/cgroup", 0700)) die("/cgroup");
+    must_mount("cgroup", "/cgroup", "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+    write_file("/cgroup/cgroup.subtree_control", "+memory +pids +cpu");
+    if (mkdir("/cgroup/box", 0755) || chown("/cgroup/box", AGENT_ID, AGENT_ID) || chown("/cgroup/box/cgroup.procs", AGENT_ID, AGENT_ID)) die("/cgroup/box");
+    if (memory) write_file("/cgroup/box/memory.max", memory);
+    if (pids) write_file("/cgroup/box/pids.max", pids);
+    if (cpu) write_file("/cgroup/box/cpu.max", cpu);
+}
+
+static void set_up_network(void) {
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &lo)) die("the loopback interface");
+    if (with_network) { /* the addresses of QEMU's user network */
+        struct ifreq eth = {.ifr_name = "eth0"};
+        struct rtentry route = {.rt_flags = RTF_UP | RTF_GATEWAY};
+        struct sockaddr_in *at = (struct sockaddr_in *)&eth.ifr_addr, *via = (struct sockaddr_in *)&route.rt_gateway;
+        *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(0x0a00020f)}};
+        if (ioctl(fd, SIOCSIFADDR, &eth)) die("eth0");
+        at->sin_addr.s_addr = htonl(0xffffff00);
+        if (ioctl(fd, SIOCSIFNETMASK, &eth)) die("eth0");
+        eth.ifr_flags = IFF_UP | IFF_RUNNING;
+        if (ioctl(fd, SIOCSIFFLAGS, &eth)) die("eth0");
+        *via = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(0x0a000202)}};
+        route.rt_dst.sa_family = route.rt_genmask.sa_family = AF_INET;
+        if (ioctl(fd, SIOCADDRT, &route)) die("the default route");
+    }
+    close(fd);
+}
+
+static void parse(void) {
+    for (char **a = options; *a; a++) {
+        if (!strcmp(*a, "--")) { agent = a + 1; *a = NULL; return; }
+        if (!strcmp(*a, "--network")) with_network = true;
+        else if (!strcmp(*a, "--memory")) memory = *++a;
+        else if (!strcmp(*a, "--pids")) pids = *++a;
+        else if (!strcmp(*a, "--cpu")) cpu = *++a;
+        else if (!strcmp(*a, "--show") || !strcmp(*a, "--socket")) a++; /* when the root is there */
+        else errno = EINVAL, die(*a);
+    }
+    errno = EINVAL, die("no agent");
+}
+
+static void set_up_root(void) {
+    if (mkdir("/files", 0755) || mkdir("/new", 0755) || mkdir("/sockets", 0755)) die("mkdir");
+    must_mount("system", "/new", "virtiofs", MS_NOSUID | MS_NODEV | MS_RDONLY, NULL);
+    must_mount("files", "/files", "virtiofs", MS_NOSUID | MS_NODEV, NULL);
+    must_mount("sockets", "/sockets", "tmpfs", 0, "mode=0755");
+    for (size_t i = 0; i < sizeof private / sizeof *private; i++) {
+        char mode[32];
+        snprintf(mode, sizeof mode, "mode=%o", private[i].mode);
+        must_mount("tmpfs", in_root(private[i].path), "tmpfs", MS_NOSUID | MS_NODEV, mode);
+    }
+    if (chown("/new/run", AGENT_ID, AGENT_ID)) die("/run");
+    set_up_devices();
+    for (char **a = options; *a; a++) {
+        char path[4096 + 8];
+        if (!strcmp(*a, "--show")) {
+            snprintf(path, sizeof path, "/files%s", *++a);
+            show(path, *a);
+        } else if (!strcmp(*a, "--socket")) {
+            if (socket_count == MAX_SOCKETS) errno = E2BIG, die("sockets");
+            snprintf(path, sizeof path, "/sockets/%d", socket_count);
+            sockets[socket_count++] = listen_at(path);
+            show(path, *++a);
+        } else if (!strcmp(*a, "--memory") || !strcmp(*a, "--pids") || !strcmp(*a, "--cpu")) {
+            a++;
+        }
+    }
+}
+
+static pid_t start_agent(void) {
+    int program = open("/boxagent", O_RDONLY | O_CLOEXEC), group = open("/cgroup/box", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (program < 0 || group < 0) die("/boxagent");
+    pid_t pid = (pid_t)syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | SIGCHLD, NULL, NULL, NULL, 0);
+    if (pid < 0) die("fork");
+    if (pid) {
+        close(program);
+        close(group);
+        return pid;
+    }
+    write_file("/cgroup/box/cgroup.procs", "0");
+    unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+    must_mount("proc", "/new/proc", "proc", flags, NULL);
+    for (size_t i = 0; i < sizeof masked / sizeof *masked; i++) {
+        struct stat found;
+        char *place = in_root("/proc/");
+        strcat(place, masked[i]);
+        if (stat(place, &found)) continue;
+        if (S_ISDIR(found.st_mode)) must_mount("tmpfs", place, "tmpfs", flags | MS_RDONLY, "mode=0555");
+        else must_mount("/new/dev/null", place, NULL, MS_BIND, NULL);
+    }
+    must_mount(NULL, "/new/proc", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | flags, NULL);
+    if (chdir("/new") || mount("/new", "/", NULL, MS_MOVE, NULL) || chroot(".") || chdir("/")) die("/new");
+    if (dup2(agent_fd, AGENT_FD) < 0 || dup2(group, CGROUP_FD) < 0) die("dup2");
+    syscall(SYS_execveat, program, "", agent, (char *[]){NULL}, AT_EMPTY_PATH);
+    die("the box agent");
+}
+
+static void configure(const uint8_t *data, size_t size) {
+    struct timespec now = {(time_t)get(data, 8), (long)get(data + 8, 8)};
+    struct { struct rand_pool_info info; uint8_t bytes[RANDOM]; } seed = {.info = {RANDOM * 8, RANDOM}};
+    if (clock_settime(CLOCK_REALTIME, &now)) die("the clock");
+    memcpy(seed.bytes, data + 16, RANDOM);
+    int fd = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || ioctl(fd, RNDADDENTROPY, &seed)) die("/dev/urandom");
+    close(fd);
+    size_t count = 0, at = 16 + RANDOM;
+    char *text = malloc(size);
+    for (size_t i = at; i < size; i++) count += data[i] == 0;
+    options = calloc(count + 1, sizeof *options);
+    if (!text || !options) die("out of memory");
+    memcpy(text, data, size);
+    for (size_t n = 0; n < count; at += strlen(text + at) + 1) options[n++] = text + at;
+    parse();
+    if (!strcmp(agent[1] ? agent[1] : "", "--listen")) {
+        agent_fd = listen_at(AGENT_SOCKET); /* a path that only init sees */
+        return;
+    }
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) die("socketpair");
+    stream_fd = ends[0];
+    agent_fd = ends[1];
+}
+
+static int connect_to_agent(void) {
+    int fd = stream_fd;
+    stream_fd = -1;
+    if (fd >= 0 || strcmp(agent[1], "--listen")) return fd;
+    struct sockaddr_un to = {.sun_family = AF_UNIX, .sun_path = AGENT_SOCKET};
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to)) close(fd), fd = -1;
+    return fd;
+}
+
+static void on_frame(uint8_t type, uint32_t id, const uint8_t *data, size_t size) {
+    if (type == CONFIG && size > 16 + RANDOM && data[size - 1] == 0 && !options) configure(data, size);
+    else if (type == OPEN && options) accept_channel(id, connect_to_agent());
+    else errno = EPROTO, die("a frame's type");
+}
+
+_Noreturn static void finish(void) {
+    sync();
+    frame(BYE, 0, NULL, 0);
+    for (int tries = 0; tries < 100 && !flush_port(); tries++) poll(NULL, 0, 10);
+    reboot(RB_AUTOBOOT); /* QEMU ends instead: -no-reboot */
+    for (;;) pause();
+}
+
+_Noreturn static void serve(int signals, pid_t agent_pid) {
+    struct pollfd set[MAX_CHANNELS + MAX_SOCKETS + 8];
+    for (;;) {
+        int n = 0;
+        set[n++] = (struct pollfd){signals, POLLIN, 0};
+        for (int i = 0; i < socket_count; i++)
+            set[n++] = (struct pollfd){channel_count() < MAX_CHANNELS - MAX_SOCKETS ? sockets[i] : -1, POLLIN, 0};
+        if (poll(set, (nfds_t)n + watch_channels(set + n), -1) < 0 && errno != EINTR) die("poll");
+        if (set[0].revents) {
+            struct signalfd_siginfo info;
+            while (read(signals, &info, sizeof info) == sizeof info) {}
+            for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG)) > 0;)
+                if (pid == agent_pid) finish();
+        }
+        if (!serve_channels(set + n, on_frame)) finish();
+        for (int i = 0; i < socket_count; i++) {
+            int fd = set[1 + i].revents ? accept4(sockets[i], NULL, NULL, SOCK_CLOEXEC) : -1;
+            if (fd >= 0) open_channel(fd, (uint32_t)i);
+        }
+        flush_port();
+    }
+}
+
+static int open_port(void) { /* its name contains the number of its device, which depends on the order of their detection */
+    for (int tries = 0, fd; tries < 6000; tries++) {
+        char path[32];
+        snprintf(path, sizeof path, "/dev/vport%dp1", tries % 3);
+        if ((fd = open(path, O_RDWR | O_CLOEXEC)) >= 0) return fd;
+        if (tries % 3 == 2) poll(NULL, 0, 5);
+    }
+    die("the console port");
+}
+
+_Noreturn void guest(void) {
+    struct pollfd set[2];
+    is_guest = true;
+    if (mount("dev", "/dev", "devtmpfs", 0, NULL)) die("/dev");
+    for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) load(modules[i]);
+    use_port(open_port());
+    frame(READY, 0, NULL, 0);
+    flush_port();
+    while (!options) {
+        watch_channels(set);
+        if (poll(set, 1, -1) < 0 || !serve_channels(set, on_frame)) die("the console port");
+    }
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    int signals = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (signals < 0 || sigprocmask(SIG_SETMASK, &mask, NULL)) die("signalfd");
+    sethostname("box", 3);
+    for (size_t i = 0; with_network && i < sizeof network_modules / sizeof *network_modules; i++) load(network_modules[i]);
+    set_up_network();
+    set_up_groups();
+    set_up_root();
+    pid_t pid = start_agent();
+    close(agent_fd);
+    serve(signals, pid);
+}

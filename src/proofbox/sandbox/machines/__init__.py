@@ -1,0 +1,1 @@
+"""Virtual machines: their kernel, their initramfs, and the programs that run them."""

@@ -1,0 +1,105 @@
+"""The command lines of QEMU and virtiofsd."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+from proofbox.core.files.programs import find_program
+from proofbox.errors import ProviderUnavailable
+
+Acceleration = Literal["kvm", "tcg"]
+
+DEFAULT_MEMORY_MB = 1024
+"""Of a machine without a memory limit. The host provides it only as far as the guest uses it."""
+GUEST_MEMORY_MB = 128
+"""What the guest's kernel needs beside the memory limit of the commands."""
+SYSTEM, FILES = "system", "files"
+_CACHE_SECONDS = 86400
+_QEMU = "qemu-system-x86_64"
+_VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd", "/usr/libexec/qemu/virtiofsd")
+# The kernel's calibration loops fail under emulation on a busy host: give it the results (`timing`).
+_TCG_OPTIONS = "no_timer_check mitigations=off nokaslr"
+_KERNEL_OPTIONS = "quiet loglevel=0 panic=-1 reboot=t random.trust_cpu=on cryptomgr.notests audit=0"
+_TICKS_PER_SECOND = 250  # Debian's CONFIG_HZ
+
+
+def find_qemu() -> str:
+    found = find_program(_QEMU, os.environ.get("PATH"))
+    if found is None:
+        raise ProviderUnavailable(
+            f"QEMU is not installed: there is no {_QEMU} on PATH",
+            op="probe",
+            fix_hints=["Debian, Ubuntu: sudo apt-get install qemu-system-x86"],
+        )
+    return os.path.realpath(found)
+
+
+def find_virtiofsd() -> str:
+    for path in _VIRTIOFSD:
+        if os.access(path, os.X_OK):
+            return path
+    raise ProviderUnavailable(
+        f"virtiofsd is not installed: not at {', '.join(_VIRTIOFSD)}",
+        op="probe",
+        fix_hints=["Debian 12: sudo apt-get install qemu-system-common", "newer: sudo apt-get install virtiofsd"],
+    )
+
+
+def qemu_command(
+    acceleration: Acceleration, kernel: str, initramfs: str, *, memory_mb: int | None, cpus: float | None, network: bool
+) -> list[str]:
+    """Return QEMU's command line for a machine without any device that it does not need.
+
+    boxvm replaces `@system`, `@files` and `@port` by descriptors.
+    """
+    return [
+        *qemu_base(acceleration, kernel, initramfs, memory_mb=memory_mb, cpus=cpus),
+        *(word for name in (SYSTEM, FILES) for word in _share_device(name)),
+        *("-chardev", "socket,id=port,fd=@port"),
+        *("-device", "virtio-serial-device,max_ports=2", "-device", "virtserialport,chardev=port"),
+        *(("-netdev", "user,id=net", "-device", "virtio-net-device,netdev=net") if network else ()),
+    ]
+
+
+def qemu_base(
+    acceleration: Acceleration, kernel: str, initramfs: str, *, memory_mb: int | None, cpus: float | None
+) -> list[str]:
+    memory = DEFAULT_MEMORY_MB if memory_mb is None else memory_mb + GUEST_MEMORY_MB
+    processors = 1 if cpus is None else max(1, min(math.ceil(cpus), os.cpu_count() or 1))
+    options = _KERNEL_OPTIONS if acceleration == "kvm" else f"{_KERNEL_OPTIONS} {_TCG_OPTIONS} {timing()}"
+    return [
+        find_qemu(),
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
+        *("-M", "microvm,rtc=on,isa-serial=off,memory-backend=memory"),
+        *("-accel", acceleration, "-cpu", "host" if acceleration == "kvm" else "max", "-smp", str(processors)),
+        *("-m", f"{memory}M", "-object", f"memory-backend-memfd,id=memory,size={memory}M,share=on"),
+        *("-global", "virtio-mmio.force-legacy=false"),
+        *("-kernel", kernel, "-initrd", initramfs, "-append", options),
+    ]
+
+
+def _share_device(name: str) -> list[str]:
+    chardev = f"socket,id={name},fd=@{name}"
+    return ["-chardev", chardev, "-device", f"vhost-user-fs-device,chardev={name},tag={name}"]
+
+
+def virtiofsd_command(name: str, *, cached: bool) -> list[str]:
+    """Return virtiofsd's command line for the directory `/NAME`. Without `cached`, the guest asks at every access.
+
+    Changes on the host are visible at once only without a cache, and programs start fast only with one.
+    """
+    options = [f"source=/{name}", "sandbox=chroot", "log_level=warn"]
+    options += ["cache=always", f"timeout={_CACHE_SECONDS}"] if cached else ["cache=auto", "timeout=0"]
+    return [find_virtiofsd(), "-f", f"--fd=@{name}", *(word for option in options for word in ("-o", option))]
+
+
+def timing() -> str:
+    """Return the kernel options that replace the calibration of its clocks: QEMU passes the host's cycles on."""
+    found = re.search(r"^cpu MHz\s*: ([0-9.]+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    khz = round(float(found[1]) * 1000) if found else 2_000_000
+    return f"tsc_early_khz={khz} lpj={khz * 1000 // _TICKS_PER_SECOND}"
