@@ -80,7 +80,7 @@ def test_acp_conforms_in_a_box_with_a_small_agent(check: str) -> None:
 
 
 @pytest.mark.needs("bubblewrap", "opencode")
-@pytest.mark.parametrize("check", NAMES if SOAK else ["control.interrupt-kills-the-command-and-ends-the-turn"])
+@pytest.mark.parametrize("check", NAMES if SOAK else ["leaving.close-ends-the-turn-in-progress"])
 def test_opencode_conforms_in_a_box(check: str) -> None:
     verdict(run_conformance("acp", provider="bubblewrap", only=[check]))
 
