@@ -321,7 +321,7 @@ def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int
 
 def _unregistered(found: RunResults, suite: Suite, run: FlowRun) -> Iterator[EvidenceFinding]:
     """Yield a finding if a run used other missions or files than were registered."""
-    if suite.sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
+    if suite.sha256 != run.suite_sha256 or found.plan.inputs != run.files:
         yield EvidenceFinding(NOT_REGISTERED, run_path(run), "its missions or files are not the registered ones")
 
 
