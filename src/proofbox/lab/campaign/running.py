@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from proofbox.core.files.removal import remove_tree
-from proofbox.errors import UsageError
+from proofbox.errors import RunInterrupted, UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.verify.embedded import RUNS
@@ -34,6 +34,7 @@ from proofbox.lab.campaign.registration import (
     register,
     require_consent,
     require_registered,
+    require_same_images,
 )
 from proofbox.lab.campaign.spec import SCHEMA as CAMPAIGN_SCHEMA
 from proofbox.lab.reports.campaigns.loading import REPORT, CommittedRuns, load_campaign, stored_report
@@ -149,20 +150,28 @@ def _conduct(
     on_event: OnSuiteEvent | None,
     stop: threading.Event | None,
 ) -> CampaignReport:
-    stop = stop or threading.Event()
-    timer = None
-    if campaign.document.campaign.timeout is not None:
-        timer = threading.Timer(campaign.document.campaign.timeout, stop.set)
-        timer.daemon = True
+    stop, expired = stop or threading.Event(), threading.Event()
+    limit = campaign.document.campaign.timeout
+
+    def expire() -> None:
+        expired.set()
+        stop.set()
+
+    timer = threading.Timer(limit or 0.0, expire)
+    timer.daemon = True
+    if limit is not None:
         timer.start()
     try:
         for run in manifest.runs:  # every run is planned, with copies of its files, before the first attempt
             _ensure_planned(campaign, run, out)
         for run in manifest.runs:
             conduct_run(flow_out(out, run.flow), run.run_id, on_event, stop)
+        require_same_images(campaign, manifest)
+    except RunInterrupted:
+        why = f"stopped at its timeout of {limit:g} s" if expired.is_set() else "was interrupted"
+        raise RunInterrupted(f"the campaign {why}", op="campaign", fix_hints=[resume_hint(out)]) from None
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
     report = load_campaign(out)
     _commit(manifest, out, report)
     return msgspec.structs.replace(report, committed=True, running=False)

@@ -205,12 +205,12 @@ def _conduct(conduct: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, js
 
         try:
             found = conduct(hear)
-        except (KeyboardInterrupt, RunInterrupted) as error:
+        except KeyboardInterrupt:
             progress.close()
             if progress.started is None:
                 raise
             hint = resume_hint(out)
-            if json or isinstance(error, RunInterrupted):
+            if json:
                 raise RunInterrupted("the campaign was interrupted", op="campaign", fix_hints=[hint]) from None
             with contextlib.suppress(OSError):
                 print(f"interrupted; {hint}", file=sys.stderr)
