@@ -308,3 +308,8 @@ def test_gate_passes_only_within_its_bound(gate: Gate, passed: bool) -> None:
     comparison = compare("a", scores_a, "b", scores_b, margin=0.05)
     flows = [flow_report(flow=gate.flow or "a")]
     assert [each.passed for each in judge([gate], flows, [comparison])] == [passed]
+
+
+def test_budget_gate_fails_if_tokens_are_unknown() -> None:
+    [found] = judge([Gate(type="budget", max=1000)], [flow_report(tokens_unknown=2)], [])
+    assert (found.passed, found.detail) == (False, "the tokens of 2 attempts are unknown")

@@ -187,6 +187,11 @@ def registered_digest(document: CampaignDocument, canary: int | None, runs: Sequ
     return digest_of({"spec": msgspec.to_builtins(document), "canary": canary, "flows": flows})
 
 
+def manifest_digest(manifest: CampaignManifest) -> str:
+    """Return the digest of a whole manifest, with the ids of its runs; the campaign's file may have been moved."""
+    return digest_of(msgspec.to_builtins(msgspec.structs.replace(manifest, path="")))
+
+
 def refuse_existing(out: Path) -> None:
     """Raise `CampaignExists` if the directory has a campaign."""
     if (out / MANIFEST).exists():
