@@ -403,3 +403,25 @@ def test_comparison_names_changed_missions(finished: str) -> None:
     Path("suite.toml").write_text(Path("suite.toml").read_text().replace("grep -qx 42 answer.txt", "true"))
     proofbox.run_campaign("campaign.toml", out="later")
     assert "the missions of agent" in proofbox.compare_campaigns(finished, "later").changed_inputs
+
+
+def test_verify_checks_the_runs_of_a_campaign(finished: str, capsys: pytest.CaptureFixture[str]) -> None:
+    packet = proofbox.check_publishable(finished).packet
+    assert packet is not None
+    whole = proofbox.verify(finished)
+    assert (whole.ok, whole.checked.bundles) == (True, 1 + 2 * (1 + 4))
+    run = read_manifest(Path(finished)).run("agent")
+    attempt = Path("flows/agent", run.run_id, "attempts/works.1.e1/prompt.txt")
+    Path(finished, attempt).write_text("changed")
+    for path in (finished, packet):
+        assert [(each.code, each.path) for each in proofbox.verify(path).findings] == [
+            ("size_mismatch", str(attempt))
+        ]
+    assert main(["verify", finished]) == 4
+    assert "size_mismatch" in capsys.readouterr().err
+    shutil.move(Path(finished, "flows/agent"), "elsewhere")
+    moved = proofbox.verify(finished)
+    assert (moved.ok, [note for note in moved.notes if run.run_id in note]) == (
+        True,
+        [f"the run flows/agent/{run.run_id} is not here, so it was not checked"],
+    )

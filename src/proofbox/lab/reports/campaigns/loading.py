@@ -19,8 +19,8 @@ from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.verify.campaign_runs import RUNS
 from proofbox.evidence.verify.check import check_bundle
-from proofbox.evidence.verify.embedded import RUNS
 from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
 from proofbox.lab.campaign.prices import Price, price_of
 from proofbox.lab.campaign.registration import (
