@@ -67,7 +67,7 @@ def main() -> int:
     replicates = max(1, options.attempts // (MISSIONS * FLOWS))
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place:
         os.environ["XDG_STATE_HOME"] = place
-        os.fsync = os.fdatasync = lambda _fd: None  # the campaign is only read, and need not survive a power cut
+        os.fsync = os.fdatasync = lambda fd: None  # noqa: ARG005 -- only read: it need not survive a power cut
         os.chdir(place)
         attempts = fill(write_campaign("large", MISSIONS, replicates), template())
         seconds, memory = report(Path("large/out"))
