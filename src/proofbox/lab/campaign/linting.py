@@ -10,9 +10,9 @@ import msgspec
 from proofbox.config.consent import Widening
 from proofbox.core.results import Document, ErrorBody
 from proofbox.core.spec_files.problems import Problem
-from proofbox.errors import CampaignInvalid, CampaignNotReady
+from proofbox.errors import CampaignInvalid, CampaignNotReady, SandboxError
 from proofbox.lab.campaign.preflight import PreflightFailure, preflight
-from proofbox.lab.campaign.reading import read_campaign
+from proofbox.lab.campaign.reading import Campaign, read_campaign
 from proofbox.lab.campaign.registration import describe, requests
 
 
@@ -29,7 +29,7 @@ class CampaignLint(Document, frozen=True, kw_only=True):
     attempts: int = 0
     """Planned attempts, without retries."""
     sha256: str | None = None
-    """The digest that would be registered now; null: the file is invalid."""
+    """The digest that would be registered now; null: the file is invalid, or an image is not available here."""
     problems: tuple[Problem, ...] = ()
     failures: tuple[PreflightFailure, ...] = ()
     """What prevents flows from running here."""
@@ -67,8 +67,15 @@ def lint_campaign(spec: str | os.PathLike[str]) -> CampaignLint:
         flows=tuple(campaign.suites),
         missions=campaign.missions,
         attempts=len(campaign.suites) * len(campaign.missions) * campaign.document.campaign.replicates,
-        sha256=describe(campaign, Path("campaign")).sha256,
+        sha256=_digest(campaign),
         failures=failures,
         widenings=requests(campaign),
         error=error,
     )
+
+
+def _digest(campaign: Campaign) -> str | None:
+    try:
+        return describe(campaign, Path("campaign")).sha256
+    except SandboxError:  # an image that is not available is one of the failures
+        return None
