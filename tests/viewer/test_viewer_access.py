@@ -85,7 +85,9 @@ def test_token_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(client: 
         "output",
         "diff",
         "files",
+        "file",
         "compare",
+        "flows",
         "live",
         "static/x/viewer.css",
     ],
@@ -131,7 +133,7 @@ def test_request_for_another_host_is_refused(client: Client, host: str) -> None:
 )
 def test_nothing_outside_the_directory_is_shown(client: Client, at: str) -> None:
     client.sign_in()
-    for page in ("open", "bundle", "attempt", "run", "files"):
+    for page in ("open", "bundle", "attempt", "run", "files", "file", "flows"):
         answer = client.page(page, at=at)
         assert answer.status == 404
         assert "Evidence valid" not in answer.text  # type: ignore[attr-defined]

@@ -49,29 +49,42 @@ class Renderer:
     """Renders templates for the server, or for an export."""
 
     def __init__(self, mode: Mode = "server") -> None:
-        environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("proofbox.viewer", "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        environment.globals.update(
-            mode=mode,
-            url=address if mode == "server" else anchor,
-            symbols=SYMBOLS,
-            labels=LABELS,
-            asset=asset_url,
-        )
-        environment.filters.update(
-            visible=visible, cut=cut, terminal=terminal, diff=diff_lines, bytes=size, ms=duration, percent=percent
-        )
-        for name in environment.list_templates():  # compiled now, and not while the first page waits
-            environment.get_template(name)
-        self._environment = environment
+        self._environment = _environment(mode)
 
     def render(self, template: str, /, **values: Any) -> Markup:
         return Markup(self._environment.get_template(template).render(**values))  # noqa: S704 (autoescaped)
+
+
+@cache
+def _environment(mode: Mode) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("proofbox.viewer", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(
+        mode=mode,
+        url=address if mode == "server" else anchor,
+        symbols=SYMBOLS,
+        labels=LABELS,
+        asset=asset_url,
+    )
+    environment.filters.update(
+        visible=visible,
+        cut=cut,
+        plain=printable,
+        terminal=terminal,
+        diff=diff_lines,
+        bytes=size,
+        ms=duration,
+        percent=percent,
+        points=points,
+    )
+    for name in environment.list_templates():  # compiled now, and not while the first page waits
+        environment.get_template(name)
+    return environment
 
 
 def address(page: str, /, **parameters: Any) -> str:
@@ -131,6 +144,11 @@ def size(count: int) -> str:
 
 def percent(value: float | None) -> str:
     return "–" if value is None else f"{value * 100:.1f} %"
+
+
+def points(value: float) -> str:
+    """Return a difference of rates in percentage points, with its sign."""
+    return f"{value * 100:+.1f} points".replace("-", "\N{MINUS SIGN}")
 
 
 @cache
