@@ -38,6 +38,7 @@ SYMBOLS: Final = {
     "repaired": "▲",
     "writing": "…",
     "running": "…",
+    "interrupted": "▲",
     "checking": "…",
     "mixed": "◐",
 }
