@@ -93,6 +93,25 @@ def test_timeline_is_paged_and_shows_idle_time_and_model_requests(bundle: Path) 
     assert (last.next, last.entries[-1].line) == (None, 999)
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_outputs_and_steps_are_joined_by_occurrence_of_their_id(tmp_path: Path, first: int) -> None:
+    commands = ["pytest", "edit", "curl"]
+    with BundleWriter.create(tmp_path, run_id="run-reuse") as made:
+        with made.open_log("events.jsonl") as events, made.open_log("steps.jsonl") as steps:
+            for number, command in enumerate(commands, 1):
+                kind = "file_change" if command == "edit" else "tool_call"
+                events.append({"event": kind, "at_ms": number, "item": "x", "tool": "command", "command": command})
+                steps.append({"step": {"n": number, "kind": kind, "item": "x"}})
+            events.append({"event": "item_started", "at_ms": 9, "item": "x", "command": "never ends"})
+        with made.open_log("tool.calls.jsonl") as calls:
+            for number in (1, 3):
+                calls.append({"call": "x", "output_bytes": number})
+    entries = read_timeline(open_evidence(made.path), first).entries
+    joined = [(each.step.step.n, each.call and each.call.output_bytes) for each in entries if each.step]
+    assert joined == [(1, 1), (2, None), (3, 3)][first:]
+    assert entries[-1].text == "never ends", "not hidden by an earlier call with its id"
+
+
 def rows(count: int) -> tuple[AttemptRow, ...]:
     outcomes = ("passed", "failed", "infra", "unverified")
     return tuple(

@@ -168,10 +168,10 @@ def _conditions(verification: Mapping[str, Any]) -> Iterator[str]:
 
 def find_step(evidence: OpenedEvidence, number: int) -> StepLine:
     """Return a step by its number. Raises NotFoundError."""
-    found = evidence.find(STEPS, _Numbered, "number", {str(number)}).get(str(number))
-    if found is None:
+    found = evidence.find(STEPS, _Numbered, "number", {str(number): 1})[str(number)]
+    if not found:
         raise NotFoundError(f"the attempt has no step {number}", op="view")
-    return found
+    return found[0]
 
 
 class _Numbered(StepLine, frozen=True):

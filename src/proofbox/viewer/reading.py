@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,18 +124,28 @@ class OpenedEvidence:
                 found.append(line)
         return [_parsed(line) for line in found]
 
-    def find(self, log: str, kind: type[_T], member: str, wanted: set[str]) -> dict[str, _T]:
-        """Return the first entry of a log for each value of `member` in `wanted`."""
-        found: dict[str, _T] = {}
+    def find(
+        self, log: str, kind: type[_T], member: str, wanted: Mapping[str, int], *, before: int | None = None
+    ) -> dict[str, list[_T]]:
+        """Return the first entries of a log for each value of `member` in `wanted`, which has their number.
+
+        Entries from line number `before` on are not searched.
+        """
+        found: dict[str, list[_T]] = {value: [] for value in wanted}
+        left = sum(wanted.values())
         decoder = msgspec.json.Decoder(kind)
-        for line in self._split(log, lambda: len(found) < len(wanted)):
+        for number, line in enumerate(self._split(log, lambda: left > 0)):
+            if number == before:
+                left = 0
+                continue
             try:
                 entry = decoder.decode(line)
             except msgspec.DecodeError:
                 continue
-            key = getattr(entry, member)
-            if key in wanted:
-                found.setdefault(key, entry)
+            entries = found.get(getattr(entry, member))
+            if entries is not None and len(entries) < wanted[getattr(entry, member)]:
+                entries.append(entry)
+                left -= 1
         return found
 
     def _split(self, log: str, go_on: Callable[[], bool]) -> Iterator[bytes]:
