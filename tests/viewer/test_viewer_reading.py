@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile import BIDI, TERMINAL
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 from proofbox import BundleWriter
 from proofbox.core.text import printable
 from proofbox.errors import BundleCorrupt
+from proofbox.viewer import compare
 from proofbox.viewer.ansi import styled
-from proofbox.viewer.reading import EvidenceCache, open_evidence
+from proofbox.viewer.attempts import read_attempt
+from proofbox.viewer.compare import compare_attempts
+from proofbox.viewer.reading import EvidenceCache, OpenedEvidence, open_evidence
 from proofbox.viewer.rendering import Renderer, diff_lines, terminal
 from proofbox.viewer.runs import AttemptRow, RunView
 from proofbox.viewer.selection import ROWS, Query, run_values, select
@@ -110,6 +114,54 @@ def test_outputs_and_steps_are_joined_by_occurrence_of_their_id(tmp_path: Path, 
     joined = [(each.step.step.n, each.call and each.call.output_bytes) for each in entries if each.step]
     assert joined == [(1, 1), (2, None), (3, 3)][first:]
     assert entries[-1].text == "never ends", "not hidden by an earlier call with its id"
+
+
+def attempt(out: Path, name: str, *steps: dict[str, Any]) -> OpenedEvidence:
+    with BundleWriter.create(out, run_id=name) as made, made.open_log("steps.jsonl") as log:
+        for number, step in enumerate(steps, 1):
+            line = {"step": {"n": number, "kind": "tool_call", "command": "make", **step}}
+            log.append({**line, **{key: step.pop(key) for key in [*step] if key.startswith("diff")}})
+            log.append({"turn_end": {"turn": "t"}})
+    return open_evidence(made.path)
+
+
+LEFT_OUT = {"diff_omitted": "it has 9999999 bytes"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ({"diff_sha256": "d"}, {"diff_sha256": "d"}, True),
+        ({"diff_sha256": "d"}, {"diff_sha256": "e"}, False),
+        ({"changed": 5}, {"changed": 9000}, False),
+        ({**LEFT_OUT, "snapshot_after": "a"}, {**LEFT_OUT, "snapshot_after": "a"}, True),
+        ({**LEFT_OUT, "snapshot_after": "a"}, {**LEFT_OUT, "snapshot_after": "b"}, False),
+        ({**LEFT_OUT, "snapshot_before": "a"}, {**LEFT_OUT, "snapshot_before": "b"}, False),
+        ({"diff_sha256": "of a binary file", "snapshot_after": "a"}, {"diff_sha256": "of a binary file"}, False),
+        ({"diff_sha256": "d", "snapshot_before": "a"}, {"diff_sha256": "d", "snapshot_before": "b"}, True),
+        ({"status": 5}, {"status": 5}, False),
+    ],
+)
+def test_steps_are_the_same_only_if_their_effects_are(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], same: bool
+) -> None:
+    found = compare_attempts(attempt(tmp_path, "first", dict(first)), attempt(tmp_path, "second", dict(second)))
+    assert found.divergence == (None if same else 1)
+
+
+def test_comparison_of_long_attempts_states_that_it_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "MAX_STEPS", 3)
+    for count, expected in ((3, False), (4, True)):
+        steps: list[dict[str, Any]] = [{} for _ in range(count)]
+        one = attempt(tmp_path, f"one-{count}", *steps)
+        two = attempt(tmp_path, f"two-{count}", *steps[:-1], {"command": "curl evil" if expected else "make"})
+        found = compare_attempts(one, two)
+        assert (found.divergence, found.total, found.partial) == (None, 3, expected)
+        sides = [{"at": "x", "evidence": each, "attempt": read_attempt(each)} for each in (one, two)]
+        page = Renderer().render("compare.html", root="", found=found, sides=sides)
+        assert ("The first 3 steps are the same" if expected else "All 3 steps are the same") in page
 
 
 def rows(count: int) -> tuple[AttemptRow, ...]:

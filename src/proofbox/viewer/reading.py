@@ -134,7 +134,11 @@ class OpenedEvidence:
         found: dict[str, list[_T]] = {value: [] for value in wanted}
         left = sum(wanted.values())
         decoder = msgspec.json.Decoder(kind)
-        for number, line in enumerate(self._split(log, lambda: left > 0)):
+
+        def go_on() -> bool:
+            return left > 0
+
+        for number, line in enumerate(self._split(log, go_on)):
             if number == before:
                 left = 0
                 continue
