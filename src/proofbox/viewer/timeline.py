@@ -19,6 +19,10 @@ from proofbox.viewer.reading import OpenedEvidence
 PAGE: Final = 100
 """Events of one page."""
 SOURCES: Final = ("observed", "gateway", "runtime_reported")
+MAX_VALUE: Final = 8 << 10
+"""Maximum number of characters of a text of an event on a page. Proofbox records less; forged evidence may not."""
+MAX_DECISIONS: Final = 20
+"""Maximum number of decisions about a step on a page."""
 IDLE_MS: Final = 2000.0
 """A pause without any event that is shown as idle time."""
 Kind = Literal[
@@ -118,7 +122,8 @@ def _entries(
     last_ms = _number(before.get("at_ms"))
     ended = {each.get("item") for each in events if each.get("event") in ("tool_call", "file_change")}
     totals: dict[tuple[str, str], int] = {}
-    for line, event in enumerate(events, first):
+    for line, found in enumerate(events, first):
+        event = {name: value[:MAX_VALUE] if isinstance(value, str) else value for name, value in found.items()}
         at_ms = _number(event.get("at_ms"))
         name = event.get("event")
         item = str(event.get("item", ""))
@@ -140,7 +145,7 @@ def _entry(
     totals: dict[tuple[str, str], int],
 ) -> TimelineEntry:
     name = str(event.get("event", ""))
-    decisions = step.step.decisions if step is not None else ()
+    decisions = step.step.decisions[:MAX_DECISIONS] if step is not None else ()
 
     def entry(
         kind: Kind, title: str, member: str = "text", *facts: str, source: str = "runtime_reported"
