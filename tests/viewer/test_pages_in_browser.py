@@ -238,7 +238,7 @@ def test_page_follows_a_run_until_it_commits(tab: Tab, sample: Sample) -> None:
             page.get_by_text(f"{number} of 2 attempts ended").wait_for()
         assert page.locator(".tile.passed dd").inner_text().startswith("2")
     page.locator(".integrity.invalid").wait_for()
-    assert "schedule" in page.locator(".integrity.invalid").inner_text(), "only evidence counts after the commit"
+    assert "ledger_disagrees" in page.locator(".integrity.invalid").inner_text(), "after the commit, evidence counts"
     assert page.evaluate("window.same"), "the page was not loaded again"
 
 

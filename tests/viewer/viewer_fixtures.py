@@ -273,7 +273,7 @@ def watch(page: Any) -> Tab:
         found.problems.append(f"dialog {dialog.message}")
         dialog.dismiss()
 
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(30_000)
     page.on("pageerror", lambda error: found.problems.append(str(error)))
     page.on("console", lambda message: found.problems.append(message.text) if message.type == "error" else None)
     page.on("dialog", refuse)
