@@ -8,6 +8,8 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+from hostile import LINE, NAME, TEXT
+from viewer_fixtures import hostile_attempt
 
 from proofbox import BundleWriter
 from proofbox.errors import NotFoundError, UsageError
@@ -107,6 +109,14 @@ def test_every_page_needs_the_cookie_and_the_secret_path(client: Client, page: s
         assert "run-shown</" not in answer.text  # type: ignore[attr-defined]
 
 
+def test_browser_without_a_session_gets_only_the_style(client: Client) -> None:
+    answer = client.get("/")
+    assert (answer.status, 'href="/viewer.css"' in answer.text) == (403, True)  # type: ignore[attr-defined]
+    style = client.get("/viewer.css")
+    assert (style.status, str(style.headers["Content-Type"]).partition(";")[0]) == (200, "text/css")
+    assert client.get("/viewer.js").status == 404
+
+
 @pytest.mark.parametrize("token", ["", "wrong", "\u00e9"])
 def test_wrong_token_is_refused(client: Client, token: str) -> None:
     assert client.get(f"/?{urlencode({'token': token})}").status == 403
@@ -116,8 +126,9 @@ def test_wrong_token_is_refused(client: Client, token: str) -> None:
 
 def test_pasted_token_leads_to_the_page_of_an_ended_session(client: Client) -> None:
     token = client.parts.query.partition("=")[2]
-    answer = client.get("/s/old/sign-in", "POST", urlencode({"token": token, "next": "bundle?at=run-shown"}))
-    assert (answer.status, str(answer.headers["Location"]).endswith("/bundle?at=run-shown")) == (303, True)
+    for above in ("/s/old/", "/"):
+        answer = client.get(f"{above}sign-in", "POST", urlencode({"token": token, "next": "bundle?at=run-shown"}))
+        assert (answer.status, str(answer.headers["Location"]).endswith("/bundle?at=run-shown")) == (303, True)
     answer = client.get("/s/old/sign-in", "POST", urlencode({"token": token, "next": "//192.0.2.1/"}))
     assert str(answer.headers["Location"]).startswith("/s/")
     assert "192.0.2.1" not in str(answer.headers["Location"])
@@ -137,6 +148,16 @@ def test_nothing_outside_the_directory_is_shown(client: Client, at: str) -> None
         answer = client.page(page, at=at)
         assert answer.status == 404
         assert "Evidence valid" not in answer.text  # type: ignore[attr-defined]
+
+
+def test_page_of_forged_evidence_is_bounded(client: Client, root: Path) -> None:
+    hostile_attempt(root, "x" * 10_000 + TEXT, "x" * 80_000 + NAME, LINE, times=60)
+    client.sign_in()
+    answer = client.page("attempt", at="attempt-hostile")
+    text: str = answer.text  # type: ignore[attr-defined]
+    assert answer.status == 200
+    assert len(text) < 2_000_000
+    assert max(map(len, text.split("<"))) < 70_000, "no text is longer than a part of an output"
 
 
 def test_methods_that_change_something_do_not_exist(client: Client) -> None:

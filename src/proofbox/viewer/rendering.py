@@ -18,6 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from proofbox.core.text import preview, printable
+from proofbox.delivery.backend.style import base_style
 from proofbox.viewer.ansi import styled
 from proofbox.viewer.attempts import MAX_TEXT
 from proofbox.viewer.timeline import duration
@@ -42,7 +43,8 @@ SYMBOLS: Final = {
     "checking": "…",
     "mixed": "◐",
 }
-ASSETS: Final = ("viewer.css", "viewer.js", "htmx.min.js", "evidence.js", "icon.svg")
+STYLE: Final = "viewer.css"
+ASSETS: Final = (STYLE, "viewer.js", "htmx.min.js", "evidence.js", "icon.svg")
 LABELS: Final = {"runtime_reported": "agent-reported", "observed": "observed", "gateway": "gateway"}
 
 
@@ -156,7 +158,8 @@ def points(value: float) -> str:
 def assets() -> Mapping[str, bytes]:
     """Return the style sheet and the scripts by name."""
     folder = files("proofbox.viewer") / "static"
-    return {name: (folder / name).read_bytes() for name in ASSETS}
+    found = {name: (folder / name).read_bytes() for name in ASSETS}
+    return {**found, STYLE: base_style().encode() + found[STYLE]}
 
 
 def asset_url(name: str) -> str:

@@ -23,6 +23,10 @@ PAGE: Final = 100
 ENDS: Final = ("tool_call", "file_change")
 """The events that end a call, each with a step of its own."""
 SOURCES: Final = ("observed", "gateway", "runtime_reported")
+MAX_VALUE: Final = 8 << 10
+"""Maximum number of characters of a text of an event on a page. Proofbox records less; forged evidence may not."""
+MAX_DECISIONS: Final = 20
+"""Maximum number of decisions about a step on a page."""
 IDLE_MS: Final = 2000.0
 """A pause without any event that is shown as idle time."""
 Kind = Literal[
@@ -163,7 +167,8 @@ def _entries(
 ) -> Iterator[TimelineEntry]:
     last_ms = _number(before.get("at_ms"))
     totals: dict[tuple[str, str], int] = {}
-    for line, event in enumerate(events, first):
+    for line, found in enumerate(events, first):
+        event = {name: value[:MAX_VALUE] if isinstance(value, str) else value for name, value in found.items()}
         at_ms = _number(event.get("at_ms"))
         if joined.is_part_of_a_later_entry(event):
             continue
@@ -183,7 +188,7 @@ def _entry(
     totals: dict[tuple[str, str], int],
 ) -> TimelineEntry:
     name = str(event.get("event", ""))
-    decisions = step.step.decisions if step is not None else ()
+    decisions = step.step.decisions[:MAX_DECISIONS] if step is not None else ()
 
     def entry(
         kind: Kind, title: str, member: str = "text", *facts: str, source: str = "runtime_reported"

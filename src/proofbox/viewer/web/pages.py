@@ -39,7 +39,7 @@ from proofbox.viewer.campaigns import campaign_evidence_mark, campaign_mark, plo
 from proofbox.viewer.catalog import find_items, kind_of, place_of
 from proofbox.viewer.compare import compare_attempts, compare_flows
 from proofbox.viewer.reading import EvidenceCache
-from proofbox.viewer.rendering import Renderer, assets, cut
+from proofbox.viewer.rendering import STYLE, Renderer, assets, cut
 from proofbox.viewer.runs import RunReader, evidence_mark, is_small, run_mark, unchecked_view
 from proofbox.viewer.selection import ROWS, Query, run_values
 from proofbox.viewer.snapshots import file_after, files_after
@@ -86,7 +86,8 @@ class ViewerPages:
         }
         return [
             Route("/", self._enter, methods=["GET"]),
-            Route(PREFIX + "{session}/sign-in", self._sign_in, methods=["POST"]),
+            Route(f"/{STYLE}", self._style, methods=["GET"]),
+            *(Route(above + "sign-in", self._sign_in, methods=["POST"]) for above in ("/", home)),
             Route(home + "static/{digest}/{name}", self._static, methods=["GET"]),
             Route(home + "annotate", self._annotate, methods=["POST"]),
             Route(home + "live", self._live, methods=["GET"]),
@@ -145,6 +146,10 @@ class ViewerPages:
             return Response("not found", 404, media_type="text/plain")
         keep = {"Cache-Control": "private, max-age=31536000, immutable"}
         return Response(assets()[name], media_type=_MEDIA[name.rpartition(".")[2]], headers=keep)
+
+    async def _style(self, _: Request) -> Response:
+        """Return the style sheet, the only thing that needs no session: a browser that is not signed in is told so."""
+        return Response(assets()[STYLE], media_type="text/css")
 
     # Pages
 
