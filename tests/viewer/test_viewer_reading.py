@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from proofbox.viewer.ansi import styled
 from proofbox.viewer.attempts import read_attempt
 from proofbox.viewer.compare import compare_attempts
 from proofbox.viewer.reading import EvidenceCache, OpenedEvidence, open_evidence
-from proofbox.viewer.rendering import Renderer, diff_lines, terminal
+from proofbox.viewer.rendering import Renderer, assets, diff_lines, terminal
 from proofbox.viewer.runs import AttemptRow, RunView
 from proofbox.viewer.selection import ROWS, Query, run_values, select
 from proofbox.viewer.timeline import PAGE, read_timeline
@@ -49,6 +50,36 @@ def test_colours_of_a_terminal_become_classes() -> None:
     assert r"\x1b[2J" in terminal(TERMINAL)
     assert r"\u202e" in terminal(BIDI)
     assert diff_lines("+<b>\n-x") == '<span class="add">+&lt;b&gt;</span><span class="del">-x</span>'
+
+
+def contrast(one: str, two: str) -> float:
+    """Return the contrast of two colours, as WCAG defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    high, low = sorted((luminance(one), luminance(two)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_combination_of_terminal_styles_is_readable(dark: bool) -> None:
+    style = re.sub(r"/\*.*?\*/", "", assets()["viewer.css"].decode(), flags=re.DOTALL).replace("#fff;", "#ffffff;")
+    light_part, _, dark_part = style.partition("prefers-color-scheme: dark")
+    colours: dict[str, str] = {}
+    for part in (light_part, dark_part.partition("\n}")[0] if dark else ""):
+        colours |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", part))
+    names = ["inverse", *(f"{kind}{number}" for kind in ("fg", "bg") for number in range(16))]
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", style)
+    for classes in itertools.product(["", "inverse"], ["", *names[1:17]], ["", *names[17:]]):
+        text, ground = "ink", "paper"
+        for selectors, body in rules:
+            if {each.strip()[1:] for each in selectors.split(",")} & set(filter(None, classes)):
+                text = (re.findall(r"\bcolor: var\(--([\w-]+)\)", body) or [text])[-1]
+                ground = (re.findall(r"\bbackground: var\(--([\w-]+)\)", body) or [ground])[-1]
+        assert contrast(colours[text], colours[ground]) >= 3, (classes, text, ground)
 
 
 @pytest.fixture
