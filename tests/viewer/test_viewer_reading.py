@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import re
 from pathlib import Path
@@ -17,7 +18,7 @@ from proofbox.core.text import printable
 from proofbox.errors import BundleCorrupt
 from proofbox.viewer import compare
 from proofbox.viewer.ansi import styled
-from proofbox.viewer.attempts import read_attempt
+from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
 from proofbox.viewer.compare import compare_attempts
 from proofbox.viewer.reading import EvidenceCache, OpenedEvidence, open_evidence
 from proofbox.viewer.rendering import Renderer, assets, diff_lines, terminal
@@ -145,6 +146,29 @@ def test_outputs_and_steps_are_joined_by_occurrence_of_their_id(tmp_path: Path, 
     joined = [(each.step.step.n, each.call and each.call.output_bytes) for each in entries if each.step]
     assert joined == [(1, 1), (2, None), (3, 3)][first:]
     assert entries[-1].text == "never ends", "not hidden by an earlier call with its id"
+
+
+@pytest.mark.parametrize(("name", "command"), [("a b; id", "verify '{}'"), ("run-1\ntouch x\n", ""), ("a\x1b[2J", "")])
+def test_command_to_copy_is_quoted_and_has_one_visible_line(tmp_path: Path, name: str, command: str) -> None:
+    with BundleWriter.create(tmp_path, run_id="run-1") as made:
+        made.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "a", "states": []})
+    place = made.path.rename(tmp_path / name)
+    evidence = open_evidence(place)
+    page = Renderer().render(
+        "_attempt.html",
+        at="x",
+        bundle="",
+        evidence=evidence,
+        attempt=read_attempt(evidence),
+        timeline=read_timeline(evidence),
+        fork_command=fork_command,
+        notes=[],
+        others=[],
+        form_token="",
+        **attempt_texts(evidence),
+    )
+    copied = [html.unescape(each) for each in re.findall('data-copy="([^"]*)"', page)]
+    assert copied == ([f"proofbox {command.format(place)}"] if command else [])
 
 
 def attempt(out: Path, name: str, *steps: dict[str, Any]) -> OpenedEvidence:

@@ -201,6 +201,11 @@ def fork_command(evidence: OpenedEvidence, step: int) -> str:
     return f"proofbox attempt fork {shlex.quote(str(evidence.path))} --step {step} NEW_DIR"
 
 
+def verify_command(evidence: OpenedEvidence) -> str:
+    """Return the command that verifies the evidence."""
+    return f"proofbox verify {shlex.quote(str(evidence.path))}"
+
+
 def attempt_texts(evidence: OpenedEvidence) -> dict[str, Any]:
     """Return the texts of an attempt's page that are artifacts of their own."""
     texts: dict[str, Any] = {}

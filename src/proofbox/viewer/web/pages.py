@@ -274,6 +274,8 @@ class ViewerPages:
             at = str(path.relative_to(self._root))
         except ProofboxError as error:
             return self._message(error.code, error.message, 400, hints=error.fix_hints)
+        except OSError as error:
+            return self._message("Not stored", f"The note cannot be stored: {error.strerror}", 400)
         return RedirectResponse(f"{self._access.session.path}open?{urlencode({'at': at})}", 303)
 
     # Fragments, which htmx puts into a page; without a script, they are pages
