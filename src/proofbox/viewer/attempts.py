@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from proofbox.errors import NotFoundError
@@ -16,6 +17,8 @@ from proofbox.viewer.timeline import StepLine, duration
 
 MAX_TEXT: Final = 64 << 10
 """Maximum number of bytes of one text on a page; the rest is on further pages."""
+MAX_LISTED: Final = 50
+"""Maximum number of commands of a verifier, and of other lists, on the page of an attempt."""
 _SHA256: Final = frozenset("0123456789abcdef")
 
 
@@ -84,28 +87,25 @@ def read_attempt(evidence: OpenedEvidence) -> AttemptView:
         detail=str(record.get("detail", "")),
         outcomes=tuple(_outcomes(evidence)),
         facts=tuple(_facts(record, report, evidence.document(artifacts.METRICS), runner)),
-        usage=tuple(_usage(report)),
-        commands=tuple(_commands(verification)),
-        conditions=tuple(_conditions(verification)),
+        usage=tuple(islice(_usage(report), MAX_LISTED)),
+        commands=tuple(islice(_commands(verification), MAX_LISTED)),
+        conditions=tuple(islice(_conditions(verification), MAX_LISTED)),
         error=f"{error.get('code', '')}: {error.get('message', '')}" if error else "",
         parent=record.get("parent"),
         fork=f"{fork.get('attempt_id', '')}, step {fork.get('step', '')}" if fork else "",
         claim=str(evidence.document(artifacts.FEEDBACK).get("result") or ""),
-        problems=tuple(f"{each.get('code')}: {each.get('message')}" for each in report.get("integrity") or []),
+        problems=tuple(
+            f"{each.get('code')}: {each.get('message')}" for each in (report.get("integrity") or [])[:MAX_LISTED]
+        ),
     )
 
 
 def _outcomes(evidence: OpenedEvidence) -> Iterator[OutcomeFact]:
     document = evidence.document(outcomes.PATH) if evidence.integrity in ("valid", "repaired") else {}
-    for name in outcomes.RESULTS:
+    for name, results in outcomes.RESULTS.items():
         found = document.get(name) or {}
-        yield OutcomeFact(
-            name,
-            *(
-                str(found.get(member, "unknown" if member == "result" else ""))
-                for member in ("result", "by", "how", "detail")
-            ),
-        )
+        result = found.get("result") if found.get("result") in results else "unknown"
+        yield OutcomeFact(name, str(result), *(str(found.get(member, "")) for member in ("by", "how", "detail")))
 
 
 def _facts(
@@ -168,10 +168,10 @@ def _conditions(verification: Mapping[str, Any]) -> Iterator[str]:
 
 def find_step(evidence: OpenedEvidence, number: int) -> StepLine:
     """Return a step by its number. Raises NotFoundError."""
-    found = evidence.find(STEPS, _Numbered, "number", {str(number)}).get(str(number))
-    if found is None:
+    found = evidence.find(STEPS, _Numbered, "number", {str(number): 1})[str(number)]
+    if not found:
         raise NotFoundError(f"the attempt has no step {number}", op="view")
-    return found
+    return found[0]
 
 
 class _Numbered(StepLine, frozen=True):
@@ -199,6 +199,11 @@ def _is_sha256(text: str) -> bool:
 def fork_command(evidence: OpenedEvidence, step: int) -> str:
     """Return the command that continues from a step."""
     return f"proofbox attempt fork {shlex.quote(str(evidence.path))} --step {step} NEW_DIR"
+
+
+def verify_command(evidence: OpenedEvidence) -> str:
+    """Return the command that verifies the evidence."""
+    return f"proofbox verify {shlex.quote(str(evidence.path))}"
 
 
 def attempt_texts(evidence: OpenedEvidence) -> dict[str, Any]:
