@@ -45,7 +45,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTable(msgspec.Struct, frozen=True, kw_only=True):
-    """One of `[[steps]]`; what it does not set is taken from the task."""
+    """One of `[[steps]]`. It inherits settings from the task."""
 
     name: str
     agent_timeout: float
