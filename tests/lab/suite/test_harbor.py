@@ -330,7 +330,7 @@ def test_invalid_steps_are_refused(tmp_path: Path, steps: str) -> None:
 
 def stepped(root: Path, strategy: str = "mean", min_reward: str = "") -> Path:
     """A task of two steps: a 1 in a.txt, then a 2 in b.txt instead of it. The second shares a helper with the first."""
-    steps = f'[[steps]]\nname = "one"\n{min_reward}\n[[steps]]\nname = "two"\n[steps.agent]\ntimeout_sec = 30.0\n'
+    steps = f'[[steps]]\nname = "one"\n{min_reward}\n[[steps]]\nname = "two"\n[steps.agent]\ntimeout_sec = 50.0\n'
     task(root, toml=f'multi_step_reward_strategy = "{strategy}"\n{TOML}{steps}', solve=None)
     (root / "instruction.md").unlink()
     put(root / "tests/test.sh", PASSES_IF.format(condition=". /tests/helper; [ $(cat a.txt) = $wanted ]"))
@@ -354,7 +354,7 @@ def test_steps_are_turns_and_each_is_verified_at_its_own_end(tmp_path: Path) -> 
     assert [call["exit_code"] for call in oracle.calls()] == [0, 0]
     assert validate(load_bundle(oracle.path), strict=True) == []
     mission = read_tasks(tmp_path / "t", host_root=True).missions[0]
-    assert [mission.timeout, *(turn.timeout for turn in mission.then)] == [60.0, 30.0]
+    assert [mission.timeout, *(turn.timeout for turn in mission.then)] == [60.0, 50.0]
 
 
 @pytest.mark.needs("bubblewrap")
