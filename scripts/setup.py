@@ -177,7 +177,7 @@ def make_venv(level: str) -> None:
     # Reinstall, so that the build hook runs: uv would use its cached build, but the binaries may have been deleted from
     # the tree.
     argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
-    groups = {"demo": ["--no-dev"], "check": [], "docs": ["docs"], "test": ["docs", "wheel", "codex", "claude"]}
+    groups = {"demo": ["--no-dev"], "check": [], "docs": ["docs"], "test": ["docs", "wheel", "codex", "claude", "ray"]}
     argv += ["--python", base_python()]
     argv += [word if word.startswith("--") else f"--group={word}" for word in groups[level]]
     done = run(argv, env=environment)

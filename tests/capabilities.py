@@ -272,6 +272,9 @@ CAPABILITIES = {
     "opencode": Capability(probe_acp("opencode"), "scripts/setup --test installs it with npm", False),
     "podman": Capability(probe_podman, "as root: apt-get install podman runc busybox-static", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
+    "ray": Capability(
+        lambda: "" if importlib.util.find_spec("ray") else "no module ray", "scripts/setup --test installs it", True
+    ),
     "root": Capability(probe_root, "run the tests as root", False),
     "ripgrep": Capability(probe_ripgrep, "scripts/setup --test installs it", True),
     "strace": Capability(probe_strace, "scripts/setup --test installs it; tracing must be allowed", True),

@@ -40,7 +40,7 @@ from leftovers import (
 
 from proofbox.sandbox.host.cgroups import sweep, tree
 
-pytest_plugins = ("viewer_fixtures",)  # fixtures that are expensive, and shared by several files
+pytest_plugins = ("ray_fixtures", "viewer_fixtures")  # fixtures that are expensive, and shared by several files
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")

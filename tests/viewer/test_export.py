@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from proofbox import BundleWriter
 from proofbox.cli import main
 from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown
 from proofbox.evidence.attest.keys import new_key
+from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.promotion.emit import emit_promotion
-from proofbox.evidence.verify.embedded import CLOSING, OPENING, EmbeddedBundle, embed
+from proofbox.evidence.verify.embedded import CLOSING, OPENING, PAGE_NOTE, RUNS, EmbeddedBundle, embed
 from proofbox.viewer import export as exporting
 from proofbox.viewer.export import export_html
 from proofbox.viewer.rendering import assets, terminal
@@ -85,6 +87,60 @@ def test_key_without_a_packet_is_a_finding(tmp_path: Path) -> None:
     export_html(made, tmp_path / "a.html")
     found = proofbox.verify(tmp_path / "a.html", key=str(tmp_path / "ours.pub"))
     assert [each.code for each in found.findings] == ["signature_absent"]
+
+
+def test_every_bundle_of_a_file_must_be_signed(tmp_path: Path) -> None:
+    made = attempt(tmp_path / "out")
+    new_key(tmp_path / "ours")
+    emit_promotion(made, sign=tmp_path / "ours")
+    file = tmp_path / "a.html"
+    export_html(made, file)
+    with BundleWriter.create(tmp_path / "forged", run_id="attempt-2") as forged:
+        forged.write_bytes("prompt.txt", b"forged\n")
+    files = {path.name: base64.b64encode(path.read_bytes()).decode() for path in forged.path.iterdir()}
+    document = embedded(file)
+    signed, added = document["bundles"], {"name": "attempt-2", "packet": None, "files": files}
+    for bundles in ([added, *signed], [*signed, added]):
+        rewrite(file, {**document, "bundles": bundles})
+        found = proofbox.verify(file, key=str(tmp_path / "ours.pub"))
+        assert [(each.code, each.path) for each in found.findings] == [("signature_absent", "attempt-2")]
+    assert proofbox.verify(file).ok, "without a key, each bundle is only checked for consistency"
+
+
+def test_runs_that_a_signed_campaign_pins_need_no_signature(tmp_path: Path) -> None:
+    new_key(tmp_path / "ours")
+    content = {}
+    for name in ("run-1", "run-2"):
+        with BundleWriter.create(tmp_path / name, run_id=name) as run:
+            run.write_bytes("prompt.txt", name.encode())
+        content[name] = {path.name: path.read_bytes() for path in run.path.iterdir()}
+    with BundleWriter.create(tmp_path / "out", run_id="campaign-1") as campaign:
+        digest = hashlib.sha256(content["run-1"][INDEX]).hexdigest()
+        campaign.write_json(RUNS, {"schema_version": "proofbox.campaign_runs/1", "runs": [{"index_sha256": digest}]})
+    packet = Path(emit_promotion(campaign.path, sign=tmp_path / "ours").path)
+    files = {path.name: path.read_bytes() for path in campaign.path.iterdir()}
+    signed = EmbeddedBundle("campaign-1", files, packet.read_bytes())
+    for run_id, wrong in (("run-1", []), ("run-2", ["run-2"])):
+        (tmp_path / "a.html").write_text(embed([signed, EmbeddedBundle(run_id, content[run_id])], []))
+        found = proofbox.verify(tmp_path / "a.html", key=str(tmp_path / "ours.pub"))
+        assert [each.path for each in found.findings] == wrong
+
+
+@pytest.mark.parametrize("opening", [OPENING, b"<script type='application/json' ID = 'proofbox-evidence'>"])
+def test_second_element_with_evidence_is_refused(tmp_path: Path, opening: bytes) -> None:
+    """A browser may show one of them, and the verification check the other."""
+    made = attempt(tmp_path / "out")
+    file = tmp_path / "a.html"
+    export_html(made, file)
+    file.write_bytes(file.read_bytes().replace(b"<body", b"<!-- " + opening + b"{}</script> --><body", 1))
+    with pytest.raises(BundleCorrupt, match="more than one element"):
+        proofbox.verify(file)
+
+
+def test_verification_states_that_the_page_itself_is_not_checked(tmp_path: Path) -> None:
+    made = attempt(tmp_path / "out")
+    export_html(made, tmp_path / "a.html")
+    assert PAGE_NOTE in proofbox.verify(tmp_path / "a.html").notes
 
 
 def test_large_files_are_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

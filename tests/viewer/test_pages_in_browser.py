@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,21 @@ def test_attempt_shows_steps_diffs_files_output_and_forks(tab: Tab, sample: Samp
     assert "1" in page.locator(".entry.bad .fact").first.inner_text(), "a failed command is marked"
 
 
+def test_content_of_a_file_after_a_step_is_shown(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"attempt?at={sample.at('works.1')}")
+    page.locator(".entry.tool").first.get_by_text("Files after it").click()
+    page.get_by_role("link", name="answer.txt").click()
+    assert page.locator("h1").inner_text() == "answer.txt after step 1"
+    assert page.locator(".pane").inner_text().strip() == "42"
+    assert sha256(b"42\n").hexdigest() in page.locator(".file-facts").inner_text()
+    page.get_by_role("link", name="All files after step 1").click()
+    page.get_by_role("link", name="hostile.txt").click()
+    shown = page.locator(".pane").inner_text()
+    assert "<script>window.pwned=1</script>" in shown
+    assert r"\x1b[31mred" in shown, "a file is not a terminal"
+    assert page.evaluate(f"window.{MARKER} === undefined")
+
+
 def test_long_output_is_coloured_and_continues_on_demand(tab: Tab, sample: Sample) -> None:
     page = tab.open(f"attempt?at={sample.long}")
     call = page.locator(".entry.tool").first
@@ -121,6 +137,10 @@ def test_hostile_text_runs_no_script_and_loads_nothing(tab: Tab, sample: Sample)
         f"attempt?at={sample.hostile}",
         f"open?at={sample.hostile}",
         f"diff?at={sample.hostile}&step=0",
+        f"files?at={sample.at('lies.1')}",
+        f"bundle?at={sample.plans[1]}",
+        f"compare?a={sample.plans[0]}&b={sample.plans[1]}",
+        f"compare?a={sample.hostile}&b={sample.at('lies.1')}",
     ):
         page = tab.open(address)
         for summary in page.locator("details > summary").all():
@@ -179,6 +199,18 @@ def test_two_attempts_are_compared_from_their_first_divergence(tab: Tab, sample:
     assert rows.first.locator(".diff .add").first.inner_text() == "+42"
 
 
+def test_two_plan_runs_are_compared(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"open?at={sample.plans[0]}")
+    page.locator("select[name=b]").select_option(label="plan-2")
+    page.get_by_role("button", name="Compare decisions").click()
+    assert "verified while they were read" in page.locator(".integrity.valid").inner_text()
+    assert page.locator(".tile dd").all_inner_texts() == ["1", "2", "1"], "same, changed, facts"
+    changed = [row.locator("td").all_inner_texts()[-2:] for row in page.locator("tr.differs").all()]
+    assert changed == [["deny", "allow"], ["absent", "deny"]]
+    page.locator("table").first.get_by_role("link", name="plan-2").click()
+    assert page.locator("h1").inner_text() == "Plan run plan-2"
+
+
 def test_page_follows_a_run_until_it_commits(tab: Tab, sample: Sample) -> None:
     suite = HEAD + mission("late", write("answer.txt", "42\n"), say("done"), verify=CHECK)
     made = plan(suite, sample.root / "live", sample.root)
@@ -193,7 +225,18 @@ def test_page_follows_a_run_until_it_commits(tab: Tab, sample: Sample) -> None:
     assert page.locator(".tile.passed dd").inner_text().startswith("1")
 
 
-def test_campaign_has_plots_tables_and_a_file(browser: Any, tmp_path: Path) -> None:
+def _compares_two_flows(page: Any) -> None:
+    assert "Evidence valid" in page.locator(".integrity").inner_text()
+    assert [each.split(" %")[0] for each in page.locator(".rate").all_inner_texts()] == ["100.0", "0.0"]
+    assert "agent − solver" in page.get_by_role("heading", name="Paired difference").inner_text()
+    row = page.locator("tbody tr", has_text="lies")
+    assert row.locator("th, td").all_inner_texts()[:4] == ["lies", "✓ 1/1 passed", "✗ 0/1 passed", "solver"]
+    page.get_by_role("link", name="solver is better 1").click()
+    page.wait_for_url("**show=first**")
+    assert page.locator("tbody tr[data-nav]").count() == 1
+
+
+def test_campaign_has_plots_tables_and_a_file(browser: Any, tmp_path: Path, axe: Callable[..., list[str]]) -> None:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "t.txt").write_text("x")
     (tmp_path / "solve.sh").write_text("echo 42 > answer.txt\n")
@@ -217,8 +260,20 @@ def test_campaign_has_plots_tables_and_a_file(browser: Any, tmp_path: Path) -> N
         page.get_by_text("Evidence valid").wait_for()
         assert page.locator("svg.plot .point").count() >= 3, "rates, and the paired difference"
         assert page.locator(".cell.failed").inner_text().endswith("0/1 passed")
-        page.get_by_role("link", name="solver").click()
+        page.get_by_role("link", name="solver").first.click()
         page.locator(".attempts .name", has_text="lies.1").wait_for()
+        page.go_back()
+        page.locator("select[name=a]").select_option("solver")
+        page.locator("select[name=b]").select_option("agent")
+        page.get_by_role("button", name="Compare flows").click()
+        _compares_two_flows(page)
+        assert axe(page) == []
+        for width in (360, 2560):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(TOO_WIDE) == [], width
+        page.set_viewport_size({"width": 1280, "height": 800})
+        page.get_by_role("link", name="Compare the attempts at lies").click()
+        page.get_by_role("heading", name="Compare two attempts").wait_for()
         page.goto((tmp_path / "campaign.html").as_uri())
         page.get_by_text("Embedded evidence matches its index").wait_for()
         assert page.locator(".page:not([hidden]) svg.plot").count() >= 2
@@ -238,6 +293,9 @@ def test_pages_are_accessible_and_fit_every_width(
         f"run?at=out/{sample.run}",
         f"attempt?at={sample.at('works.1')}",
         f"attempt?at={sample.hostile}",
+        f"files?at={sample.at('lies.1')}",
+        f"compare?a={sample.plans[0]}&b={sample.plans[1]}",
+        f"compare?a={sample.hostile}&b={sample.at('lies.1')}",
     ):
         page.emulate_media(color_scheme="light")
         page.goto(home + address)

@@ -85,7 +85,9 @@ def test_token_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(client: 
         "output",
         "diff",
         "files",
+        "file",
         "compare",
+        "flows",
         "live",
         "static/x/viewer.css",
     ],
@@ -105,6 +107,14 @@ def test_every_page_needs_the_cookie_and_the_secret_path(client: Client, page: s
         assert "run-shown</" not in answer.text  # type: ignore[attr-defined]
 
 
+def test_browser_without_a_session_gets_only_the_style(client: Client) -> None:
+    answer = client.get("/")
+    assert (answer.status, 'href="/viewer.css"' in answer.text) == (403, True)  # type: ignore[attr-defined]
+    style = client.get("/viewer.css")
+    assert (style.status, str(style.headers["Content-Type"]).partition(";")[0]) == (200, "text/css")
+    assert client.get("/viewer.js").status == 404
+
+
 @pytest.mark.parametrize("token", ["", "wrong", "\u00e9"])
 def test_wrong_token_is_refused(client: Client, token: str) -> None:
     assert client.get(f"/?{urlencode({'token': token})}").status == 403
@@ -114,8 +124,9 @@ def test_wrong_token_is_refused(client: Client, token: str) -> None:
 
 def test_pasted_token_leads_to_the_page_of_an_ended_session(client: Client) -> None:
     token = client.parts.query.partition("=")[2]
-    answer = client.get("/s/old/sign-in", "POST", urlencode({"token": token, "next": "bundle?at=run-shown"}))
-    assert (answer.status, str(answer.headers["Location"]).endswith("/bundle?at=run-shown")) == (303, True)
+    for above in ("/s/old/", "/"):
+        answer = client.get(f"{above}sign-in", "POST", urlencode({"token": token, "next": "bundle?at=run-shown"}))
+        assert (answer.status, str(answer.headers["Location"]).endswith("/bundle?at=run-shown")) == (303, True)
     answer = client.get("/s/old/sign-in", "POST", urlencode({"token": token, "next": "//192.0.2.1/"}))
     assert str(answer.headers["Location"]).startswith("/s/")
     assert "192.0.2.1" not in str(answer.headers["Location"])
@@ -131,7 +142,7 @@ def test_request_for_another_host_is_refused(client: Client, host: str) -> None:
 )
 def test_nothing_outside_the_directory_is_shown(client: Client, at: str) -> None:
     client.sign_in()
-    for page in ("open", "bundle", "attempt", "run", "files"):
+    for page in ("open", "bundle", "attempt", "run", "files", "file", "flows"):
         answer = client.page(page, at=at)
         assert answer.status == 404
         assert "Evidence valid" not in answer.text  # type: ignore[attr-defined]

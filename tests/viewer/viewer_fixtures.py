@@ -20,12 +20,13 @@ CHECK = {"commands": ["cat result.txt; grep -qx 42 answer.txt"]}
 
 @dataclass(frozen=True)
 class Sample:
-    """A directory with evidence: a run, an attempt with hostile text in every field, and one with long outputs."""
+    """A directory with evidence: a run, attempts with hostile text in every field and with long outputs, plan runs."""
 
     root: Path
     run: str
     hostile: str
     long: str
+    plans: tuple[str, str]
 
     def at(self, id: str) -> str:
         return f"out/{self.run}/attempts/{id}.e1"
@@ -65,7 +66,8 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     )
     made = plan(suite, root / "out", root)
     conduct(made, root / "out")
-    return Sample(root, made.run_id, _hostile_attempt(root / "by-hand"), _long_attempt(root / "by-hand"))
+    hostile, long = _hostile_attempt(root / "by-hand"), _long_attempt(root / "by-hand")
+    return Sample(root, made.run_id, hostile, long, _plan_runs(root / "plans"))
 
 
 def _hostile_attempt(out: Path) -> str:
@@ -133,6 +135,56 @@ def _long_attempt(out: Path) -> str:
                 events.append({"event": "tool_call", "at_ms": number, "item": f"i{number}", "output": shown, **fields})
                 calls.append({"call": f"i{number}", "output_bytes": len(text), "output_sha256": digest})
     return "by-hand/attempt-long"
+
+
+def _plan_runs(out: Path) -> tuple[str, str]:
+    """Write two runs of a plan: one probe has another decision, one is only in the second, and names are hostile."""
+    import msgspec
+
+    from proofbox import BundleWriter
+    from proofbox.probes.documents import RunManifest, RuntimeResults
+    from proofbox.sandbox.probing.results import ProbeResult
+
+    kept: dict[str, Any] = {
+        "operation": "open",
+        "args": (TEXT,),
+        "expected": "deny",
+        "evidence_class": "host_fact",
+        "detail": TEXT,
+    }
+    kept |= {"errno": 0, "error": "", "duration_ns": 1, "baseline": "allow", "mismatch": None, "explained": ""}
+    where: dict[str, Any] = {
+        "channel": "direct",
+        "adapter": None,
+        "proofbox": "1",
+        "machine": "m",
+        "driver_sha256": "0" * 64,
+    }
+    runs: dict[str, tuple[str, dict[str, Any]]] = {
+        "plan-1": ("strong", {"read": "deny", NAME: "deny"}),
+        "plan-2": (TEXT, {"read": "deny", NAME: "allow", "write": "deny"}),
+    }
+    for id, (provider, decisions) in runs.items():
+        results = [
+            ProbeResult(profile=NAME, probe_id=probe, decision=decision, matched=decision == "deny", **kept)
+            for probe, decision in decisions.items()
+        ]
+        manifest = RunManifest(
+            run_id=id,
+            plan_id="p",
+            plan_digest="0" * 64,
+            provider=provider,
+            kernel="6",
+            started_at="",
+            profiles=(NAME,),
+            probes=len(results),
+            selected=False,
+            **where,
+        )
+        with BundleWriter.create(out, run_id=id) as bundle:
+            bundle.write_json("run_manifest.json", msgspec.to_builtins(manifest))
+            bundle.write_json("runtime_results.json", msgspec.to_builtins(RuntimeResults(results=tuple(results))))
+    return "plans/plan-1", "plans/plan-2"
 
 
 def _events() -> Iterator[dict[str, Any]]:

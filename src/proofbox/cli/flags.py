@@ -45,6 +45,22 @@ LockTimeout = Annotated[
     float,
     Parameter(name="--lock-timeout", converter=seconds, help="With --lock-mode wait, the maximum seconds to wait."),
 ]
+Engine = Annotated[
+    str | None,
+    Parameter(
+        name="--engine",
+        help="Where attempts run: local, ray (a private cluster here), or ray:HOST:PORT. Default: the configured one.",
+    ),
+]
+PerNode = Annotated[
+    int | None, Parameter(name="--per-node", help="With ray, maximum concurrent attempts on a node. Default: its CPUs.")
+]
+Resource = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--resource", help="With ray, NAME=AMOUNT to reserve per attempt: cpus, memory, gpus, yours. Repeatable."
+    ),
+]
 Json = Annotated[bool, Parameter(name="--json", help="Print one JSON document on stdout.")]
 Html = Annotated[
     Path | None,

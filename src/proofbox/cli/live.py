@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ class Progress:
         self._running: dict[str, tuple[float, str, str]] = {}
         self._tokens: dict[str, int] = {}
         self._waiting = ""
+        self._nodes: dict[str, str] = {}
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._live: Any = None
@@ -71,6 +73,10 @@ class Progress:
             self._passed += event.verified == "passed"
         elif event.event == "waiting":
             self._waiting = str(event.message or "")
+        elif event.event == "node":
+            self._nodes[str(event.node)] = str(event.message or "").partition(":")[0]
+        elif event.event == "placed":
+            self._running[id] = (since, f"on {event.node}", "")
         elif event.event == "tokens":
             self._tokens[id] = event.tokens or 0
         elif event.event == "activity":
@@ -91,6 +97,9 @@ class Progress:
         spent = f", {sum(self._tokens.values())} tokens" if self._tokens else ""
         head = f"{self._done}/{self._total} done, {self._passed} passed, {elapsed:.0f} s{spent}{left}"
         table.add_row(Text(head, "bold"))
+        if self._nodes:
+            counts = Counter(self._nodes.values())
+            table.add_row(Text("nodes: " + ", ".join(f"{count} {what}" for what, count in counts.items())))
         if self._waiting:
             table.add_row(Text(f"waiting: {printable(self._waiting)}", "yellow"))
         rows = Table.grid(padding=(0, 2))

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from proofbox.config.engine import EngineSettings
 from proofbox.config.mounts import mount_source
 from proofbox.core.allowlist import parse_network
 from proofbox.core.dirs import config_dir, state_dir
@@ -62,6 +63,8 @@ class Settings(msgspec.Struct, frozen=True):
     """The settings of each agent runtime, as defined by that runtime."""
     provision: str | None = None
     """A script in the project that prepares its boxes, once: see `provisioning.py`."""
+    engine: EngineSettings | None = None
+    """Where the attempts of suites and campaigns run."""
 
     def over(self, other: Settings) -> Settings:
         """Return these settings, completed by those of `other`."""
@@ -74,6 +77,8 @@ class Settings(msgspec.Struct, frozen=True):
         found = [name for name in ("mounts", "env", "provision") if getattr(self, name)]
         # They name programs to start and endpoints that receive a key.
         found += [f"[runtimes.{id}]" for id, values in self.runtimes.items() if values]
+        if self.engine is not None and not self.engine.is_local:  # attempts, with their files, go to a cluster
+            found.append(f"[engine] name = {toml_value(self.engine.name)}")
         if _differs(self.provider, users.provider or ("auto" if self.provider == "off" else None)):
             found.append(f"provider = {toml_value(self.provider)}")
         if _is_wider(self.network, users.network):
@@ -176,8 +181,11 @@ def write(project: Path, settings: Settings) -> Path:
 def render(settings: Settings) -> str:
     lines = ["# Defaults for `proofbox` in this project. Flags override them."]
     for name, value in msgspec.structs.asdict(settings).items():
-        if value not in (None, (), {}) and name != "runtimes":
+        if value not in (None, (), {}) and name not in ("runtimes", "engine"):
             lines.append(f"{name} = {toml_value(value)}")
+    if settings.engine is not None:
+        members = msgspec.to_builtins(settings.engine).items()
+        lines += ["", "[engine]", *(f"{name} = {toml_value(value)}" for name, value in members if value is not None)]
     for id, values in settings.runtimes.items():
         lines += [
             "",

@@ -121,6 +121,12 @@
     │   ├── CleanupFailed        ATTEMPT_CLEANUP_FAILED      exit 1
     │   ├── CleanupTimedOut      ATTEMPT_CLEANUP_TIMEOUT     exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
+    │   │   ├── NodeLost         ATTEMPT_NODE_LOST           exit 4, retryable
+    │   │   ├── NodePreempted    ATTEMPT_NODE_PREEMPTED      exit 4, retryable
+    │   │   ├── WorkerOutOfMemory ATTEMPT_WORKER_OOM         exit 4, retryable
+    │   │   └── ObjectStoreFull  ATTEMPT_OBJECT_STORE_FULL   exit 4, retryable
+    │   ├── EngineUnavailable    ENGINE_UNAVAILABLE          exit 3
+    │   ├── EngineLost           ENGINE_LOST                 exit 4, retryable
     │   ├── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
     │   ├── RunsDiffer           RUN_PARITY                  exit 1
     │   ├── CampaignInvalid      CAMPAIGN_INVALID            exit 1

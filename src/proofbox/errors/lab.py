@@ -139,6 +139,50 @@ class WorkerLost(LabError):
     hints = ("resume the run: proofbox suite resume",)
 
 
+class NodeLost(WorkerLost):
+    """The cluster node that ran the attempt died, or could not be reached any more."""
+
+    code = "ATTEMPT_NODE_LOST"
+    hints = ("resume the run: proofbox suite resume",)
+
+
+class NodePreempted(WorkerLost):
+    """The cluster took the node that ran the attempt away: it was preempted or drained."""
+
+    code = "ATTEMPT_NODE_PREEMPTED"
+    hints = ("resume the run: proofbox suite resume",)
+
+
+class WorkerOutOfMemory(WorkerLost):
+    """The worker that ran the attempt was killed because its node ran out of memory."""
+
+    code = "ATTEMPT_WORKER_OOM"
+    hints = ("run fewer attempts on a node (--per-node), or reserve memory for each (--resource memory=4g)",)
+
+
+class ObjectStoreFull(WorkerLost):
+    """The evidence of the attempt could not be returned, because the cluster's object store or its disk is full."""
+
+    code = "ATTEMPT_OBJECT_STORE_FULL"
+    hints = ("start the nodes with a larger --object-store-memory, or free disk space on them",)
+
+
+class EngineUnavailable(LabError):
+    """The engine cannot run attempts: it is not installed, cannot be reached, or no node passed the preflight."""
+
+    code = "ENGINE_UNAVAILABLE"
+    exit_code = 3
+    hints = ("run on this machine: --engine local",)
+
+
+class EngineLost(LabError):
+    """The connection to the cluster was lost, or no usable node is left. The run can be resumed."""
+
+    code = "ENGINE_LOST"
+    retryable = True
+    hints = ("resume the run: proofbox suite resume",)
+
+
 class LeaseLost(LabError):
     """This worker's lease expired and another worker took over the attempt, so its result is discarded."""
 

@@ -114,6 +114,15 @@ def read_metrics(bundle: Path, *, cleaned: bool = False) -> AttemptMetrics:
     )
 
 
+class _Node(msgspec.Struct, frozen=True):
+    name: str | None = None
+
+
+def node_of(bundle: Path) -> str | None:
+    """Return the name of the node that ran an attempt; None if it ran on the conductor's machine, or is unknown."""
+    return _read(bundle, (artifacts.NODE,), _Node).name
+
+
 def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry: bool, clock: Clock) -> None:
     """Add an attempt to the health counters of its strategy.
 

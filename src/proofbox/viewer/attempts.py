@@ -1,35 +1,21 @@
-"""The page of an attempt: outcomes, facts, verifier, and what a step left in the workspace."""
+"""The page of an attempt: outcomes, facts, verifier, and where the texts of a step are."""
 
 from __future__ import annotations
 
-import os
 import shlex
-import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final
 
-from proofbox.core.ids import is_id
-from proofbox.core.text import path_fields
-from proofbox.errors import NotFoundError, ProofboxError
+from proofbox.errors import NotFoundError
 from proofbox.evidence.documents import outcome as outcomes
-from proofbox.evidence.documents import tree
-from proofbox.evidence.documents.base_tree import read_tree
-from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import DIFFS, OUTPUTS, STEPS
 from proofbox.viewer.reading import OpenedEvidence
-from proofbox.viewer.timeline import StepLine, StepRef, duration
-from proofbox.workspace import registry
-from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.store.trees import entries_of
+from proofbox.viewer.timeline import StepLine, duration
 
 MAX_TEXT: Final = 64 << 10
 """Maximum number of bytes of one text on a page; the rest is on further pages."""
-MAX_FILES: Final = 2000
-"""Maximum number of files of a tree that a page lists."""
 _SHA256: Final = frozenset("0123456789abcdef")
 
 
@@ -208,73 +194,6 @@ def output_name(sha256: str) -> str:
 
 def _is_sha256(text: str) -> bool:
     return len(text) == 64 and set(text) <= _SHA256
-
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    path: str
-    mode: str
-    size: int | None
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepFiles:
-    files: tuple[ListedFile, ...]
-    cut: bool
-    source: str
-    """Where the list comes from."""
-
-
-def files_after(evidence: OpenedEvidence, step: StepRef | None) -> StepFiles:
-    """Return the files after a step, from the workspace's store, or at the end, from the evidence.
-
-    Raises NotFoundError if this machine does not have the store.
-    """
-    final = evidence.document(artifacts.FINAL_SNAPSHOT)
-    manifest = evidence.document(tree.PATH)
-    if step is None or (manifest and step.snapshot_after == final.get("snapshot")):
-        return _final_files(manifest, evidence)
-    store_id = str(final.get("store", ""))
-    place = registry.store_path(store_id) if is_id(store_id, "store") else None
-    if place is None or not place.is_dir():
-        raise NotFoundError(
-            "the workspace store of this attempt is not on this machine; the diff is in the evidence", op="view"
-        )
-    try:
-        with closing(ObjectStore(place)) as store, store.use():
-            found: list[ListedFile] = []
-            for each in _listed(store, bytes.fromhex(step.snapshot_after)):
-                if len(found) == MAX_FILES:
-                    return StepFiles(tuple(found), True, "the workspace store on this machine")
-                found.append(each)
-    except (ProofboxError, OSError, ValueError, KeyError) as error:
-        raise NotFoundError(f"the workspace store cannot be read: {error}", op="view") from error
-    return StepFiles(tuple(found), False, "the workspace store on this machine")
-
-
-def _final_files(manifest: dict[str, Any], evidence: OpenedEvidence) -> StepFiles:
-    if not manifest:
-        return StepFiles((), False, "the evidence")
-    try:
-        found = read_tree(manifest, str(evidence.path))
-        shown = [
-            ListedFile(path_fields(each.path)["path"], each.mode, each.size, each.sha256)
-            for each in islice(found.entries, MAX_FILES)
-        ]
-    except ShapeError as error:
-        raise NotFoundError(f"the list of files cannot be read: {error}", op="view") from error
-    return StepFiles(tuple(shown), found.files > MAX_FILES, f"the evidence: {tree.PATH}")
-
-
-def _listed(store: ObjectStore, snapshot: bytes, below: str = "") -> Iterator[ListedFile]:
-    for name, entry in sorted(entries_of(store, snapshot).items()):
-        path = f"{below}{name}"
-        if entry.kind == "directory":
-            yield from _listed(store, entry.digest, f"{path}/")
-            continue
-        mode = "120000" if entry.kind == "symlink" else f"100{stat.S_IMODE(entry.mode):o}"
-        yield ListedFile(path_fields(os.fsencode(path))["path"], mode, store.size(entry.digest), entry.digest.hex())
 
 
 def fork_command(evidence: OpenedEvidence, step: int) -> str:

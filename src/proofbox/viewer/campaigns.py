@@ -121,8 +121,8 @@ def scatter_plot(points: Sequence[tuple[str, float, float]], unit: str) -> Marku
         parts.append(Markup('<text class="label" x="{:.1f}" y="{:.1f}">{}</text>').format(x + 10, y + 4, _short(label)))
     parts.append(Markup('<text class="tick" x="60" y="230">0</text>'))
     parts.append(
-        Markup('<text class="tick" text-anchor="end" x="{}" y="230">median {} per attempt, to {:,.0f}</text>').format(
-            WIDTH - 10, unit, most
+        Markup('<text class="tick" text-anchor="end" x="{}" y="230">median {} per attempt, to {}</text>').format(
+            WIDTH - 10, unit, f"{most:,.0f}" if most >= 10 else f"{most:.2g}"
         )
     )
     return _svg(f"Pass rate against the median {unit} of an attempt", height, parts)

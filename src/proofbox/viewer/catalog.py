@@ -95,8 +95,8 @@ class _Walk:
         kind = kind_of(path)
         if kind is not None:
             yield self._item(path, kind)
-        if kind not in (None, "campaign"):
-            return  # a bundle contains no other items, except the attempts of a run, which its page lists
+        if kind is not None:
+            return  # its page leads to what it contains: the runs of a campaign, the attempts of a run
         try:
             with os.scandir(path) as entries:
                 inner = sorted(

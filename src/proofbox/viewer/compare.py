@@ -1,15 +1,20 @@
-"""Two attempts side by side, aligned by step, from their first divergence; and two plan runs."""
+"""Two attempts side by side, aligned by step, from their first divergence; and two flows, mission by mission."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from proofbox.errors import NotFoundError
 from proofbox.lab.attempt.trace import STEPS
+from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport, MissionCell, MissionRow
+from proofbox.lab.statistics import Comparison, Distribution
 from proofbox.viewer.reading import OpenedEvidence
 
 MAX_STEPS: Final = 2000
@@ -86,3 +91,113 @@ def read_steps(evidence: OpenedEvidence) -> list[ComparedStep]:
             except msgspec.ValidationError:
                 continue
     return found
+
+
+MISSIONS: Final = 50
+"""Missions of one page."""
+_ORDER: Final = ("first", "second", "same", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedMission:
+    """The scores of two flows at one mission."""
+
+    id: str
+    first: MissionCell
+    second: MissionCell
+    better: str
+    """`first` or `second`, by the share of attempts that passed; `same`; `unknown` if one of them has no score."""
+    attempts: tuple[str, str] | None = None
+    """An attempt of each flow, relative to the campaign's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowsComparison:
+    flows: tuple[FlowReport, FlowReport]
+    registered: Comparison | None
+    """The comparison that the campaign registered for this pair, in its own order; None: it registered none."""
+    facts: Sequence[tuple[str, str, str]]
+    counts: Mapping[str, int]
+    """The number of missions by which flow is better."""
+    missions: Sequence[ComparedMission]
+    """Those of one page, the differing ones first."""
+    total: int
+    page: int
+    pages: int
+
+
+def compare_flows(report: CampaignReport, first: str, second: str, *, show: str = "", page: int = 1) -> FlowsComparison:
+    """Compare two flows of a campaign. `show` selects missions by which flow is better. Raises NotFoundError."""
+    named = {each.flow: each for each in report.flows}
+    if first not in named or second not in named or first == second:
+        raise NotFoundError("two different flows of the campaign can be compared", op="view")
+    every = [_mission(row, first, second) for row in report.results.missions]
+    counts = {name: sum(each.better == name for each in every) for name in _ORDER}
+    chosen = [each for each in every if show not in _ORDER or each.better == show]
+    chosen.sort(key=lambda each: _ORDER.index(each.better))
+    pages = max(1, -(-len(chosen) // MISSIONS))
+    page = min(page, pages)
+    flows = named[first], named[second]
+    attempts = [_attempts(Path(report.out), each.run) for each in flows]
+    return FlowsComparison(
+        flows=flows,
+        registered=next((each for each in report.comparisons if {each.first, each.second} == {first, second}), None),
+        facts=_flow_facts(*flows),
+        counts=counts,
+        missions=[
+            replace(each, attempts=(attempts[0][each.id], attempts[1][each.id]))
+            if all(each.id in found for found in attempts)
+            else each
+            for each in chosen[(page - 1) * MISSIONS : page * MISSIONS]
+        ],
+        total=len(chosen),
+        page=page,
+        pages=pages,
+    )
+
+
+def _mission(row: MissionRow, first: str, second: str) -> ComparedMission:
+    one, two = (row.flows.get(name) or MissionCell(0, 0) for name in (first, second))
+    if not one.scored or not two.scored:
+        return ComparedMission(row.mission_id, one, two, "unknown")
+    difference = one.passed * two.scored - two.passed * one.scored
+    return ComparedMission(row.mission_id, one, two, "first" if difference > 0 else "second" if difference else "same")
+
+
+def _attempts(campaign: Path, run: str) -> dict[str, str]:
+    """Return the first attempt of a run at each mission, relative to the campaign's directory."""
+    try:
+        names = sorted(os.listdir(campaign / run / "attempts"), reverse=True)
+    except OSError:
+        return {}
+    return {name.rpartition(".e")[0].rpartition(".")[0]: f"{run}/attempts/{name}" for name in names}
+
+
+def _flow_facts(first: FlowReport, second: FlowReport) -> list[tuple[str, str, str]]:
+    """Return the figures in which flows are compared; those that neither has are left out."""
+
+    def fact(name: str, figure: Callable[[FlowReport], str]) -> tuple[str, str, str]:
+        return name, figure(first), figure(second)
+
+    rows = [
+        fact("Strategy", lambda flow: flow.strategy),
+        fact("Model", lambda flow: flow.model or ""),
+        fact("Lost to infrastructure", lambda flow: str(sum(flow.infra.values()))),
+        fact("Not verified", lambda flow: str(flow.unverified)),
+        fact("Claims that the verifier contradicts", lambda flow: str(flow.contradicted_claims)),
+        fact("Seconds, median", lambda flow: _median(flow.seconds, ".1f")),
+        fact("Tokens, median", lambda flow: _median(flow.tokens, ",.0f")),
+        fact("Cost, median", lambda flow: _median(flow.cost, ".3g")),
+        fact("Tool calls, median", lambda flow: _median(flow.tool_calls, ".0f")),
+        fact("Failed tool calls", lambda flow: str(flow.friction.tool_failures)),
+        fact("Declined tool calls", lambda flow: str(flow.friction.declined)),
+        fact("Tokens spent", lambda flow: f"{flow.tokens_spent:,}"),
+    ]
+    return [row for row in rows if any(row[1:])]
+
+
+def _median(values: Distribution | None, form: str) -> str:
+    if values is None:
+        return ""
+    interval = "" if values.low is None or values.high is None else f" ({values.low:{form}} to {values.high:{form}})"
+    return f"{values.median:{form}}{interval}"

@@ -18,6 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from proofbox.core.text import preview, printable
+from proofbox.delivery.backend.style import base_style
 from proofbox.viewer.ansi import styled
 from proofbox.viewer.attempts import MAX_TEXT
 from proofbox.viewer.timeline import duration
@@ -41,7 +42,8 @@ SYMBOLS: Final = {
     "checking": "…",
     "mixed": "◐",
 }
-ASSETS: Final = ("viewer.css", "viewer.js", "htmx.min.js", "evidence.js", "icon.svg")
+STYLE: Final = "viewer.css"
+ASSETS: Final = (STYLE, "viewer.js", "htmx.min.js", "evidence.js", "icon.svg")
 LABELS: Final = {"runtime_reported": "agent-reported", "observed": "observed", "gateway": "gateway"}
 
 
@@ -49,29 +51,42 @@ class Renderer:
     """Renders templates for the server, or for an export."""
 
     def __init__(self, mode: Mode = "server") -> None:
-        environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("proofbox.viewer", "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        environment.globals.update(
-            mode=mode,
-            url=address if mode == "server" else anchor,
-            symbols=SYMBOLS,
-            labels=LABELS,
-            asset=asset_url,
-        )
-        environment.filters.update(
-            visible=visible, cut=cut, terminal=terminal, diff=diff_lines, bytes=size, ms=duration, percent=percent
-        )
-        for name in environment.list_templates():  # compiled now, and not while the first page waits
-            environment.get_template(name)
-        self._environment = environment
+        self._environment = _environment(mode)
 
     def render(self, template: str, /, **values: Any) -> Markup:
         return Markup(self._environment.get_template(template).render(**values))  # noqa: S704 (autoescaped)
+
+
+@cache
+def _environment(mode: Mode) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("proofbox.viewer", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(
+        mode=mode,
+        url=address if mode == "server" else anchor,
+        symbols=SYMBOLS,
+        labels=LABELS,
+        asset=asset_url,
+    )
+    environment.filters.update(
+        visible=visible,
+        cut=cut,
+        plain=printable,
+        terminal=terminal,
+        diff=diff_lines,
+        bytes=size,
+        ms=duration,
+        percent=percent,
+        points=points,
+    )
+    for name in environment.list_templates():  # compiled now, and not while the first page waits
+        environment.get_template(name)
+    return environment
 
 
 def address(page: str, /, **parameters: Any) -> str:
@@ -133,11 +148,17 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value * 100:.1f} %"
 
 
+def points(value: float) -> str:
+    """Return a difference of rates in percentage points, with its sign."""
+    return f"{value * 100:+.1f} points".replace("-", "\N{MINUS SIGN}")
+
+
 @cache
 def assets() -> Mapping[str, bytes]:
     """Return the style sheet and the scripts by name."""
     folder = files("proofbox.viewer") / "static"
-    return {name: (folder / name).read_bytes() for name in ASSETS}
+    found = {name: (folder / name).read_bytes() for name in ASSETS}
+    return {**found, STYLE: base_style().encode() + found[STYLE]}
 
 
 def asset_url(name: str) -> str:

@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 from proofbox.core.digest import digest_of
 from proofbox.evidence.bundle.index import Anchor, Artifact, SchemaUnknown, index_of, parse_index
-from proofbox.evidence.bundle.paths import INDEX, is_artifact_path
+from proofbox.evidence.bundle.paths import is_artifact_path
 from proofbox.evidence.documents.shape import ShapeError
 
 A, B = "a" * 64, "0" * 64
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
-PATHS = (
-    st.lists(NAMES, min_size=1, max_size=3).map("/".join).filter(is_artifact_path).filter(lambda path: path != INDEX)
-)
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join).filter(is_artifact_path)
 SIZES = st.integers(0, 2**53 - 1)
 ARTIFACTS = st.builds(
     Artifact,

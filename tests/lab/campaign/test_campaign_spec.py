@@ -12,13 +12,17 @@ from suites import HEAD, mission, say, write
 
 from proofbox.cli import main
 from proofbox.core.spec_files.problems import Problem
-from proofbox.errors import CampaignInvalid, NotFoundError, UsageError
+from proofbox.errors import CampaignChanged, CampaignInvalid, NotFoundError, UsageError
 from proofbox.lab.campaign.planning import plan_campaign
 from proofbox.lab.campaign.reading import read_campaign
+from proofbox.lab.campaign.registration import describe, require_registered, require_same_images
 from proofbox.lab.campaign.spec import Gate
 from proofbox.lab.reports.campaigns.gates import judge
 from proofbox.lab.reports.campaigns.results import FlowReport, Friction
 from proofbox.lab.statistics import LossBounds, PassRate, Verdict, compare
+from proofbox.sandbox.containers import images
+from proofbox.sandbox.containers.engine import ContainerEngine
+from proofbox.sandbox.images.imports import import_image
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 SUITE = (
@@ -168,6 +172,38 @@ def test_flow_changes_its_missions_and_no_others(here: Path) -> None:
     assert (plain.env, changed.env) == (("LANG",), ("LANG", "TZ"))
     assert plain.workspace == changed.workspace == "below/given"
     assert (plain.verify.files, plain.replicates) == ("below/tests", 3)
+
+
+def test_images_are_registered_by_digest_and_another_one_is_refused(
+    here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    rootfs = tmp_path_factory.mktemp("rootfs")
+    (rootfs / "version").write_text("1")
+    digest = import_image(rootfs, "tools").sha256
+    engines = mission("engine", say("done"), verify=ANSWER, image="busybox:latest")
+    Path("suite.toml").write_text(HEAD + mission("ours", say("done"), verify=ANSWER, image="tools") + engines)
+    Path("campaign.toml").write_text(GOOD)
+    campaign = read_campaign(Path("campaign.toml"))
+    engine = {"Id": "sha256:" + "a" * 64}
+    monkeypatch.setattr(ContainerEngine, "find", lambda: None)
+    monkeypatch.setattr(images, "inspect_image", lambda _engine, _name: engine)
+    registered = describe(campaign, here / "out")
+    assert registered.runs[0].inputs == {"image://tools": digest, "image://busybox:latest": "a" * 64}
+    assert registered.runs[0].files == {}
+    require_registered(describe(campaign, here / "out"), registered)
+    require_same_images(campaign, registered)
+
+    engine["Id"] = "b" * 64  # as Podman writes it
+    with pytest.raises(CampaignChanged, match="image://busybox:latest"):
+        require_registered(describe(campaign, here / "out"), registered)
+    with pytest.raises(CampaignChanged, match="image://busybox:latest"):
+        require_same_images(campaign, registered)
+    engine["Id"] = "a" * 64
+    (rootfs / "version").write_text("2")
+    import_image(rootfs, "tools")
+    with pytest.raises(CampaignChanged, match="image://tools"):
+        require_same_images(campaign, registered)
 
 
 def test_lint_lists_problems_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from campaign_files import ANSWER, LIES, WORKS, interrupted, scores, write_files
-from suites import mission
+from campaign_files import ANSWER, CAMPAIGN, LIES, WORKS, interrupted, scores, write_files
+from suites import command, mission
 
 import proofbox
 from proofbox.cli import main
@@ -23,6 +23,7 @@ from proofbox.errors import (
     ConsentRequired,
     CorruptError,
     RunBusy,
+    RunInterrupted,
     UsageError,
 )
 from proofbox.evidence.attest.keys import new_key
@@ -124,7 +125,7 @@ def test_campaign_is_compared_with_an_earlier_one(finished: str, capsys: pytest.
     same = proofbox.compare_campaigns(finished, finished)
     assert [(each.first, each.difference) for each in same.comparisons] == [("agent (later)", 0), ("solver (later)", 0)]
     assert main(["campaign", "compare", finished, finished]) == 0
-    assert "agent (later) - agent (earlier)" in capsys.readouterr().out
+    assert "agent      +0.0" in capsys.readouterr().out
 
 
 def test_published_results_have_a_packet_that_verifies(finished: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,6 +260,20 @@ def test_only_one_process_runs_a_campaign(begun: str) -> None:
         assert proofbox.load_campaign(begun).running
     with pytest.raises(CampaignUnknown):
         proofbox.resume_campaign("hidden")
+
+
+def test_campaign_stops_at_its_timeout_and_can_be_resumed(
+    spec: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = mission("waits", command("sleep 600"), verify=ANSWER, solution="solve.sh")
+    campaign = CAMPAIGN.replace("replicates = 2", "replicates = 1\ntimeout = 1")
+    assert main(["campaign", "run", spec(waits, campaign=campaign), "--out", "out"]) == 130
+    assert "the campaign stopped at its timeout of 1 s" in (told := capsys.readouterr().err)
+    assert "proofbox campaign resume out" in told
+    stopped = proofbox.load_campaign("out")
+    assert (stopped.committed, stopped.running, [flow.ended for flow in stopped.flows]) == (False, False, [0, 0])
+    with pytest.raises(RunInterrupted, match="timeout of 1 s"):
+        proofbox.resume_campaign("out")
 
 
 def test_canary_runs_the_first_missions_and_is_never_publishable(spec: Callable[..., str]) -> None:

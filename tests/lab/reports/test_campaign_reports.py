@@ -15,9 +15,13 @@ import proofbox
 from proofbox.agents.events import TokenUsage
 from proofbox.cli import main
 from proofbox.errors import CampaignInvalid
+from proofbox.lab.campaign import comparing
 from proofbox.lab.campaign.planning import plan_campaign
 from proofbox.lab.campaign.prices import Price
 from proofbox.lab.campaign.reading import read_campaign
+from proofbox.lab.campaign.registration import read_manifest
+from proofbox.lab.reports.campaigns.efforts import Efforts
+from proofbox.lab.reports.campaigns.loading import load_with_efforts
 from proofbox.lab.reports.campaigns.results import CampaignReport
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
@@ -99,6 +103,50 @@ def test_friction_and_losses_are_counted(report: CampaignReport) -> None:
 
 
 @pytest.mark.needs("bubblewrap")
+def test_efforts_are_means_by_mission(report: CampaignReport, place: Path) -> None:
+    found = load_with_efforts(place / "out")[1]["agent"]
+    assert found["tokens"] == {"works": 1100, "stuck": 1100}
+    assert found["cost"] == pytest.approx({"works": 0.0024, "stuck": 0.0024})
+    assert found["tool_calls"] == {"works": 1, "stuck": 3}
+    assert found["failed_calls"] == {"works": 0, "stuck": 3}
+    assert found["repeated_calls"] == found["dead_ends"] == {"works": 0, "stuck": 1}
+    assert found["seconds"].keys() == found["idle"].keys() == {"works", "stuck"}
+
+
+def test_campaigns_are_compared_by_effort_with_its_confidence(
+    report: CampaignReport, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missions = [f"m{number}" for number in range(8)]
+    seconds = {mission: 1.0 + number % 3 for number, mission in enumerate(missions)}
+    before: Efforts = {"tokens": dict.fromkeys(missions, 1000.0), "seconds": seconds}
+    before["dead_ends"] = dict.fromkeys(missions, 0.0)
+    slower = {mission: seconds[mission] + (0.5 if number % 2 else -0.4) for number, mission in enumerate(missions)}
+    after: Efforts = {**before, "tokens": dict.fromkeys(missions, 1500.0), "seconds": slower, "cost": {"m0": 1.0}}
+    loaded = {"before": (report, {"agent": before, "solver": {}}), "after": (report, {"agent": after, "solver": {}})}
+    monkeypatch.setattr(comparing, "load_with_efforts", lambda out: loaded[out.name])
+    monkeypatch.setattr(comparing, "read_manifest", lambda _: read_manifest(place / "out"))
+    found = proofbox.compare_campaigns("before", "after")
+    assert [(each.measure, each.change) for each in found.efforts] == [("seconds", "unclear"), ("tokens", "more")]
+    unclear, more = (each.means for each in found.efforts)
+    assert (more.first, more.second, more.low, more.high, more.p) == (1500, 1000, 500, 500, 2 / 2**8)
+    assert more.corrected_p == 2 * more.p
+    assert unclear.low is not None
+    assert unclear.high is not None
+    assert unclear.low < 0 < unclear.difference < unclear.high
+    back = proofbox.compare_campaigns("after", "before")
+    assert [each.change for each in back.efforts] == ["unclear", "less"]
+    assert {each.change for each in proofbox.compare_campaigns("after", "after").efforts} == {"unclear"}
+
+    monkeypatch.chdir(place)
+    main(["campaign", "compare", "before", "after"])
+    text = capsys.readouterr().out
+    assert "agent tokens   1000     1500   +50.0%  +500 to +500" in text
+    assert "agent: more tokens than before: corrected p = 0.016" in text
+    assert max(map(len, text.splitlines())) <= 80
+    main(["campaign", "compare", "after", "after"])
+    assert "no significant change of time, tokens, cost or friction" in capsys.readouterr().out
+
+
 def test_report_fits_a_terminal_of_80_columns(
     report: CampaignReport, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from ray_cluster import RayCluster, worker_processes
 from suites import HEAD, attempts, command, mission, plan, results, say, write
 
+from proofbox.config.engine import EngineSettings
 from proofbox.errors import RunInterrupted
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.totals import final_attempts
@@ -71,9 +75,18 @@ def kill_process(crew: Crew, name: str) -> None:
     crew._workers[name].kill()
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine({}, kill_process)
+def kill_remote(token: str) -> None:
+    for pid in worker_processes(token):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=[pytest.mark.needs("ray"), pytest.mark.xdist_group("ray")])])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    if request.param == "local":
+        return Engine({}, kill_process)
+    cluster: RayCluster = request.getfixturevalue("cluster")
+    settings = EngineSettings(name=f"ray:{cluster.address}", per_node=2)
+    return Engine({"engine": settings}, lambda *_: kill_remote(cluster.token))
 
 
 def test_every_attempt_ends_once_within_the_concurrency(tmp_path: Path, out: Path, engine: Engine) -> None:

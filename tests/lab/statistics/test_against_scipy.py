@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from proofbox.lab.statistics import describe, holm, mcnemar, sign_flip, t_interval, tango, wilson
+from proofbox.lab.statistics import compare_means, describe, holm, mcnemar, sign_flip, t_interval, tango, wilson
 from proofbox.lab.statistics.functions import binomial_cdf, incomplete_beta, normal_quantile, t_quantile, t_tail
 
 EXACT = 1e-9
@@ -61,6 +61,20 @@ def test_sign_flips_equal_scipy(differences: list[int]) -> None:
     ours = sign_flip([Fraction(d, 5) for d in differences])
     assert ours.exact
     assert ours.p == near(theirs.pvalue)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=8))
+def test_compared_means_equal_a_paired_t_test(values: list[tuple[int, int]]) -> None:
+    a, b = ({str(number): value[side] for number, value in enumerate(values)} for side in (0, 1))
+    found, alone, nothing = compare_means([({**a, "only here": 1.0}, b), ({"m": 3.0}, {"m": 1.0}), ({"m": 1.0}, {})])
+    assert found is not None
+    differences = [x - y for x, y in values]
+    assert (found.missions, found.p) == (len(values), sign_flip(differences).p)
+    if len(set(differences)) > 1:
+        theirs = stats.ttest_rel(list(a.values()), list(b.values())).confidence_interval(0.95)
+        assert (found.low, found.high) == near((theirs.low, theirs.high))
+    assert alone is not None
+    assert (alone.difference, alone.low, alone.p, nothing) == (2, None, 1, None)
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 9, 29, 199, 5000])

@@ -24,7 +24,7 @@ from proofbox.delivery.backend.markdown import to_html
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.rules import BackendRefusal
 from proofbox.delivery.backend.sessions import PREFIX, BrowserSession, BrowserSessions, has_token, is_from_our_page
-from proofbox.delivery.backend.style import STYLE
+from proofbox.delivery.backend.style import backend_style
 from proofbox.delivery.client.settings import ApiKey
 from proofbox.errors import RepositoryFailed
 
@@ -66,7 +66,7 @@ class Pages:
         ]
 
     async def _style(self, _: Request) -> Response:
-        return Response(STYLE, media_type="text/css", headers={"X-Content-Type-Options": "nosniff"})
+        return Response(backend_style(), media_type="text/css", headers={"X-Content-Type-Options": "nosniff"})
 
     # Authentication
 
@@ -154,9 +154,9 @@ class Pages:
             f"main is at <code>{_text((manifest.base_commit_sha or '')[:12])}</code></p>"
             f"<h2>Pull requests</h2>"
             + (f'<ul class="list">{listed}</ul>' if listed else '<p class="meta">None so far.</p>')
-            + f'<h2>Files</h2><table><thead><tr><th>path</th><th></th><th class="number">bytes</th><th>sha256</th>'
-            f"</tr></thead><tbody>{files}</tbody></table>"
-            + (f'<p class="meta">and {more} more</p>' if more > 0 else "")
+            + '<h2>Files</h2><div class="table"><table><thead><tr><th scope="col">Path</th><th scope="col">Mode</th>'
+            '<th scope="col" class="number">Bytes</th><th scope="col">SHA-256</th></tr></thead>'
+            f"<tbody>{files}</tbody></table></div>" + (f'<p class="meta">and {more} more</p>' if more > 0 else "")
         )
         return _page(app, body, session, crumbs=True)
 
@@ -173,7 +173,8 @@ class Pages:
             )
         evidence = (
             '<details class="evidence"><summary>Evidence, as sent</summary>'
-            f"<pre>{_text(_evidence(pull))}</pre></details>"
+            f'<pre class="pane" tabindex="0" role="region" aria-label="Evidence">{_text(_evidence(pull))}</pre>'
+            "</details>"
             if pull.evidence
             else '<div class="notice">Sent without evidence.</div>'
         )
@@ -203,6 +204,9 @@ class Pages:
         return await anyio.to_thread.run_sync(self._repositories.pull, app, number)
 
 
+_LOGO = (
+    '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M12 2 21 7v10l-9 5-9-5V7z"/><path d="m8 12 3 3 5-6"/></svg>'
+)
 _MODES = {"100755": "executable", "120000": "link"}
 _SIGN_IN = (
     '<form class="sign-in" method="post" action="/sign-in"><label>The backend\'s key (INTERNAL_API_KEY)'
@@ -228,14 +232,15 @@ def _page(
     home = "/" if session is None else session.link()
     above = f'<a href="{home}">Repositories</a>' if crumbs else ""
     if session is not None and app is not None:
-        above += f' / <a href="{session.link(app)}">{_text(app)}</a>'
+        above += f'<a href="{session.link(app)}">{_text(app)}</a>'
     return HTMLResponse(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(preview(title, 200)[0])} · proofbox</title>"
         '<link rel="stylesheet" href="/style.css"></head><body>'
-        f'<header><a class="brand" href="{home}">proofbox</a> <span>reference backend</span></header>'
-        f"<main><nav>{above}</nav><h1>{_text(preview(title, 200)[0])}</h1>{body}</main></body></html>",
+        f'<header class="top"><a class="brand" href="{home}">{_LOGO}proofbox</a>'
+        f'<nav class="crumbs" aria-label="Breadcrumbs"><span>reference backend</span>{above}</nav></header>'
+        f"<main><h1>{_text(preview(title, 200)[0])}</h1>{body}</main></body></html>",
         status,
         _HEADERS,
     )
@@ -255,7 +260,7 @@ def _diff(text: str) -> str:
             kind = "add" if line[0] == "+" else "del"
         shown = _text(preview(line, 2000)[0]) or " "
         lines.append(f'<span class="{kind}">{shown}</span>' if kind else f"<span>{shown}</span>")
-    return f'<pre class="diff">{"".join(lines)}</pre>'
+    return f'<pre class="pane diff" tabindex="0" role="region" aria-label="Changes">{"".join(lines)}</pre>'
 
 
 def _evidence(pull: Pull) -> str:

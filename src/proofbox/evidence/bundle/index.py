@@ -129,8 +129,8 @@ declare(
 )
 
 
-# An index may have a hundred thousand entries, and a campaign ten thousand indexes. As each entry has only one canonical
-# form, one pattern both parses it and checks that form.
+# An index may have a hundred thousand entries, and a campaign ten thousand indexes. Each entry has only one canonical
+# form, so one pattern both parses it and checks that form.
 _STRING = r'"((?:[^"\\\x00-\x1f]++|\\.){0,4096}+)"'
 _NUMBER = r"(0|[1-9][0-9]{0,15})"
 _DIGEST = r'"([0-9a-f]{64})"'

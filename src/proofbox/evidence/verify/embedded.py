@@ -10,16 +10,19 @@ import base64
 import binascii
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from proofbox.core.canonical import parse_strict
+from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.errors import BundleCorrupt, BundleSchemaUnknown
 from proofbox.evidence.bundle.index import SchemaUnknown, refuse_other_schema
-from proofbox.evidence.bundle.paths import RUN_ID, is_artifact_path, read_bounded, shown
+from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES, RUN_ID, is_artifact_path, read_bounded, shown
 from proofbox.evidence.documents import shape
+from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.packet import SUFFIX
 from proofbox.evidence.verify.verification import Verification
 
@@ -27,6 +30,10 @@ SCHEMA = "proofbox.embedded_evidence/1"
 OPENING = b'<script type="application/json" id="proofbox-evidence">'
 CLOSING = b"</script>"
 MAX_HTML_BYTES = 256 << 20
+RUNS = "runs.json"
+"""The artifact of a campaign that pins the index of each of its runs."""
+PAGE_NOTE = "the evidence in the file was checked; the text and scripts of the page around it were not"
+_ELEMENT = re.compile(rb"id\s*=\s*[\"']?proofbox-evidence\b", re.IGNORECASE)
 
 _DOCUMENT = shape.record(
     {
@@ -96,24 +103,42 @@ def embed(bundles: list[EmbeddedBundle], left_out: list[LeftOutFile]) -> str:
 
 
 def verify_embedded(path: str, check: Callable[[str, str | None], Verification], key: str | None) -> Verification:
-    """Extract the evidence of an HTML file into a temporary directory and verify every bundle with `check`."""
+    """Extract the evidence of an HTML file into a temporary directory and verify every bundle with `check`.
+
+    With a key, each bundle must be signed, or be a run whose index a signed campaign pins.
+    """
     document = _read(path)
     total = Verification(path)
-    signed = 0
+    total.notes.append(PAGE_NOTE)
+    pinned: set[str] = set()
+    unsigned: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="proofbox-verify-") as place:
         for each in document["bundles"]:
             directory = _extract(each, place)
             own_key = key if each["packet"] is not None else None
             found = check(directory, own_key)
-            signed += own_key is not None
             _add(total, found, each["name"], len(document["bundles"]))
-    if key is not None and not signed:
-        total.found("signature_absent", "", "a key was given, but there is no signed packet in the file")
+            if found.signed_by is not None and found.ok:
+                pinned |= _pinned_runs(directory)
+            elif own_key is None:
+                unsigned[each["name"]] = sha256_hex(_decoded(each["files"].get(INDEX, "")))
+    for name, index in unsigned.items() if key is not None else ():
+        if index not in pinned:
+            total.found("signature_absent", name, "a key was given, but there is no signed packet for this bundle")
     for left in document["left_out"][:20]:
         total.notes.append(f"left out of the file: {left['bundle']}/{left['path']} ({left['bytes']} bytes)")
     if len(document["left_out"]) > 20:
         total.notes.append(f"left out of the file: {len(document['left_out']) - 20} more")
     return total
+
+
+def _pinned_runs(directory: str) -> set[str]:
+    """Return the digests of the indexes that a verified campaign pins; empty for another bundle."""
+    try:
+        document = parse_strict(read_bounded(os.path.join(directory, RUNS), MAX_JSON_BYTES))
+        return {str(run["index_sha256"]) for run in document["runs"]}
+    except (OSError, ValueError, KeyError, TypeError):  # also CanonicalError
+        return set()
 
 
 def _add(total: Verification, found: Verification, name: str, count: int) -> None:
@@ -141,6 +166,8 @@ def parse_embedded(data: bytes) -> dict[str, Any]:
 def _read(path: str) -> dict[str, Any]:
     try:
         data = read_bounded(path, MAX_HTML_BYTES)
+        if len(_ELEMENT.findall(data)) > 1:
+            raise ShapeError("more than one element is called proofbox-evidence")
         start = data.index(OPENING) + len(OPENING)
         document = parse_embedded(data[start : data.index(CLOSING, start)])
     except SchemaUnknown as error:

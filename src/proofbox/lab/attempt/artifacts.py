@@ -26,6 +26,7 @@ from proofbox.lab.attempt.documents import (
     AttemptVerification,
     FinalSnapshot,
     ForkedFrom,
+    NodeRecord,
     Requested,
     RequestedLimits,
     Resources,
@@ -50,6 +51,8 @@ from proofbox.workspace.workspace import Workspace
 ATTEMPT, PROMPT, RUNNER, METRICS = "attempt.json", "prompt.txt", "runner.ref.json", "runner.metrics.json"
 ENVIRONMENT, FEEDBACK, REPORT = "attempt.runtime.env.json", "feedback.json", "attempt.report.json"
 TORN = "attempt.torn.json"
+NODE = "node.json"
+"""Only of attempts on a cluster."""
 CLEANUP = "cleanup.json"
 """Only of missions with cleanup commands."""
 VERIFICATION, FINAL_DIFF, FINAL_SNAPSHOT = "verification.json", "final.diff", "final_snapshot.json"
@@ -71,6 +74,7 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None
     policy: dict[str, Any]
     fork: ForkedFrom | None
+    node: NodeRecord | None
     suite_id: str
     suite_sha256: str
     mission: Mission
@@ -115,6 +119,8 @@ def write_all(bundle: BundleWriter, facts: FinishedAttempt, redactor: Redactor) 
         outcome.PATH: _outcome(facts, redactor).as_json(),
         REPORT: _report(facts),
     }
+    if facts.node is not None:
+        documents[NODE] = facts.node
     if facts.environment is not None:
         documents[ENVIRONMENT] = _environment(facts.environment, facts.runner.get("facts", {}).get("variables", ()))
     for name, document in documents.items():

@@ -17,6 +17,7 @@ from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
+from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.attempt.final_tree import SharedBase
 from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.attempt.states import Reason, State
@@ -53,6 +54,8 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation
     clock: Clock
     ids: IdSource
+    node: NodeRecord | None = None
+    """The node that runs the attempt, if it is part of a cluster."""
     shared: SharedSession | None = None
     """With isolation `shared`: the session that all attempts use."""
 

@@ -113,6 +113,32 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     written_at: str
 
 
+@stored("proofbox.node/1", at="BUNDLE/node.json of an attempt on a cluster")
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster node that ran an attempt, as measured before its first attempt of the run."""
+
+    schema_version: str = "proofbox.node/1"
+    name: str
+    """The host name and the beginning of the node's id in the cluster."""
+    kernel: str
+    machine: str
+    """The processor architecture."""
+    python: str
+    proofbox: str
+    """The version of proofbox on the node."""
+    provider: str
+    """The provider that was measured."""
+    checks: dict[str, str]
+    """The outcome of each check of `doctor --quick`, by its name; empty if the provider does not work there."""
+    problem: str = ""
+    """Why the provider does not work there, or why the node cannot run attempts; otherwise empty."""
+    disk_free: int
+    """Bytes for attempts."""
+    keys: tuple[str, ...] = ()
+    """The names of the run's key variables that are set on the node."""
+    measured_at: str
+
+
 @stored("proofbox.torn_attempt/1", at="BUNDLE/attempt.torn.json of an attempt")
 class TornAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Written for a worker that died or whose verdict does not count, next to the documents that it had written."""

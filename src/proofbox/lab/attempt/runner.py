@@ -539,6 +539,7 @@ class Supervisor:
                 timeout=self._timeout,
                 policy=cleaned({name: value for name, value in self._policy().items() if value}, self.context.redactor),
                 fork=self._fork,
+                node=self.context.node,
                 suite_id=self.context.suite.id,
                 suite_sha256=self.context.suite.sha256,
                 mission=self._mission,

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from proofbox.config.engine import EngineSettings
 from proofbox.errors import CampaignNotReady, ProofboxError
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.campaign.history import past_flows
@@ -60,7 +61,7 @@ def preflight(campaign: Campaign, out: Path) -> None:
     )
 
 
-def plan_flow(campaign: Campaign, flow_id: str, run_id: str | None) -> Plan:
+def plan_flow(campaign: Campaign, flow_id: str, run_id: str | None, engine: EngineSettings | None = None) -> Plan:
     """Return the plan of a flow's run, after checking that its runtime is usable here. Nothing is written."""
     fields = campaign.document.campaign
     flow = next(each for each in campaign.document.flow if each.id == flow_id)
@@ -72,6 +73,7 @@ def plan_flow(campaign: Campaign, flow_id: str, run_id: str | None) -> Plan:
         strategies=f"{runner.type}!",  # a flow never falls back to another agent
         concurrency=fields.concurrency,
         isolation=flow.isolation,
+        engine=engine,
         provider=None,
         replicates=fields.replicates,
         retries=fields.retries,

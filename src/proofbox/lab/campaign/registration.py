@@ -34,11 +34,16 @@ from proofbox.lab.campaign.spec import CampaignDocument, Runner
 from proofbox.lab.run.plan import box_settings
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.pinning import digest_inputs
+from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.widening import widenings
+from proofbox.sandbox.containers.images import image_digest
+from proofbox.sandbox.images.catalogue import resolve_default_image
 
 SCHEMA: Final = "proofbox.campaign_manifest/1"
 MANIFEST: Final = "campaign.json"
 FLOWS: Final = "flows"
+IMAGE: Final = "image://"
+"""What the name of an image starts with among the inputs of a flow."""
 LOCK: Final = ".campaign.lock"
 _MAX_BYTES: Final = 64 << 20
 
@@ -57,7 +62,13 @@ class FlowRun(msgspec.Struct, frozen=True, kw_only=True):
     suite_sha256: str
     """The digest of the flow's suite: missions with templates, oracles and boxes."""
     inputs: dict[str, str]
-    """The digest of each file that the suite refers to."""
+    """The digest of each file that the suite refers to, by path, and of each image that its boxes use, as
+    `image://NAME`."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The inputs that are files."""
+        return {path: digest for path, digest in self.inputs.items() if not path.startswith(IMAGE)}
 
 
 @stored(SCHEMA, at="OUT/campaign.json, and BUNDLE/campaign.json of a campaign")
@@ -124,7 +135,7 @@ def describe(
     for flow in campaign.document.flow:
         suite = campaign.suites[flow.id]
         with SuiteFiles(suite.base) as files:
-            inputs = digest_inputs(suite, files, skip)
+            inputs = digest_inputs(suite, files, skip) | _digest_images(suite)
         runs.append(
             FlowRun(
                 flow=flow.id,
@@ -146,6 +157,28 @@ def describe(
         missions=campaign.missions,
         runs=tuple(runs),
     )
+
+
+def _digest_images(suite: Suite) -> dict[str, str]:
+    """Return the digest of each image that the boxes of a suite use. A box of `docker` always has an image."""
+    users = box_settings().image
+    names = {
+        each.image or users or (resolve_default_image().name if each.provider == "docker" else None)
+        for each in suite.missions
+    }
+    return {f"{IMAGE}{name}": image_digest(name, suite.base) for name in sorted(filter(None, names))}
+
+
+def require_same_images(campaign: Campaign, registered: CampaignManifest) -> None:
+    """Raise `CampaignChanged` if the name of an image stands for another image than the registered one."""
+    for run in registered.runs:
+        images = {path: digest for path, digest in run.inputs.items() if path.startswith(IMAGE)}
+        if changed := sorted(_differing(images, _digest_images(campaign.suites[run.flow]))):
+            raise CampaignChanged(
+                f"the images that {registered.path} was registered with have changed: {', '.join(changed[:5])}",
+                op="campaign",
+                details={"registered": registered.sha256, "changed": changed},
+            )
 
 
 def registered_digest(document: CampaignDocument, canary: int | None, runs: Sequence[FlowRun]) -> str:

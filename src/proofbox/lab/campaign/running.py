@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Final
 
 import msgspec
 
+from proofbox.config.engine import EngineSettings, chosen_engine
+from proofbox.config.settings import load
 from proofbox.core.files.removal import remove_tree
-from proofbox.errors import UsageError
+from proofbox.errors import RunInterrupted, UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.verify.embedded import RUNS
 from proofbox.lab.campaign.history import remember, require_known
 from proofbox.lab.campaign.preflight import plan_flow, preflight
 from proofbox.lab.campaign.reading import Campaign, read_campaign
@@ -33,9 +37,10 @@ from proofbox.lab.campaign.registration import (
     register,
     require_consent,
     require_registered,
+    require_same_images,
 )
 from proofbox.lab.campaign.spec import SCHEMA as CAMPAIGN_SCHEMA
-from proofbox.lab.reports.campaigns.loading import REPORT, RUNS, CommittedRuns, load_campaign, stored_report
+from proofbox.lab.reports.campaigns.loading import REPORT, CommittedRuns, load_campaign, stored_report
 from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.run.conductor import create_run
 from proofbox.lab.run.events import OnSuiteEvent
@@ -51,6 +56,9 @@ def run_campaign(
     spec: _Path,
     *,
     out: _Path = "campaign",
+    engine: str | None = None,
+    per_node: int | None = None,
+    resources: Sequence[str] = (),
     trust: bool = False,
     on_event: OnSuiteEvent | None = None,
     stop: threading.Event | None = None,
@@ -67,10 +75,12 @@ def run_campaign(
     file and everything that it refers to are hashed before the first attempt; `resume_campaign` refuses other files.
     Missions that fail do not raise, and neither do failed gates: the report's `ok` is False and its `error` says why.
 
-    `trust` consents to everything the campaign asks for beyond the user's settings. `on_event` and `stop` are those of
-    `run_suite`. After an exception or an interrupt, `resume_campaign` runs the missing attempts.
+    `trust` consents to everything the campaign asks for beyond the user's settings. `engine`, `per_node`, `resources`,
+    `on_event` and `stop` are those of `run_suite`. After an exception or an interrupt, `resume_campaign` runs the
+    missing attempts.
     """
-    return _start(Path(spec), out, None, trust, on_event, stop)
+    chosen = chosen_engine(load(Path().resolve()).engine, engine, per_node, resources)
+    return _start(Path(spec), out, None, chosen, trust, on_event, stop)
 
 
 def run_canary(
@@ -93,13 +103,14 @@ def run_canary(
     """
     if missions < 1:
         raise UsageError("missions must be at least 1", op="campaign")
-    return _start(Path(spec), out, missions, trust, on_event, stop)
+    return _start(Path(spec), out, missions, None, trust, on_event, stop)
 
 
 def _start(
     spec: Path,
     out: _Path,
     canary: int | None,
+    engine: EngineSettings | None,
     trust: bool,
     on_event: OnSuiteEvent | None,
     stop: threading.Event | None,
@@ -115,7 +126,7 @@ def _start(
         refuse_existing(place)
         remember(manifest, place)
         register(manifest, place)
-        return _conduct(campaign, manifest, place, on_event, stop)
+        return _conduct(campaign, manifest, place, engine, on_event, stop)
 
 
 def resume_campaign(
@@ -138,41 +149,50 @@ def resume_campaign(
     campaign = read_campaign(Path(manifest.path), first=manifest.canary)
     with exclusive(place):
         require_registered(describe(campaign, place, canary=manifest.canary), manifest)
-        return _conduct(campaign, manifest, place, on_event, stop)
+        return _conduct(campaign, manifest, place, None, on_event, stop)
 
 
 def _conduct(
     campaign: Campaign,
     manifest: CampaignManifest,
     out: Path,
+    engine: EngineSettings | None,
     on_event: OnSuiteEvent | None,
     stop: threading.Event | None,
 ) -> CampaignReport:
-    stop = stop or threading.Event()
-    timer = None
-    if campaign.document.campaign.timeout is not None:
-        timer = threading.Timer(campaign.document.campaign.timeout, stop.set)
-        timer.daemon = True
+    stop, expired = stop or threading.Event(), threading.Event()
+    limit = campaign.document.campaign.timeout
+
+    def expire() -> None:
+        expired.set()
+        stop.set()
+
+    timer = threading.Timer(limit or 0.0, expire)
+    timer.daemon = True
+    if limit is not None:
         timer.start()
     try:
         for run in manifest.runs:  # every run is planned, with copies of its files, before the first attempt
-            _ensure_planned(campaign, run, out)
+            _ensure_planned(campaign, run, out, engine)
         for run in manifest.runs:
             conduct_run(flow_out(out, run.flow), run.run_id, on_event, stop)
+        require_same_images(campaign, manifest)
+    except RunInterrupted:
+        why = f"stopped at its timeout of {limit:g} s" if expired.is_set() else "was interrupted"
+        raise RunInterrupted(f"the campaign {why}", op="campaign", fix_hints=[resume_hint(out)]) from None
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
     report = load_campaign(out)
     _commit(manifest, out, report)
     return msgspec.structs.replace(report, committed=True, running=False)
 
 
-def _ensure_planned(campaign: Campaign, run: FlowRun, out: Path) -> None:
+def _ensure_planned(campaign: Campaign, run: FlowRun, out: Path, engine: EngineSettings | None) -> None:
     place = flow_out(out, run.flow)
     if ledger_path(place, run.run_id).exists():
         return
     remove_tree(place / WORK / run.run_id)  # left by a process that was killed while it planned the run
-    create_run(plan_flow(campaign, run.flow, run.run_id), place)
+    create_run(plan_flow(campaign, run.flow, run.run_id, engine), place)
 
 
 def _commit(manifest: CampaignManifest, out: Path, report: CampaignReport) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from proofbox.core.results import Document, ErrorBody
 from proofbox.lab.attempt.result import RESULT_MEMBERS
+from proofbox.lab.attempt_metrics import node_of
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.totals import Totals
 from proofbox.lab.run.ledger import Attempt
@@ -29,6 +30,8 @@ class AttemptFacts(msgspec.Struct, frozen=True):
     infra: str | None
     reason: str | None
     bundle: str
+    node: str | None = None
+    """The node of a cluster that ran it; null if it ran on this machine, or is not committed."""
 
     @classmethod
     def of(cls, attempt: Attempt, bundle: Path) -> AttemptFacts:
@@ -41,6 +44,7 @@ class AttemptFacts(msgspec.Struct, frozen=True):
             attempt.phase if attempt.state == "claimed" else attempt.state,
             **(dict.fromkeys(RESULT_MEMBERS) if result is None else result.members),
             bundle=str(bundle),
+            node=None if result is None else node_of(bundle),
         )
 
 

@@ -37,6 +37,7 @@ from proofbox.evidence.documents import outcome
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.result import AttemptResult
+from proofbox.lab.run.failures import LOST
 from proofbox.lab.run.ledger import Attempt, Ended
 
 EXIT_TIMEOUT = 10.0
@@ -52,21 +53,31 @@ class _ReportFields(AttemptResult, frozen=True, kw_only=True):
     retry_after: float | None
 
 
-def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> Ended:
-    """End an attempt whose worker died, with the evidence it left. Raises `BundleInProgress` if it may be alive."""
+def close_torn(
+    run_dir: Path,
+    run_id: str,
+    attempt: Attempt,
+    redactor: Redactor,
+    clock: Clock,
+    cause: WorkerLost | None = None,
+) -> Ended:
+    """End an attempt whose worker died, with the evidence it left. Raises `BundleInProgress` if it may be alive.
+
+    `cause` is a known cause of the death.
+    """
     path = run_dir / attempt.path
     if not os.path.lexists(path / INDEX):
         try:
-            _commit(run_dir, run_id, attempt, redactor, clock)
+            _commit(run_dir, run_id, attempt, redactor, clock, cause)
         except BundleInProgress:
             raise
         except BundleError:  # it cannot be committed: it stays as it is, and the run's index lists what is missing
-            return lost("")
-        return lost(_index(path)[0])
+            return lost("", cause)
+        return lost(_index(path)[0], cause)
     try:
-        return committed_result(load_bundle(path), run_id, attempt.id) or lost(_index(path)[0])
+        return committed_result(load_bundle(path), run_id, attempt.id) or lost(_index(path)[0], cause)
     except UNREADABLE:
-        return lost(_index(path)[0])
+        return lost(_index(path)[0], cause)
 
 
 def close_altered(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, clock: Clock) -> Ended:
@@ -96,8 +107,8 @@ def torn_result(bundle: Bundle) -> Ended:
     """Return the result of an attempt whose verdict does not count, with the reason that its bundle states."""
     code = bundle.read_json(artifacts.TORN)["error"]["code"]
     ended = lost(bundle.index_sha256)
-    if code == WorkerLost.code:
-        return ended
+    if code in LOST:
+        return msgspec.structs.replace(ended, infra=str(code))
     return msgspec.structs.replace(ended, infra=str(code), reason="infra_failed", retry_after=None)
 
 
@@ -163,12 +174,12 @@ def _is_unreachable(path: Path) -> bool:
     return False
 
 
-def lost(index_sha256: str) -> Ended:
+def lost(index_sha256: str, cause: WorkerLost | None = None) -> Ended:
     """Return the result of an attempt whose worker left none."""
     return Ended(
         claimed="none",
         verified="none",
-        infra=WorkerLost.code,
+        infra=WorkerLost.code if cause is None else cause.code,
         reason="worker_lost",
         strategy="",
         index_sha256=index_sha256,

@@ -18,6 +18,7 @@ from shlex import quote
 import msgspec
 
 from proofbox.config import consent
+from proofbox.config.engine import EngineSettings
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
@@ -38,7 +39,7 @@ from proofbox.lab.run.closing import as_committed, close_altered, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
 from proofbox.lab.run.crews.contract import Crew, EventForwarder, OnEvent
 from proofbox.lab.run.crews.local import LocalCrew
-from proofbox.lab.run.failures import counted_tries, pause
+from proofbox.lab.run.failures import LOST, counted_tries, pause
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger, PlannedAttempt
 from proofbox.lab.run.limiter import Limiter
 from proofbox.lab.run.plan import (
@@ -152,7 +153,9 @@ class Conductor:
         on_event: OnEvent | None = None,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
+        engine: EngineSettings | None = None,
     ) -> None:
+        """`engine` overrides the plan's."""
         self._out = out
         self._run_id = run_id
         self._stop = stop or threading.Event()
@@ -161,7 +164,7 @@ class Conductor:
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
         self._plan = read_plan(self._ledger)
-        self._crew: Crew = LocalCrew(out, self._plan, self._ids, self._emit)
+        self._crew = _crew(out, self._plan, engine or self._plan.engine, self._ids, self._emit)
         self._epoch = 0
         credential = credential_of(self._plan)
         gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
@@ -285,7 +288,7 @@ class Conductor:
             path = self._out / self._run_id / attempt.path
             redactor = redactor_of(self._plan, os.environ)
             ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
-            with_run = stopped and ended.infra == WorkerLost.code
+            with_run = stopped and ended.infra in LOST
             self._ledger.end(mine, msgspec.structs.replace(ended, stopped=with_run))
             if not with_run:  # a run that was stopped says nothing about its strategy
                 self._count(attempt, ended)
@@ -336,9 +339,9 @@ class Conductor:
 
     def _should_retry(self, line: list[Attempt]) -> bool:
         codes = [each.result.infra for each in line if each.result is not None]
-        if codes[-1] == WorkerLost.code:
+        if codes[-1] in LOST:
             stopped = sum(each.result.stopped for each in line if each.result is not None)
-            return codes.count(WorkerLost.code) - stopped <= MAX_LOST and stopped <= MAX_STOPPED
+            return sum(code in LOST for code in codes) - stopped <= MAX_LOST and stopped <= MAX_STOPPED
         return counted_tries([each.result for each in line]) <= self._plan.retries
 
     # Commit
@@ -376,6 +379,14 @@ class Conductor:
         bundle.withhold_secrets()
         if summary.status != "ok":
             bundle.mark_partial("some attempts failed because of the infrastructure")
+
+
+def _crew(out: Path, plan: Plan, engine: EngineSettings, ids: IdSource, tell: EventForwarder) -> Crew:
+    if engine.is_local:
+        return LocalCrew(out, plan, ids, tell)
+    from proofbox.lab.run.crews.ray import RayCrew
+
+    return RayCrew(out, plan, engine, ids, tell)
 
 
 def _moment(seconds: float | None) -> datetime | None:

@@ -21,6 +21,8 @@ EventKind = Literal[
     "tokens",
     "lost",
     "waiting",
+    "placed",
+    "node",
 ]
 
 
@@ -45,9 +47,13 @@ class SuiteEvent(Streamed, frozen=True, kw_only=True, repr_omit_defaults=True):
     """When the event was received from the attempt's worker, in UTC."""
     event: EventKind
     """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
-    waiting: a rate limit, the delay before a retry, or a full disk prevents it from starting."""
+    waiting: a rate limit, the delay before a retry, or a full disk prevents it from starting. On a cluster also placed:
+    a node got it; and node: a node was admitted, refused or lost."""
     attempt_id: str
+    """Empty for `node`, like `mission_id`."""
     mission_id: str
+    node: str | UnsetType = UNSET
+    """For `placed` and `node`: the name of the node."""
     activity: str | UnsetType = UNSET
     """For `activity`: the agent's current action."""
     tokens: int | UnsetType = UNSET
@@ -59,7 +65,8 @@ class SuiteEvent(Streamed, frozen=True, kw_only=True, repr_omit_defaults=True):
     reason: str | UnsetType = UNSET
     strategy: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
-    """For `lost`: why the worker could not end the attempt. For `waiting`: for what, and until when."""
+    """For `lost`: why the worker could not end the attempt. For `waiting`: for what, and until when. For `node`:
+    whether it was admitted, refused or lost, and why."""
     until: str | UnsetType = UNSET
     """For `waiting`: until when, if known."""
 

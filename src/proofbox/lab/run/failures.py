@@ -7,10 +7,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proofbox.core.clock import Clock
-from proofbox.errors import InternalError, IoFailed, ProofboxError, UsageLimited, WorkerLost
+from proofbox.errors import (
+    InternalError,
+    IoFailed,
+    NodeLost,
+    NodePreempted,
+    ObjectStoreFull,
+    ProofboxError,
+    UsageLimited,
+    WorkerLost,
+    WorkerOutOfMemory,
+)
 from proofbox.lab.run.ledger import Ended
 from proofbox.lab.run.limiter import MAX_PAUSE, MIN_PAUSE, backoff
 
+LOST = frozenset(kind.code for kind in (WorkerLost, NodeLost, NodePreempted, WorkerOutOfMemory, ObjectStoreFull))
+"""The codes of attempts that were lost with their worker."""
 MAX_PAST = 12
 """How many usage limits with a reset time in the past are tolerated, since the last one in the future, before they
 count as failures. The pauses add up to most of an hour, more than the error of any maintained clock."""
@@ -18,7 +30,7 @@ count as failures. The pauses add up to most of an hour, more than the error of 
 
 def typed(error: Exception) -> ProofboxError:
     """Return the first ProofboxError, also from inside exception groups; otherwise wrap the error in one."""
-    found = list(_single(error))
+    found = list(single_errors(error))
     for each in found:
         if isinstance(each, ProofboxError):
             return each
@@ -63,7 +75,7 @@ def counted_tries(results: Sequence[Ended | None]) -> int:
     """
     count = past = 0
     for each in results:
-        if each is None or each.infra == WorkerLost.code:
+        if each is None or each.infra in LOST:
             continue
         if each.infra != UsageLimited.code:
             count += 1
@@ -77,11 +89,11 @@ def counted_tries(results: Sequence[Ended | None]) -> int:
     return count
 
 
-def _single(error: BaseException) -> Iterator[BaseException]:
+def single_errors(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors of a group in order, including those of nested groups."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            yield from _single(each)
+            yield from single_errors(each)
     else:
         yield error
 

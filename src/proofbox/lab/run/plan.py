@@ -13,6 +13,7 @@ import msgspec
 from proofbox.agents.registry import installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import Chain, parse_chain
+from proofbox.config.engine import EngineSettings
 from proofbox.config.settings import Settings, load_users
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
@@ -65,6 +66,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, Any] = {}
     box_settings: Settings = Settings()
     """The user's defaults for boxes when the run was planned."""
+    engine: EngineSettings = EngineSettings()
+    """Where the attempts run."""
     pinned: str | None = None
     """The directory with copies of the files that the suite names, once the run is planned."""
     inputs: dict[str, str] = {}
@@ -130,7 +133,7 @@ def plan_digest(plan: Plan) -> str:
 
 def box_settings() -> Settings:
     """Return the user's defaults for boxes; those for agents are part of the plan already."""
-    return msgspec.structs.replace(load_users(), strategies=(), runtimes={})
+    return msgspec.structs.replace(load_users(), strategies=(), runtimes={}, engine=None)
 
 
 def stores_of(ledger: Ledger) -> set[str]:
@@ -151,7 +154,12 @@ def run_context(
     clock: Clock | None = None,
     ids: IdSource | None = None,
     env: Mapping[str, str] | None = None,
+    mounted: bool = True,
 ) -> RunContext:
+    """Return what the attempts of a run share in one worker.
+
+    `mounted`: attempts at large missions may be mounted over a template, whose manifest is in the run's bundle.
+    """
     clock = clock or SystemClock()
     out = out.absolute()
     suite = plan.suite()
@@ -160,8 +168,12 @@ def run_context(
         out / WORK / plan.run_id / TEMPLATES,
         owner,
         clock,
-        lambda mission, given: overlay_obstacle(
-            suite.mission(mission), given, plan.box_settings, plan.provider, shared=plan.isolation == "shared"
+        lambda mission, given: (
+            overlay_obstacle(
+                suite.mission(mission), given, plan.box_settings, plan.provider, shared=plan.isolation == "shared"
+            )
+            if mounted
+            else "the attempt ran on a node of a cluster"
         ),
         lambda template, snapshot: share_base(template, snapshot, out / plan.run_id, redactor),
     )
@@ -199,7 +211,7 @@ def credential_of(plan: Plan) -> str | None:
 
 
 def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
-    return redactor_for(_key_names(plan), env)
+    return redactor_for(key_names(plan), env)
 
 
 def redactor_for(keys: Sequence[str], env: Mapping[str, str]) -> Redactor:
@@ -236,6 +248,7 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None 
     )
 
 
-def _key_names(plan: Plan) -> list[str]:
+def key_names(plan: Plan) -> list[str]:
+    """Return the names of the variables that hold keys for the run's models."""
     names = [each.get("api_key_env") for each in (*plan.runtimes.values(), plan.flags)]
     return [name for name in names if isinstance(name, str)]

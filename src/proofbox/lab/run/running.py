@@ -24,6 +24,7 @@ from proofbox.agents.health.recommendation import default_chain
 from proofbox.agents.registry import installed
 from proofbox.agents.settings import RuntimeSettings, with_absolute_mounts
 from proofbox.agents.strategies import decide_chain, first_usable
+from proofbox.config.engine import EngineSettings, chosen_engine
 from proofbox.config.settings import load
 from proofbox.core.ids import IdSource
 from proofbox.core.results import ErrorBody
@@ -36,7 +37,7 @@ from proofbox.lab.reports.totals import Totals, final_attempts, totals
 from proofbox.lab.run.conductor import Conductor, create_run, find_run
 from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import Plan, is_conducted, ledger_path
+from proofbox.lab.run.plan import Plan, is_conducted, ledger_path, read_plan
 from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import check_provider
@@ -55,6 +56,9 @@ def run_suite(
     strategies: str | Sequence[str] | None = None,
     concurrency: int = 4,
     isolation: Literal["process", "shared"] | None = None,
+    engine: str | None = None,
+    per_node: int | None = None,
+    resources: Sequence[str] = (),
     provider: str | None = None,
     host_root: bool = False,
     build: bool = False,
@@ -88,6 +92,10 @@ def run_suite(
     `settings` are settings of the runtimes, like `--set`.
 
     `build` builds the missing images of Harbor tasks, which runs the commands of their Dockerfiles in the engine.
+
+    `engine` runs the attempts on a cluster: `ray:10.0.0.1:6379`, or `ray` for a private one on this machine.
+    `concurrency` is then the total over all nodes, `per_node` the maximum on each, and `resources` what each attempt
+    reserves there, such as `["memory=4g", "gpus=1"]`.
 
     `missions` (patterns for ids) and `tags` select missions. The run's suite then consists of these alone.
 
@@ -123,6 +131,7 @@ def run_suite(
         strategies=strategies,
         concurrency=concurrency,
         isolation=isolation,
+        engine=chosen_engine(load(Path().resolve()).engine, engine, per_node, resources),
         provider=provider,
         replicates=replicates,
         retries=retries,
@@ -141,6 +150,7 @@ def prepare_run(
     strategies: str | Sequence[str] | None,
     concurrency: int,
     isolation: Isolation | None,
+    engine: EngineSettings | None = None,
     provider: str | None,
     replicates: int | None,
     retries: int,
@@ -172,12 +182,14 @@ def prepare_run(
         chain_origin=chain.origin,
         concurrency=concurrency,
         isolation=isolation or suite.fields.isolation,
+        engine=engine or settings.engine or EngineSettings(),
         provider=provider,
         replicates=replicates,
         retries=max(0, retries),
         runtimes=runtimes,
         flags=dict(_given(**flags)),
     )
+    _check_engine(plan)
     plan.runtime_settings().check(chain, installed())
     strategy, skipped = anyio.run(_preflight, plan)
     return msgspec.structs.replace(plan, strategy=strategy, skipped=skipped)
@@ -187,9 +199,21 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _check_engine(plan: Plan) -> None:
+    if plan.engine.is_local:
+        return
+    from proofbox.lab.run.crews.cluster.connection import require_ray
+
+    require_ray()
+    if plan.isolation == "shared":
+        hints = ["--isolation process", "--engine local"]
+        raise UsageError("attempts on a cluster cannot share one agent process", op="suite", fix_hints=hints)
+
+
 def resume_suite(
     run: _Path = "out",
     *,
+    engine: str | None = None,
     trust: bool = False,
     on_event: OnSuiteEvent | None = None,
     stop: threading.Event | None = None,
@@ -202,9 +226,10 @@ def resume_suite(
 
     `run` is the run's directory, or an output directory, for its last run. The consent given when the run was planned
     still applies; `trust` accepts a plan that was made elsewhere, or changed since, which otherwise raises
-    `PlanUntrusted`. `on_event` and `stop` are those of `run_suite`.
+    `PlanUntrusted`. `engine` replaces the one that the run was planned with. `on_event` and `stop` are those of
+    `run_suite`.
     """
-    return conduct_run(*find_run(Path(run)), on_event, stop, trust=trust)
+    return conduct_run(*find_run(Path(run)), on_event, stop, trust=trust, engine=engine)
 
 
 def load_run(run: _Path = "out") -> SuiteRun:
@@ -262,9 +287,15 @@ async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
 
 
 def conduct_run(
-    out: Path, run_id: str, on_event: OnSuiteEvent | None, stop: threading.Event | None, *, trust: bool = False
+    out: Path,
+    run_id: str,
+    on_event: OnSuiteEvent | None,
+    stop: threading.Event | None,
+    *,
+    trust: bool = False,
+    engine: str | None = None,
 ) -> SuiteRun:
-    """Conduct a planned run to its end and return the results."""
+    """Conduct a planned run to its end and return the results. `engine` overrides the plan's."""
 
     def forward(event: dict[str, Any]) -> None:
         if on_event is None:
@@ -275,7 +306,9 @@ def conduct_run(
             return  # a line that something else wrote to a worker's stdout
         on_event(typed)
 
-    conductor = Conductor(out, run_id, on_event=forward, stop=stop)
+    with Ledger(ledger_path(out, run_id)) as ledger:
+        chosen = chosen_engine(read_plan(ledger).engine, engine, None, ())
+    conductor = Conductor(out, run_id, on_event=forward, stop=stop, engine=chosen)
     try:
         if on_event is not None:
             with Ledger(ledger_path(out, run_id)) as ledger:

@@ -37,7 +37,7 @@ BEAT = 1.0
 POLL_SECONDS = 0.05
 THREADS = 4
 """The maximum number of threads that one attempt blocks: a command, a snapshot, a disk check, a request."""
-_PDEATHSIG = 1
+PDEATHSIG = 1
 
 
 class Worker:
@@ -130,7 +130,7 @@ class Worker:
     async def _run(self, attempt: Attempt, control: AttemptControl, place: str) -> None:
         began = self._clock.now().timestamp()
         try:
-            ended = await run_attempt(attempt, self._context, control)
+            ended = await self._execute(attempt, control)
             await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
             with contextlib.suppress(OSError):  # the limiter learns it from the next attempt
                 await run_sync(self._update_limiter, ended, began, limiter=self._asking)
@@ -146,6 +146,10 @@ class Worker:
             self._release(place)
             self._freed.set()
             self._freed = anyio.Event()
+
+    async def _execute(self, attempt: Attempt, control: AttemptControl) -> Ended:
+        """Run an attempt to its committed bundle, in this process."""
+        return await run_attempt(attempt, self._context, control)
 
     def _count(self, attempt: Attempt, ended: Ended) -> None:
         count_health(
@@ -204,7 +208,7 @@ class Worker:
 
 def main(argv: list[str]) -> None:
     out, run_id, name, epoch, slots, conductor = argv
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(conductor):  # the conductor died before we could ask to die with it
         return
     with contextlib.suppress(OSError):  # attempts then get copies of their files

@@ -13,6 +13,7 @@ from proofbox.lab.statistics.comparison import Comparison, MissionScores, Verdic
 from proofbox.lab.statistics.distributions import Distribution, describe
 from proofbox.lab.statistics.hypotheses import SignFlip, holm, mcnemar, sign_flip
 from proofbox.lab.statistics.intervals import t_interval, tango, wilson
+from proofbox.lab.statistics.means import MeanComparison, MissionMeans, compare_means
 from proofbox.lab.statistics.planning import detectable_difference, missions_needed, replicates_needed
 from proofbox.lab.statistics.rates import LossBounds, PassRate, flaky, loss_bounds, pass_at_k, pass_hat_k, pass_rate
 
@@ -20,12 +21,15 @@ __all__ = [
     "Comparison",
     "Distribution",
     "LossBounds",
+    "MeanComparison",
+    "MissionMeans",
     "MissionScores",
     "PassRate",
     "SignFlip",
     "Verdict",
     "compare",
     "compare_all",
+    "compare_means",
     "compare_pairs",
     "describe",
     "detectable_difference",

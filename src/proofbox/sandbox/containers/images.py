@@ -34,6 +34,14 @@ def engine_image(engine: ContainerEngine, name: str | None, project: Path) -> st
     return _reference(image)
 
 
+def image_digest(name: str, project: Path) -> str:
+    """Return the digest of an image: that of its archive, or the engine's id of it, which is a digest as well."""
+    image = named_image(name, project)
+    if image is not None:
+        return image.sha256
+    return str(inspect_image(ContainerEngine.find(), name)["Id"]).removeprefix("sha256:")
+
+
 def prepare_default_image(on_line: Callable[[str], None]) -> None:
     """Build or download the default image, unless the engine or this machine has it."""
     image = resolve_default_image()

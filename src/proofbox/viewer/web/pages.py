@@ -20,13 +20,13 @@ from proofbox.delivery.backend.sessions import PREFIX, has_token, is_from_our_pa
 from proofbox.errors import NotFoundError, ProofboxError
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.campaigns.loading import load_campaign
+from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.probes.comparison import compare_plan_runs
 from proofbox.viewer.annotations import add_note, notes_of
 from proofbox.viewer.attempts import (
     MAX_TEXT,
     attempt_texts,
     diff_name,
-    files_after,
     find_step,
     fork_command,
     output_name,
@@ -36,11 +36,12 @@ from proofbox.viewer.background import BackgroundReader
 from proofbox.viewer.bundles import bundle_values
 from proofbox.viewer.campaigns import campaign_mark, plots_of
 from proofbox.viewer.catalog import find_items, kind_of, place_of
-from proofbox.viewer.compare import compare_attempts
+from proofbox.viewer.compare import compare_attempts, compare_flows
 from proofbox.viewer.reading import EvidenceCache
-from proofbox.viewer.rendering import Renderer, assets
+from proofbox.viewer.rendering import STYLE, Renderer, assets, cut
 from proofbox.viewer.runs import RunReader, is_small, run_mark, unchecked_view
 from proofbox.viewer.selection import ROWS, Query, run_values
+from proofbox.viewer.snapshots import file_after, files_after
 from proofbox.viewer.timeline import read_timeline
 from proofbox.viewer.web.access import Access
 from proofbox.viewer.web.live import changes
@@ -78,11 +79,14 @@ class ViewerPages:
             "output": self._output,
             "diff": self._diff,
             "files": self._files,
+            "file": self._file,
             "compare": self._compare,
+            "flows": self._flows,
         }
         return [
             Route("/", self._enter, methods=["GET"]),
-            Route(PREFIX + "{session}/sign-in", self._sign_in, methods=["POST"]),
+            Route(f"/{STYLE}", self._style, methods=["GET"]),
+            *(Route(above + "sign-in", self._sign_in, methods=["POST"]) for above in ("/", home)),
             Route(home + "static/{digest}/{name}", self._static, methods=["GET"]),
             Route(home + "annotate", self._annotate, methods=["POST"]),
             Route(home + "live", self._live, methods=["GET"]),
@@ -142,6 +146,10 @@ class ViewerPages:
         keep = {"Cache-Control": "private, max-age=31536000, immutable"}
         return Response(assets()[name], media_type=_MEDIA[name.rpartition(".")[2]], headers=keep)
 
+    async def _style(self, _: Request) -> Response:
+        """Return the style sheet, the only thing that needs no session: a browser that is not signed in is told so."""
+        return Response(assets()[STYLE], media_type="text/css")
+
     # Pages
 
     def _page(self, template: str, **values: Any) -> Response:
@@ -185,10 +193,25 @@ class ViewerPages:
 
     def _campaign(self, request: Request) -> Response:
         at, path = self._place(request)
-        known = self._campaigns.get(path, SMALL_WAIT)
-        report = known.result if known.current or (known.result and not known.result.committed) else None
+        report = self._report(path)
         plots = None if report is None else plots_of(report)
         return self._page("campaign.html", at=at, report=report, plots=plots, place=path.name)
+
+    def _report(self, path: Path) -> CampaignReport | None:
+        """Return the results of a campaign; None while they are being read and checked."""
+        known = self._campaigns.get(path, SMALL_WAIT)
+        return known.result if known.current or (known.result and not known.result.committed) else None
+
+    def _flows(self, request: Request) -> Response:
+        """Compare two flows of a campaign."""
+        at, path = self._place(request)
+        report = self._report(path)
+        if report is None:
+            return self._page("campaign.html", at=at, report=None, plots=None, place=path.name)
+        given = request.query_params
+        show, page = given.get("show", ""), max(1, _number(given.get("page", "1")))
+        found = compare_flows(report, given.get("a", ""), given.get("b", ""), show=show, page=page)
+        return self._page("flows.html", at=at, report=report, found=found, show=show)
 
     def _attempt(self, request: Request) -> Response:
         at, path = self._place(request)
@@ -211,7 +234,9 @@ class ViewerPages:
 
     def _bundle(self, request: Request) -> Response:
         at, path = self._place(request)
-        return self._page("bundle.html", at=at, **bundle_values(self._evidence.open(path), str(kind_of(path))))
+        kind = str(kind_of(path))
+        others = _other_plan_runs(at, path) if kind == "plan_run" else []
+        return self._page("bundle.html", at=at, others=others, **bundle_values(self._evidence.open(path), kind))
 
     def _compare(self, request: Request) -> Response:
         """Compare two attempts step by step, or two plan runs."""
@@ -222,7 +247,7 @@ class ViewerPages:
             found = compare_plan_runs(places[0][1], places[1][1])
             return self._page("compare_plans.html", at=at, found=found)
         if kinds != {"attempt"}:
-            raise NotFoundError("two attempts or two plan runs can be compared", op="view")
+            raise NotFoundError("two attempts, or two plan runs, can be compared", op="view")
         both = [self._evidence.open(path) for _, path in places]
         sides = [
             {"at": each, "evidence": one, "attempt": read_attempt(one)} for each, one in zip(at, both, strict=True)
@@ -297,7 +322,21 @@ class ViewerPages:
         evidence = self._evidence.open(path)
         step = _number(request.query_params.get("step", "0"))
         tree = files_after(evidence, find_step(evidence, step).step if step else None)
-        return self._fragment(request, "_files.html", "Files", at=at, tree=tree, step=step)
+        return self._fragment(request, "_files.html", f"Files {_when(step)}", at=at, tree=tree, step=step)
+
+    def _file(self, request: Request) -> Response:
+        at, path = self._place(request)
+        evidence = self._evidence.open(path)
+        given = request.query_params
+        step, start = _number(given.get("step", "0")), _number(given.get("start", "0"))
+        name, sha256 = given.get("path", ""), given.get("sha256", "")
+        after = find_step(evidence, step).step if step else None
+        found = file_after(evidence, after, name, sha256, start, MAX_TEXT)
+        text, end = _readable(found.data, start, found.file.size)
+        more = {"step": step, "path": name, "sha256": sha256}
+        values = {"file": found, "when": _when(step), "text": text, "start": start, "end": end}
+        title = f"{cut(name, 120)} {_when(step)}"
+        return self._fragment(request, "_file.html", title, at=at, more=more, **values)
 
     # Live
 
@@ -322,6 +361,14 @@ def _other_attempts(at: str, path: Path) -> list[tuple[str, str]]:
     return [(f"{os.path.dirname(at)}/{name}", name) for name in names[:MAX_OTHERS]]
 
 
+def _other_plan_runs(at: str, path: Path) -> list[tuple[str, str]]:
+    """Return other plan runs in the same directory, the newest first, as path and name."""
+    with os.scandir(path.parent) as entries:
+        names = [each.name for each in entries if each.is_dir(follow_symlinks=False) and each.name != path.name]
+    found = sorted((name for name in names if kind_of(path.parent / name) == "plan_run"), reverse=True)
+    return [(os.path.join(os.path.dirname(at), name), name) for name in found[:MAX_OTHERS]]
+
+
 def _readable(data: bytes, start: int, size: int) -> tuple[str, int]:
     """Decode a part of a text, and return where the next part starts: after its last line, or its last character."""
     end = start + len(data)
@@ -336,6 +383,10 @@ def _readable(data: bytes, start: int, size: int) -> tuple[str, int]:
             data = data[:-1] if data and data[-1] >= 0xC0 else data
         end = start + max(1, len(data))
     return data.decode("utf-8", "replace"), end
+
+
+def _when(step: int) -> str:
+    return f"after step {step}" if step else "at the end"
 
 
 def _number(text: str) -> int:

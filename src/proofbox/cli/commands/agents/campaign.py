@@ -88,6 +88,9 @@ def run(
     spec: SpecPath,
     *,
     out: NewOut = Path("campaign"),
+    engine: flags.Engine = None,
+    per_node: flags.PerNode = None,
+    resource: flags.Resource = (),
     trust: Trust = False,
     jsonl: Jsonl = False,
     json: flags.Json = False,
@@ -99,11 +102,14 @@ def run(
 
     For example:
       proofbox campaign run campaign.toml --out campaign
+      proofbox campaign run campaign.toml --engine ray:10.0.0.1:6379 --per-node 8
     """
     from proofbox.lab.campaign.running import run_campaign
 
     def start(on_event: OnSuiteEvent) -> CampaignReport:
-        return run_campaign(spec, out=out, trust=trust, on_event=on_event)
+        return run_campaign(
+            spec, out=out, engine=engine, per_node=per_node, resources=resource, trust=trust, on_event=on_event
+        )
 
     return _run(start, out, jsonl=jsonl, json=json)
 
@@ -205,12 +211,12 @@ def _conduct(conduct: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, js
 
         try:
             found = conduct(hear)
-        except (KeyboardInterrupt, RunInterrupted) as error:
+        except KeyboardInterrupt:
             progress.close()
             if progress.started is None:
                 raise
             hint = resume_hint(out)
-            if json or isinstance(error, RunInterrupted):
+            if json:
                 raise RunInterrupted("the campaign was interrupted", op="campaign", fix_hints=[hint]) from None
             with contextlib.suppress(OSError):
                 print(f"interrupted; {hint}", file=sys.stderr)

@@ -59,24 +59,29 @@ def plan(
     return 0
 
 
-def compare(first: OutPath, second: OutPath, *, json: flags.Json = False) -> int:
+def compare(
+    first: Annotated[Path, Parameter(help="The --out directory of the earlier campaign.")],
+    second: Annotated[Path, Parameter(help="The --out directory of the later campaign.")],
+    *,
+    json: flags.Json = False,
+) -> int:
     """Compare the flows of a campaign with those of an earlier one. Exit 1 if a flow has become worse.
+
+    Pass rates, time, tokens, cost and friction are compared on the same missions. Only the verdict on the pass rate and
+    findings in the evidence affect the exit code.
 
     For example:
       proofbox campaign compare earlier campaign
     """
+    from proofbox.cli.health import wrapped
     from proofbox.lab.campaign.comparing import compare_campaigns
-    from proofbox.lab.reports.campaigns.text import comparison_rows, sentence
+    from proofbox.lab.reports.campaigns.text import regression_notes, regression_tables
 
     found = compare_campaigns(first, second)
 
     def text() -> str:
-        lines = [columns(comparison_rows(found.comparisons)), ""]
-        lines += [sentence(each) for each in found.comparisons]
-        if found.changed_inputs:
-            lines.append(f"changed between them: {', '.join(found.changed_inputs)}")
-        lines += [f"{each.code}: {each.path}: {each.detail}" for each in found.findings]
-        return printable("\n".join(lines))
+        lines = [line for rows in regression_tables(found) for line in (columns(rows), "")]
+        return "\n".join([*lines, *map(wrapped, regression_notes(found))])
 
     show(found, text, as_json=json)
     return 0 if found.ok else 1

@@ -128,6 +128,9 @@ def run(
         Literal["process", "shared"] | None,
         Parameter(name="--isolation", help="One agent process per attempt, or one shared by all. Default: process."),
     ] = None,
+    engine: flags.Engine = None,
+    per_node: flags.PerNode = None,
+    resource: flags.Resource = (),
     provider: flags.Provider = None,
     host_root: HostRoot = False,
     build: Annotated[
@@ -178,6 +181,7 @@ def run(
     For example:
       proofbox suite run suite.toml --out out
       proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
+      proofbox suite run suite.toml --engine ray:10.0.0.1:6379 -n 64 --per-node 8 --resource memory=4g
       proofbox suite run suite.toml --mission 'parser-*' --tag fast
       proofbox suite run suite.toml --command quick='my-agent --quick' --replicates 5
       proofbox suite run tasks/hello-world --strategies oracle --build
@@ -191,6 +195,9 @@ def run(
             strategies=strategies,
             concurrency=concurrency,
             isolation=isolation,
+            engine=engine,
+            per_node=per_node,
+            resources=resource,
             provider=provider,
             host_root=host_root,
             build=build,
@@ -248,6 +255,7 @@ def _named_command(text: str) -> tuple[str, list[str]]:
 def resume(
     run: RunPath = Path("out"),
     *,
+    engine: flags.Engine = None,
     trust: Annotated[
         bool,
         Parameter(name="--trust", help="Run a plan that you did not make here, or that was changed since."),
@@ -265,7 +273,10 @@ def resume(
     """
     from proofbox.lab.run.running import resume_suite
 
-    return _conduct(lambda on_event: resume_suite(run, trust=trust, on_event=on_event), json=json, jsonl=jsonl)
+    def start(on_event: OnSuiteEvent) -> SuiteRun:
+        return resume_suite(run, engine=engine, trust=trust, on_event=on_event)
+
+    return _conduct(start, json=json, jsonl=jsonl)
 
 
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
@@ -336,8 +347,11 @@ def _conduct(conduct: Callable[[OnSuiteEvent], SuiteRun], *, json: bool, jsonl: 
             if jsonl and isinstance(event, SuiteEvent):
                 write_json(event)
             progress.update(event)
-            if isinstance(event, SuiteEvent) and event.event == "waiting" and not jsonl and not progress.shown:
-                print(printable(f"waiting: {event.message}"), file=sys.stderr)
+            if not isinstance(event, SuiteEvent) or jsonl or progress.shown:
+                return
+            if event.event in ("waiting", "node"):
+                what = f"node {event.node}" if event.event == "node" else "waiting"
+                print(printable(f"{what}: {event.message}"), file=sys.stderr)
 
         try:
             run = conduct(handle_event)
@@ -365,8 +379,12 @@ def _show(run: SuiteRun, *, json: bool) -> int:
 
 def _text(run: SuiteRun) -> str:
     rows: list[tuple[str, ...]] = [("ATTEMPT", "CLAIMED", "VERIFIED", "REASON", "INFRA", "STRATEGY")]
+    on_nodes = any(each.node for each in run.attempts)
+    if on_nodes:
+        rows[0] += ("NODE",)
     for each in run.attempts:
-        cells = (each.claimed, each.verified, each.reason or each.state, each.infra, each.strategy)
+        cells = [each.claimed, each.verified, each.reason or each.state, each.infra, each.strategy]
+        cells += [each.node] if on_nodes else []
         rows.append((each.attempt_id, *(cell or "-" for cell in cells)))
     lied = sum(each.claimed == "success" and each.verified == "failed" for each in run.final)
     lines = [

@@ -13,6 +13,7 @@ import msgspec
 from proofbox.core.interpreter import module_child
 from proofbox.evidence.pool import cores, in_threads
 from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
+from proofbox.lab.reports.campaigns.efforts import Efforts
 from proofbox.lab.reports.campaigns.results import FlowReport
 from proofbox.lab.reports.finding import EvidenceFinding
 
@@ -26,6 +27,8 @@ class FlowResults(msgspec.Struct, frozen=True, kw_only=True):
     report: FlowReport
     scores: dict[str, tuple[int, int]]
     """By mission: the attempts that passed, and those that passed or failed."""
+    efforts: Efforts
+    """By measure and mission: the mean over the attempts that passed or failed."""
     findings: tuple[EvidenceFinding, ...]
 
 

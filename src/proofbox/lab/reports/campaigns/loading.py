@@ -20,6 +20,7 @@ from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.check import check_bundle
+from proofbox.evidence.verify.embedded import RUNS
 from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
 from proofbox.lab.campaign.prices import Price, price_of
 from proofbox.lab.campaign.registration import (
@@ -34,6 +35,7 @@ from proofbox.lab.campaign.registration import (
 )
 from proofbox.lab.campaign.spec import CampaignDocument
 from proofbox.lab.reports.campaigns.children import FlowResults, read_flows
+from proofbox.lab.reports.campaigns.efforts import Efforts, efforts, has_repeated
 from proofbox.lab.reports.campaigns.gates import judge
 from proofbox.lab.reports.campaigns.results import (
     CampaignReport,
@@ -61,10 +63,8 @@ from proofbox.lab.statistics import (
 from proofbox.lab.suite.reading import Suite
 
 REPORT: Final = "report.json"
-RUNS: Final = "runs.json"
+
 NOT_REGISTERED: Final = "campaign_not_registered"
-_REPEATED: Final = 3
-"""Identical calls in succession that count as repeated: the second may be a retry, the third is a habit."""
 _LARGEST: Final = 4 << 20
 _Path = str | os.PathLike[str]
 
@@ -114,7 +114,11 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
     The results of committed runs are read from their evidence, which is checked completely. Nothing is read from an
     earlier report: if a stored report differs from the evidence, that is a finding.
     """
-    place = Path(out)
+    return load_with_efforts(Path(out))[0]
+
+
+def load_with_efforts(place: Path) -> tuple[CampaignReport, Mapping[str, Efforts]]:
+    """Return what `load_campaign` does, and by flow the means of its efforts."""
     manifest = read_manifest(place)
     document = manifest.document
     findings: list[EvidenceFinding] = []
@@ -130,7 +134,7 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
     if committed:
         findings += _contradictions(place, manifest, results)
     error = _error(results, findings)
-    return CampaignReport(
+    report = CampaignReport(
         ok=error is None,
         out=str(place),
         committed=committed,
@@ -140,6 +144,7 @@ def load_campaign(out: _Path = "campaign") -> CampaignReport:
         findings=tuple(findings),
         error=None if error is None else ErrorBody.of(error),
     )
+    return report, {each.report.flow: each.efforts for each in flows}
 
 
 def campaign_status(out: _Path = "campaign") -> CampaignReport:
@@ -171,8 +176,7 @@ def read_flow(out: Path, manifest: CampaignManifest, flow: str) -> FlowResults:
         findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
         findings += _unregistered(found, suite, run)
         cleaned = frozenset(each.id for each in suite.missions if each.cleanup)
-    report, scores = _flow(out, run, found, cleaned, manifest)
-    return FlowResults(report=report, scores=scores, findings=tuple(findings))
+    return _flow(out, run, found, cleaned, manifest, tuple(findings))
 
 
 def _read(out: Path, run: FlowRun) -> RunResults | None:
@@ -216,9 +220,14 @@ def _results(
 
 
 def _flow(
-    out: Path, run: FlowRun, found: RunResults | None, cleaned: Collection[str], manifest: CampaignManifest
-) -> tuple[FlowReport, dict[str, tuple[int, int]]]:
-    """Return the results of a flow, and its scores by mission. `cleaned` are the missions with cleanup commands."""
+    out: Path,
+    run: FlowRun,
+    found: RunResults | None,
+    cleaned: Collection[str],
+    manifest: CampaignManifest,
+    findings: tuple[EvidenceFinding, ...],
+) -> FlowResults:
+    """Return the results of a flow. `cleaned` are the missions with cleanup commands."""
     document = manifest.document
     replicates, price = document.campaign.replicates, price_of(run.model, run.flow, document.price)
     attempts = () if found is None else found.attempts
@@ -268,7 +277,8 @@ def _flow(
         contradicted_claims=sum(_contradicts(each) for each in scored),
         cleanup_failures=_counted(metrics[each.id].cleanup for each in attempts if each.id in metrics),
     )
-    return report, by_mission
+    tried = [(each.mission, _is_failed(each), metrics[each.id]) for each in scored]
+    return FlowResults(report=report, scores=by_mission, efforts=efforts(tried, price), findings=findings)
 
 
 def _is_scored(attempt: Attempt) -> bool:
@@ -296,9 +306,8 @@ def _costs(price: Price | None, metrics: Iterable[AttemptMetrics]) -> list[float
 
 
 def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int) -> Friction:
-    longest = "longest_run_of_identical_calls"
     return Friction(
-        repeated_calls=sum(each.no_progress.get(longest, 0) >= _REPEATED for each in metrics),
+        repeated_calls=sum(map(has_repeated, metrics)),
         dead_ends=dead_ends,
         tool_failures=sum(sum(each.tool_failures.values()) for each in metrics),
         declined=sum(each.tool_failures.get("declined", 0) for each in metrics),
@@ -313,7 +322,7 @@ def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int
 
 def _unregistered(found: RunResults, suite: Suite, run: FlowRun) -> Iterator[EvidenceFinding]:
     """Yield a finding if a run used other missions or files than were registered."""
-    if suite.sha256 != run.suite_sha256 or found.plan.inputs != run.inputs:
+    if suite.sha256 != run.suite_sha256 or found.plan.inputs != run.files:
         yield EvidenceFinding(NOT_REGISTERED, run_path(run), "its missions or files are not the registered ones")
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from proofbox.core.text import printable
 from proofbox.core.words import counted
+from proofbox.lab.campaign.comparing import CampaignComparison
 from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport
 from proofbox.lab.statistics import Comparison, Distribution, PassRate, Verdict
 
@@ -71,6 +72,39 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> Rows:
         names = f"{each.first} - {each.second}"
         rows.append([names, _points(each.difference), interval, f"{each.corrected_p:.2g}", str(each.verdict)])
     return rows
+
+
+def regression_tables(found: CampaignComparison) -> list[Rows]:
+    """Return the tables of two campaigns compared: pass rates, and what the attempts took."""
+    rates = [["PASS RATE", "LATER - EARLIER", "95 % INTERVAL", "P", "VERDICT"]]
+    for flow, (_, *cells) in zip(found.flows, comparison_rows(found.comparisons)[1:], strict=True):
+        rates.append([flow, *cells])
+    efforts = [["PER ATTEMPT", "EARLIER", "LATER", "CHANGE", "95 % INTERVAL", "P"]]
+    for each in found.efforts:
+        means = each.means
+        interval = "-" if means.low is None or means.high is None else f"{means.low:+.3g} to {means.high:+.3g}"
+        change = f"{means.difference / means.second:+.1%}" if means.second else f"{means.difference:+.3g}"
+        figures = [f"{means.second:.4g}", f"{means.first:.4g}", change, interval, f"{means.corrected_p:.2g}"]
+        efforts.append([f"{each.flow} {each.measure.replace('_', ' ')}", *figures])
+    return [rows for rows in (rates, efforts) if len(rows) > 1]
+
+
+def regression_notes(found: CampaignComparison) -> list[str]:
+    """Return the verdicts on two campaigns in words, and what may explain them, one sentence each."""
+    told = [sentence(each) for each in found.comparisons]
+    for each in found.efforts:
+        if each.change != "unclear":
+            what = f"{each.change} {each.measure.replace('_', ' ')} than before"
+            told.append(f"{each.flow}: {what}: corrected p = {each.means.corrected_p:.2g}")
+    if found.efforts and all(each.change == "unclear" for each in found.efforts):
+        told.append("no significant change of time, tokens, cost or friction")
+    for names, which in ((found.only_first, "earlier"), (found.only_second, "later")):
+        if names:
+            told.append(f"not compared, only in the {which} campaign: {', '.join(names)}")
+    if found.changed_inputs:
+        told.append(f"changed between them, and a possible reason: {', '.join(found.changed_inputs)}")
+    told += [f"{each.code}: {each.path}: {each.detail}" for each in found.findings]
+    return [printable(each) for each in told]
 
 
 def tables(report: CampaignReport) -> list[Rows]:

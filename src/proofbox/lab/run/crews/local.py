@@ -18,7 +18,7 @@ from subprocess import Popen
 from typing import Any
 
 from proofbox.core.ids import IdSource
-from proofbox.core.interpreter import module_child
+from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.errors import InternalError
 from proofbox.lab.run.crews.contract import POLL_SECONDS, EventForwarder
 from proofbox.lab.run.plan import Plan
@@ -46,8 +46,7 @@ class LocalCrew:
     def start_workers(self, left: int, epoch: int) -> None:
         while len(self._workers) < min(self._most, left):
             name = self._ids.new_id("worker")
-            task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(self._slots), str(os.getpid()))
-            child = module_child("proofbox.lab.run.worker", *task)
+            child = self._child(name, epoch)
             # In its own session: Ctrl-C in a terminal reaches only the conductor, which then stops its workers.
             worker = Popen(
                 child.argv,
@@ -61,6 +60,10 @@ class LocalCrew:
             reader = threading.Thread(target=self._listen, args=(worker,), daemon=True)
             reader.start()
             self._readers.append(reader)
+
+    def _child(self, name: str, epoch: int) -> ChildInterpreter:
+        task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(self._slots), str(os.getpid()))
+        return module_child("proofbox.lab.run.worker", *task)
 
     def wait(self) -> int:
         self._changed.wait(POLL_SECONDS)
@@ -87,8 +90,12 @@ class LocalCrew:
                 worker.send_signal(signal.SIGKILL)
             worker.wait()
         self._workers.clear()
+        self._join_readers()
+
+    def _join_readers(self) -> None:
         for reader in self._readers:
             reader.join()
+        self._readers.clear()
 
     def _listen(self, worker: Popen[bytes]) -> None:
         if worker.stdout is None:
@@ -98,10 +105,13 @@ class LocalCrew:
             for line in worker.stdout:
                 event = _event(line)
                 if event is not None:
-                    self._emit(event)
-                    if event.get("event") == "ended":
-                        self._changed.set()
+                    self._hear(event)
         self._changed.set()
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self._emit(event)
+        if event.get("event") == "ended":
+            self._changed.set()
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

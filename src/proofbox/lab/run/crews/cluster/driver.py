@@ -1,0 +1,507 @@
+"""The worker process that hands a run's attempts to the nodes of a cluster.
+
+It is a worker like those of the local crew: it claims attempts from the ledger, renews their leases, waits for the rate
+limiter, and records results. Only the execution differs: an attempt runs on a node, and its bundle is returned, checked
+and stored here before its result is recorded. So the limits of a credential hold for all nodes together, Ray retries
+nothing, and everything on the nodes ends with this process, which ends with its conductor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox.config.engine import EngineSettings
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.files.atomic import sync_directory
+from proofbox.core.files.removal import remove_tree
+from proofbox.core.ids import IdSource
+from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.errors import (
+    BundleCorrupt,
+    EngineLost,
+    EngineUnavailable,
+    LeaseLost,
+    NodeLost,
+    NodePreempted,
+    ObjectStoreFull,
+    ProofboxError,
+    WorkerLost,
+    WorkerOutOfMemory,
+)
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.lab.attempt.context import AttemptControl, RunContext
+from proofbox.lab.attempt.documents import NodeRecord
+from proofbox.lab.run.closing import close_torn, committed_result
+from proofbox.lab.run.crews.cluster.connection import connected
+from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker, sweep_nodes
+from proofbox.lab.run.crews.cluster.preflight import refusals
+from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
+from proofbox.lab.run.failures import single_errors, typed
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger
+from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.run.plan import TEMPLATES, Plan, credential_of, key_names, ledger_path, read_plan, run_context
+from proofbox.lab.run.template import GIVEN
+from proofbox.lab.run.worker import PDEATHSIG, Worker
+
+ENGINE_FAILED = "engine"
+"""The event that reports why this process ends; see `RayCrew`."""
+START_TIMEOUT = 120.0
+WATCH_SECONDS = 2.0
+HEAD_TIMEOUT = 20.0
+"""Seconds after which a cluster that does not answer counts as lost."""
+CLEAN_TIMEOUT = 25.0
+CLOSE_TIMEOUT = 5.0
+MAX_DEATHS = 4
+"""How many workers in succession may die on a node without ending an attempt, before it gets no more."""
+CONTROL_CALLS = 8
+"""Concurrent calls of an actor in addition to its attempts: interrupts and transfers."""
+
+
+class ClusterNode:
+    """A node of the cluster, and the workers on it."""
+
+    def __init__(self, id: str, name: str, cpus: int, slots: int) -> None:
+        self.id = id
+        self.name = name
+        self.cpus = cpus
+        self.slots = slots
+        self.record: NodeRecord | None = None
+        self.deaths = 0
+
+
+class RemoteWorker:
+    """An actor on a node."""
+
+    def __init__(self, node: ClusterNode, actor: Any, slots: int) -> None:
+        self.node = node
+        self.actor = actor
+        self.slots = slots
+        self.used = 0
+
+
+class Driver(Worker):
+    """Claims attempts for all nodes of a cluster, and runs each on one of them."""
+
+    def __init__(
+        self,
+        ray: Any,
+        plan: Plan,
+        engine: EngineSettings,
+        name: str,
+        epoch: int,
+        ledger: Ledger,
+        context: RunContext,
+        limiter: Limiter | None,
+        clock: Clock,
+    ) -> None:
+        super().__init__(name, epoch, 0, ledger, context, limiter, clock)
+        self._ray = ray
+        self._ray_error: type[Exception] = ray.exceptions.RayError
+        self._plan = plan
+        self._engine = engine
+        self._ids = IdSource(clock)
+        self._workers: list[RemoteWorker] = []
+        self._starting = 0
+        self._parcels = Parcels(context.work / "parcels")
+        self._sending: defaultdict[tuple[str, str], anyio.Lock] = defaultdict(anyio.Lock)
+        self._sent: set[tuple[str, str]] = set()
+
+    # Nodes and their workers
+
+    async def drive(self) -> None:
+        """Start workers on all usable nodes, and work until everything is done."""
+        nodes = list(_capacities(await run_sync(self._ray.nodes), self._engine, self._plan.concurrency))
+        if not nodes:
+            raise EngineUnavailable("no node of the cluster has CPUs or the requested resources", op="engine")
+        refused: dict[str, str] = {}
+        async with anyio.create_task_group() as tasks:
+            for node in nodes:
+                tasks.start_soon(self._admit, node, refused)
+        if not self._workers:
+            why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+            raise EngineUnavailable(f"no node passed the preflight: {why}", op="engine", details={"nodes": refused})
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._watch)
+            await self.work()
+            self._tasks.cancel_scope.cancel()
+
+    async def _admit(self, node: ClusterNode, refused: dict[str, str]) -> None:
+        """Measure a node with its first worker; start the others if it passes."""
+        slots = -(-node.slots // max(1, min(node.cpus, node.slots)))
+        try:
+            first = await self._start(node, min(slots, node.slots))
+            for _ in range(slots, node.slots, slots):
+                await self._start(node, slots)
+        except (EngineUnavailable, self._ray_error) as error:
+            reason = error.message if isinstance(error, ProofboxError) else _first_line(error)
+            refused[node.name] = self._context.redactor.redact(reason)
+            self._emit_node(node, "refused", refused[node.name])
+            return
+        self._emit_node(node, "admitted", f"{node.slots} attempts, {first.node.record and first.node.record.provider}")
+
+    async def _start(self, node: ClusterNode, slots: int) -> RemoteWorker:
+        """Start a worker on a node, and count its slots once it is ready. Raises `EngineUnavailable` if it is unfit."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        custom = {name: self._engine.amount(name) * slots for name in self._engine.resources}
+        options = {"num_cpus": custom.pop("cpus", 0.0), "num_gpus": custom.pop("gpus", 0.0)}
+        measured = None if node.record is None else msgspec.json.encode(node.record)
+        actor = (
+            self._ray.remote(NodeWorker)
+            .options(
+                **options,
+                memory=custom.pop("memory", None),
+                resources=custom,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=slots + CONTROL_CALLS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+            )
+            .remote(msgspec.json.encode(self._plan), self._ids.new_id("worker"), node.name, slots, measured)
+        )
+        worker = RemoteWorker(node, actor, slots)
+        began = time.time()
+        try:
+            with anyio.fail_after(START_TIMEOUT):
+                record, clock = await actor.measure.remote()
+        except TimeoutError:
+            self._ray.kill(actor)
+            raise EngineUnavailable(f"no worker started there within {START_TIMEOUT:g} s", op="engine") from None
+        node.record = parse_json(record, NodeRecord)
+        skew = max(began - clock, clock - time.time(), 0.0)
+        keys = [each for each in key_names(self._plan) if os.environ.get(each)]
+        if reasons := list(refusals(node.record, keys, skew)):
+            await actor.close.remote()
+            self._ray.kill(actor)
+            raise EngineUnavailable("; ".join(reasons), op="engine")
+        self._workers.append(worker)
+        self._slots += slots
+        return worker
+
+    def _lose(self, worker: RemoteWorker, error: Exception) -> WorkerLost:
+        """Return why a worker was lost. If its process is dead, replace it as long as its node is usable."""
+        cause = lost_to(error, self._ray, worker.node.name)
+        if isinstance(cause, ObjectStoreFull) or isinstance(error, self._ray.exceptions.RayTaskError):
+            return cause  # the worker is alive
+        if worker in self._workers:
+            self._workers.remove(worker)
+            self._slots -= worker.slots
+            worker.node.deaths += 1
+            if isinstance(cause, NodeLost | NodePreempted) or worker.node.deaths >= MAX_DEATHS:
+                self._emit_node(worker.node, "lost", cause.message)
+            else:
+                self._starting += 1
+                self._tasks.start_soon(self._replace, worker)
+        return cause
+
+    async def _replace(self, worker: RemoteWorker) -> None:
+        try:
+            await self._start(worker.node, worker.slots)
+        except (EngineUnavailable, self._ray_error) as error:
+            self._emit_node(worker.node, "lost", self._context.redactor.redact(_first_line(error)))
+        finally:
+            self._starting -= 1
+            self._freed.set()
+
+    def _next(self) -> tuple[Attempt, str] | float | None:
+        if not self._workers and not self._starting:
+            raise EngineLost("no usable node is left", op="engine")
+        return super()._next()
+
+    async def _watch(self) -> None:
+        """Ask the cluster for its nodes from time to time. One whose head was lost would never answer."""
+        while True:
+            try:
+                with anyio.fail_after(HEAD_TIMEOUT):
+                    nodes = await run_sync(self._ray.nodes, abandon_on_cancel=True)
+            except (TimeoutError, self._ray_error) as error:
+                raise EngineLost("the head of the cluster does not answer", op="engine") from error
+            dead = {each["NodeID"] for each in nodes if not each["Alive"]}
+            for worker in [each for each in self._workers if each.node.id in dead and not each.used]:
+                self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
+            await anyio.sleep(WATCH_SECONDS)
+
+    # Attempts
+
+    async def _execute(self, attempt: Attempt, control: AttemptControl) -> Ended:
+        free = [each for each in self._workers if each.used < each.slots]
+        if not free:  # lost since the attempt was claimed
+            return await self._close(attempt, NodeLost("the node was lost before the attempt began", op="attempt"))
+        worker = min(free, key=lambda each: each.used / each.slots)
+        worker.used += 1
+        try:
+            self._emit(attempt, "placed", node=worker.node.name)
+            ended = await self._run_on(worker, attempt, control)
+        except Exception as error:
+            found = [each for each in single_errors(error) if isinstance(each, self._ray_error)]
+            if not found:
+                raise
+            return await self._close(attempt, self._lose(worker, found[0]))
+        finally:
+            worker.used -= 1
+        worker.node.deaths = 0
+        return ended
+
+    async def _run_on(self, worker: RemoteWorker, attempt: Attempt, control: AttemptControl) -> Ended:
+        given = await self._send(worker, self._context.work / TEMPLATES / attempt.mission / GIVEN)
+        pinned = await self._send(worker, Path(self._plan.pinned or ""))
+        archive = self._context.work / "returned" / f"{attempt.id}.e{attempt.epoch}.tar"
+        archive.parent.mkdir(exist_ok=True)
+        index, stale = "", None
+
+        async def forward_interrupt() -> None:
+            await control.interrupted()
+            await worker.actor.interrupt.remote(attempt.id)
+
+        with open(archive, "wb") as stream:  # noqa: ASYNC230 (a write to the page cache)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(forward_interrupt)
+                async for kind, value in self._items(worker, attempt, given, pinned):
+                    if kind == PIECE and isinstance(value, bytes):
+                        stream.write(value)
+                    elif kind == ENDED:
+                        index = str(value)
+                    elif kind == FAILED:
+                        raise WorkerLost(f"{worker.node.name} could not commit it: {value}", op="attempt")
+                    elif kind == EVENT and stale is None:
+                        try:
+                            _forward(value, control)
+                        except LeaseLost as error:
+                            stale = error  # the result is still received, as a finding
+                tasks.cancel_scope.cancel()
+        return await run_sync(self._store, attempt, archive, index)
+
+    async def _items(
+        self, worker: RemoteWorker, attempt: Attempt, given: bytes, pinned: bytes
+    ) -> AsyncIterator[tuple[str, Any]]:
+        stream = worker.actor.run.options(num_returns="streaming").remote(msgspec.json.encode(attempt), given, pinned)
+        async for reference in stream:
+            yield await reference
+
+    def _store(self, attempt: Attempt, archive: Path, index: str) -> Ended:
+        """Check a returned bundle completely, and move it to its place in the run's bundle.
+
+        A bundle whose attempt has been taken over is kept next to the run, and `LeaseLost` is raised.
+        """
+        returned, place = archive.with_suffix(""), self._context.run_dir / attempt.path
+        unpack_bundle(archive, returned)
+        archive.unlink()
+        bundle = load_bundle(returned)
+        ended = committed_result(bundle, self._context.run_id, attempt.id)
+        if ended is None or bundle.index_sha256 != index:
+            raise BundleCorrupt("the returned bundle contradicts itself", op="attempt")
+        try:
+            self._ledger.enter_phase(attempt, "committing")
+        except LeaseLost:
+            kept = self._context.run_dir.with_name(f"{self._context.run_id}.refused") / place.name
+            kept.parent.mkdir(exist_ok=True)
+            remove_tree(kept)
+            os.rename(returned, kept)
+            raise
+        place.parent.mkdir(exist_ok=True)
+        os.rename(returned, place)
+        sync_directory(place.parent)
+        return ended
+
+    async def _close(self, attempt: Attempt, cause: WorkerLost) -> Ended:
+        context = self._context
+        return await run_sync(
+            partial(close_torn, context.run_dir, context.run_id, attempt, context.redactor, self._clock, cause)
+        )
+
+    async def _send(self, worker: RemoteWorker, directory: Path) -> bytes:
+        """Make sure that the worker's node has a directory; return its parcel."""
+        parcel = await run_sync(self._parcels.pack, directory)
+        key, encoded = (worker.node.id, parcel.sha256), msgspec.json.encode(parcel)
+        async with self._sending[key]:
+            if key not in self._sent:
+                here = await worker.actor.size_of.remote(encoded)
+                while here < parcel.size:
+                    data = await run_sync(self._parcels.read, directory, here)
+                    here = await worker.actor.receive.remote(encoded, here, data)
+                self._sent.add(key)
+        return encoded
+
+    def _emit_node(self, node: ClusterNode, standing: str, message: str) -> None:
+        about = {"attempt_id": "", "mission_id": "", "node": node.name}
+        _print({"event": "node", **about, "message": f"{standing}: {message}"})
+
+    async def clean_up(self) -> None:
+        """End all workers, and remove what they left on their nodes."""
+        if not self._running:
+            with contextlib.suppress(self._ray_error, TimeoutError), anyio.fail_after(CLOSE_TIMEOUT):
+                async with anyio.create_task_group() as tasks:
+                    for worker in self._workers:
+                        tasks.start_soon(_call, worker.actor.close)
+                return
+        for worker in self._workers:
+            self._ray.kill(worker.actor)
+        await run_sync(partial(sweep_cluster, self._ray))
+
+
+def sweep_cluster(ray: Any) -> dict[str, int]:
+    """Remove what killed workers left on every node of the cluster; return how many there were, by node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    sweep = ray.remote(sweep_nodes)
+    asked = {
+        _name(each): sweep.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False),
+        ).remote()
+        for each in ray.nodes()
+        if each["Alive"]
+    }
+    found: dict[str, int] = {}
+    for name, reference in asked.items():
+        with contextlib.suppress(ray.exceptions.RayError):  # it died meanwhile, or has no proofbox
+            found[name] = ray.get(reference, timeout=CLEAN_TIMEOUT)
+    return found
+
+
+def _capacities(nodes: list[dict[str, Any]], engine: EngineSettings, concurrency: int) -> Iterator[ClusterNode]:
+    """Yield the nodes that can run attempts, with their share of the run's concurrency, evenly distributed."""
+    names = {"cpus": "CPU", "gpus": "GPU"}
+    room: dict[str, int] = {}
+    for each in nodes:
+        has = each["Resources"]
+        if each["Alive"] and has.get("CPU"):
+            limits = [has.get(names.get(name, name), 0.0) // engine.amount(name) for name in engine.resources]
+            room[each["NodeID"]] = int(min([engine.per_node or int(has["CPU"]) or 1, *limits]))
+    shares = dict.fromkeys(room, 0)
+    while sum(shares.values()) < min(concurrency, sum(room.values())):
+        least = min((id for id in room if shares[id] < room[id]), key=lambda id: shares[id])
+        shares[least] += 1
+    for each in nodes:
+        if shares.get(each["NodeID"]):
+            yield ClusterNode(each["NodeID"], _name(each), int(each["Resources"]["CPU"]), shares[each["NodeID"]])
+
+
+def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
+    """Return the typed cause of a failure that Ray reports."""
+    kinds = ray.exceptions
+    text = str(error)
+    if isinstance(error, kinds.ObjectStoreFullError | kinds.OutOfDiskError):
+        return ObjectStoreFull(f"the object store of {node} is full", op="attempt")
+    if isinstance(error, kinds.OutOfMemoryError) or "memory monitor" in text or "due to memory pressure" in text:
+        return WorkerOutOfMemory(f"a worker on {node} was killed because the node ran out of memory", op="attempt")
+    if getattr(error, "preempted", False) or "preempted" in text or "drained" in text:
+        return NodePreempted(f"{node} was preempted", op="attempt")
+    if isinstance(error, kinds.RayTaskError):
+        return WorkerLost(f"{node} could not run it: {_first_line(error)}", op="attempt")
+    gone = isinstance(error, kinds.NodeDiedError | kinds.LocalRayletDiedError) or "node has died" in text
+    if gone or "node died" in text or "node was terminated" in text or _is_dead(ray, node):
+        return NodeLost(f"{node} died or cannot be reached", op="attempt")
+    return WorkerLost(f"a worker on {node} died", op="attempt")
+
+
+def _is_dead(ray: Any, node: str) -> bool:
+    return any(_name(each) == node and not each["Alive"] for each in ray.nodes())
+
+
+def _name(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
+
+
+def _forward(event: object, control: AttemptControl) -> None:
+    match event:
+        case {"state": str(state)} if state != "ended":
+            control.on_state(state)  # type: ignore[arg-type]
+        case {"activity": str(activity)}:
+            control.on_activity(activity)
+        case {"tokens": int(tokens)}:
+            control.on_tokens(tokens)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1][:300]
+
+
+def _print(event: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+
+async def _call(method: Any) -> None:
+    await method.remote()
+
+
+async def _drive(driver: Driver) -> None:
+    """Drive until everything is done, the engine is lost, or a signal asks to end."""
+    lost = False
+    try:
+        async with anyio.create_task_group() as tasks:
+
+            async def end_on_signal() -> None:
+                with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                    async for _ in signals:
+                        tasks.cancel_scope.cancel()
+
+            tasks.start_soon(end_on_signal)
+            await driver.drive()
+            tasks.cancel_scope.cancel()
+    except* EngineLost:
+        lost = True
+        raise
+    finally:
+        if not lost:
+            with anyio.move_on_after(CLEAN_TIMEOUT, shield=True), contextlib.suppress(Exception):
+                await driver.clean_up()
+
+
+def main(argv: list[str]) -> None:
+    out, run_id, name, epoch, conductor, place, chosen = argv
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(conductor):  # the conductor died before we could ask to die with it
+        return
+    errors = _keep_streams()
+    clock = SystemClock()
+    ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
+    plan = read_plan(ledger)
+    credential = credential_of(plan)
+    limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
+    engine = parse_json(chosen, EngineSettings)
+    context = run_context(plan, Path(out), name, clock=clock)
+    try:
+        with connected(engine, Path(place)) as ray:
+            driver = Driver(ray, plan, engine, name, int(epoch), ledger, context, limiter, clock)
+            anyio.run(_drive, driver)
+    except Exception as error:
+        found = typed(error)
+        if isinstance(found, EngineLost | EngineUnavailable):
+            _print({"event": ENGINE_FAILED, **found.as_dict()})
+        else:
+            traceback.print_exc(file=errors)
+        os._exit(1)  # Ray's own exit may wait for a cluster that does not answer
+
+
+def _keep_streams() -> TextIO:
+    """Keep stdout for events, and return stderr. What Ray and its processes write goes to Ray's log files only."""
+    sys.stdout, errors = (os.fdopen(os.dup(number), "w", buffering=1) for number in (1, 2))
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    return errors
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

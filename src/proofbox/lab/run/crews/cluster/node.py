@@ -1,0 +1,179 @@
+"""Runs attempts on one node of a cluster: the methods of a Ray actor, which is a process of its own.
+
+It gets claimed attempts, runs them in the node's own sandbox, commits their bundles in a directory of its own, and
+returns them in pieces. It never sees the ledger. Its directory is removed when it ends, or by the next worker or
+`proofbox gc --engine` if it was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import msgspec
+from anyio.to_thread import current_default_thread_limiter, run_sync
+
+from proofbox.core.clock import SystemClock
+from proofbox.core.dirs import cache_dir
+from proofbox.core.files.locks import locked
+from proofbox.core.files.removal import remove_tree
+from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.errors import IoFailed
+from proofbox.lab.attempt.context import AttemptControl, RunContext
+from proofbox.lab.attempt.documents import NodeRecord
+from proofbox.lab.attempt.runner import run_attempt
+from proofbox.lab.run.crews.cluster.preflight import measure_node
+from proofbox.lab.run.crews.cluster.transfer import Parcel, ParcelCache, bundle_pieces
+from proofbox.lab.run.failures import typed
+from proofbox.lab.run.ledger import Attempt
+from proofbox.lab.run.plan import TEMPLATES, WORK, Plan, key_names, run_context
+from proofbox.lab.run.template import GIVEN
+from proofbox.lab.run.worker import THREADS
+
+EVENT, PIECE, ENDED, FAILED = "event", "piece", "ended", "failed"
+"""The kinds of items that `NodeWorker.run` yields."""
+
+
+class NodeWorker:
+    """A worker on a node. Its methods are called from the run's driver, over Ray."""
+
+    def __init__(self, plan: bytes, name: str, node: str, slots: int, measured: bytes | None) -> None:
+        """`measured` is the record of an earlier worker on this node, so that a node is measured once per run."""
+        self._plan = parse_json(plan, Plan)
+        self._node = node
+        self._slots = slots
+        self._record = None if measured is None else parse_json(measured, NodeRecord)
+        sweep_nodes()
+        self._lock = contextlib.ExitStack()
+        self._place = _claim_place(f"{self._plan.run_id}.{name}", self._lock)
+        # Stores and scratch files of its attempts are removed together with the directory.
+        os.environ["XDG_STATE_HOME"] = str(self._place / "state")
+        self._cache = ParcelCache(cache_dir() / "ray" / "parcels", f"{self._plan.run_id}.{node}")
+        self._context: RunContext | None = None
+        self._unpacking = asyncio.Lock()
+        self._running: dict[str, AttemptControl] = {}
+        self._name = name
+
+    async def measure(self) -> tuple[bytes, float]:
+        """Return the record of this node, and its clock."""
+        if self._record is None:
+            keys = key_names(self._plan)
+            self._record = await run_sync(measure_node, self._node, self._plan.provider, keys, self._place)
+        return msgspec.json.encode(self._record), time.time()
+
+    async def size_of(self, parcel: bytes) -> int:
+        return await run_sync(self._cache.size_of, parse_json(parcel, Parcel))
+
+    async def receive(self, parcel: bytes, offset: int, data: bytes) -> int:
+        return await run_sync(self._cache.receive, parse_json(parcel, Parcel), offset, data)
+
+    async def run(self, attempt: bytes, given: bytes, pinned: bytes) -> AsyncIterator[tuple[str, Any]]:
+        """Run an attempt. Yield its events, then the pieces of its bundle, then the digest of the bundle's index."""
+        claimed = parse_json(attempt, Attempt)
+        queue: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
+        task = asyncio.create_task(self._run(claimed, parse_json(given, Parcel), parse_json(pinned, Parcel), queue))
+        try:
+            while (item := await queue.get()) is not None:
+                yield item
+        finally:
+            task.cancel()  # the driver no longer listens
+
+    def interrupt(self, attempt_id: str) -> None:
+        if attempt_id in self._running:
+            self._running[attempt_id].interrupt()
+
+    async def close(self) -> None:
+        """Remove everything of this worker from the node, and what killed ones left."""
+        await run_sync(_remove, self._place)
+        self._lock.close()
+        await run_sync(sweep_nodes)
+
+    async def _run(self, attempt: Attempt, given: Parcel, pinned: Parcel, queue: asyncio.Queue[Any]) -> None:
+        def tell(**event: Any) -> None:
+            queue.put_nowait((EVENT, event))
+
+        control = self._running[attempt.id] = AttemptControl(
+            lambda state: tell(state=state), lambda what: tell(activity=what), lambda spent: tell(tokens=spent)
+        )
+        if attempt.interrupt:
+            control.interrupt()
+        try:
+            context = await self._prepared(attempt.mission, given, pinned)
+            ended = await run_attempt(attempt, context, control)
+            bundle = context.run_dir / attempt.path
+            pieces = bundle_pieces(bundle, self._place / f"{attempt.id}.e{attempt.epoch}.tar")
+            while piece := await run_sync(next, pieces, None):
+                queue.put_nowait((PIECE, piece))
+            queue.put_nowait((ENDED, ended.index_sha256))
+            await run_sync(remove_tree, bundle)
+        except Exception as error:
+            queue.put_nowait((FAILED, f"{type(error).__name__}: {typed(error).message}"))
+        finally:
+            del self._running[attempt.id]
+            queue.put_nowait(None)
+
+    async def _prepared(self, mission: str, given: Parcel, pinned: Parcel) -> RunContext:
+        """Return the context of the run on this node, with the mission's template in place."""
+        async with self._unpacking:
+            out = self._place / "out"
+            work = out / WORK / self._plan.run_id
+            if self._context is None:
+                threads = current_default_thread_limiter()
+                threads.total_tokens = max(threads.total_tokens, THREADS * self._slots)
+                work.mkdir(parents=True)
+                (out / self._plan.run_id / "attempts").mkdir(parents=True)
+                await run_sync(self._cache.unpack, pinned, work / "pinned")
+                plan = msgspec.structs.replace(self._plan, pinned=str(work / "pinned"))
+                made = run_context(plan, out, self._name, clock=SystemClock(), mounted=False)
+                self._context = msgspec.structs.replace(made, node=self._record)
+            place = work / TEMPLATES / mission / GIVEN
+            if not place.exists():
+                await run_sync(self._cache.unpack, given, place)
+            return self._context
+
+
+def sweep_nodes() -> int:
+    """Remove what killed workers left on this node; return how many there were."""
+    found = 0
+    for lock in _work_place().glob("*.lock") if _work_place().exists() else ():
+        with contextlib.suppress(BlockingIOError), locked(lock, wait=False):
+            _remove(lock.with_suffix(""))
+            found += 1
+    return found
+
+
+def _work_place() -> Path:
+    """Return the directory for all workers of this user on this machine."""
+    return Path(gettempdir()) / f"proofbox-nodes-{os.getuid()}"
+
+
+def _claim_place(name: str, lock: contextlib.ExitStack) -> Path:
+    """Create and lock the directory of a worker. The one above it must not have been made by another user."""
+    above = _work_place()
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # a worker that has just ended removed the empty directory
+            above.mkdir(mode=0o700, exist_ok=True)
+            found = above.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise IoFailed(f"{above} does not belong to this user alone", op="node", fix_hints=[f"rm -r {above}"])
+            lock.enter_context(locked(_lock_of(above / name)))
+            (above / name).mkdir(mode=0o700)
+            return above / name
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_name(f"{place.name}.lock")
+
+
+def _remove(place: Path) -> None:
+    remove_tree(place)
+    _lock_of(place).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # others are there
+        place.parent.rmdir()
