@@ -107,6 +107,12 @@ def test_unverified_mission_is_refused() -> None:
     assert problems_of(GOOD)[0].message == "nothing verifies mission 'answer'"
 
 
+def test_mission_with_several_turns_is_refused() -> None:
+    turn = {"prompt": "go on", "verify": ANSWER}
+    Path("suite.toml").write_text(HEAD + mission("answer", say("done"), verify=ANSWER, then=[turn]))
+    assert problems_of(GOOD)[0].message == "mission 'answer' has several turns, which campaigns do not support"
+
+
 def test_exam_refuses_an_oracle_that_the_agent_gets(here: Path) -> None:
     (here / "files" / "hidden").mkdir(parents=True)
     verify = {**ANSWER, "files": "files/hidden"}

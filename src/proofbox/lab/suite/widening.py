@@ -21,7 +21,7 @@ from proofbox.lab.run.plan import Plan
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import capabilities_of
 from proofbox.lab.suite.reading import Suite
-from proofbox.lab.suite.spec import Mission
+from proofbox.lab.suite.spec import Mission, verifiers_of
 from proofbox.sandbox.providers import ALIASES
 from proofbox.workspace.capabilities.compiling import network_of
 
@@ -61,7 +61,9 @@ def _requests(mission: Mission, files: SuiteFiles, users: Settings, provider: st
     for name in mission.env:
         if "=" not in name and name not in users.env and not is_allowed(name):
             yield f"env = [{_quoted(name)}]"
-    yield from (f"verify.{each}" for each in Settings(network=mission.verify.network).widening(users))
+    for field, verify in verifiers_of(mission):
+        place = ".".join(map(str, field))
+        yield from (f"{place}.{each}" for each in Settings(network=verify.network).widening(users))
     grants = capabilities_of(mission, files)
     if grants is not None:
         allowed = Settings(network=network_of(grants.network)).widening(users)
@@ -69,7 +71,7 @@ def _requests(mission: Mission, files: SuiteFiles, users: Settings, provider: st
     for field, found in files.named_by(mission):
         if found.outside:
             what = ", with everything it allows," if field == ("capabilities",) else ""
-            yield f"{'.'.join(field)} = {_quoted(str(found.real))}{what} outside the suite's directory"
+            yield f"{'.'.join(map(str, field))} = {_quoted(str(found.real))}{what} outside the suite's directory"
 
 
 def _quoted(value: str | None) -> str:

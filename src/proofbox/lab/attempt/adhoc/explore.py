@@ -235,6 +235,10 @@ def _mission(
     mission = next((each for each in read.missions if each.id == record.mission_id), None)
     if mission is None or not mission.verify.commands:
         raise UsageError(f"{suite} has no mission {record.mission_id} with commands in verify", op="explore")
+    if mission.then:
+        raise UsageError(
+            f"mission {record.mission_id} has several turns, so its branches can't be verified", op="explore"
+        )
     return mission, read.at
 
 
