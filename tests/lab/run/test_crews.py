@@ -25,7 +25,7 @@ from proofbox.lab.run.crews.local import LocalCrew
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 
-pytestmark = [pytest.mark.needs("bubblewrap")]
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(600)]
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 WORKS = mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER, replicates=4)

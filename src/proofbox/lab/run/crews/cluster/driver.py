@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -49,8 +50,9 @@ from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.run.closing import close_torn, committed_result
 from proofbox.lab.run.crews.cluster.connection import connected
-from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker, sweep_nodes
+from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker
 from proofbox.lab.run.crews.cluster.preflight import refusals
+from proofbox.lab.run.crews.cluster.sweeping import node_name, sweep_cluster
 from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
 from proofbox.lab.run.failures import single_errors, typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
@@ -67,6 +69,7 @@ HEAD_TIMEOUT = 20.0
 """Seconds after which a cluster that does not answer counts as lost."""
 CLEAN_TIMEOUT = 25.0
 CLOSE_TIMEOUT = 5.0
+REACH_TIMEOUT = 3.0
 MAX_DEATHS = 4
 """How many workers in succession may die on a node without ending an attempt, before it gets no more."""
 CONTROL_CALLS = 8
@@ -194,9 +197,9 @@ class Driver(Worker):
         self._slots += slots
         return worker
 
-    def _lose(self, worker: RemoteWorker, error: Exception) -> WorkerLost:
+    async def _lose(self, worker: RemoteWorker, error: Exception) -> WorkerLost:
         """Return why a worker was lost. If its process is dead, replace it as long as its node is usable."""
-        cause = lost_to(error, self._ray, worker.node.name)
+        cause = await run_sync(lost_to, error, self._ray, worker.node.name)
         if isinstance(cause, ObjectStoreFull) or isinstance(error, self._ray.exceptions.RayTaskError):
             return cause  # the worker is alive
         if worker in self._workers:
@@ -234,7 +237,7 @@ class Driver(Worker):
                 raise EngineLost("the head of the cluster does not answer", op="engine") from error
             dead = {each["NodeID"] for each in nodes if not each["Alive"]}
             for worker in [each for each in self._workers if each.node.id in dead and not each.used]:
-                self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
+                await self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
             await anyio.sleep(WATCH_SECONDS)
 
     # Attempts
@@ -252,7 +255,7 @@ class Driver(Worker):
             found = [each for each in single_errors(error) if isinstance(each, self._ray_error)]
             if not found:
                 raise
-            return await self._close(attempt, self._lose(worker, found[0]))
+            return await self._close(attempt, await self._lose(worker, found[0]))
         finally:
             worker.used -= 1
         worker.node.deaths = 0
@@ -352,28 +355,7 @@ class Driver(Worker):
                 return
         for worker in self._workers:
             self._ray.kill(worker.actor)
-        await run_sync(partial(sweep_cluster, self._ray))
-
-
-def sweep_cluster(ray: Any) -> dict[str, int]:
-    """Remove what killed workers left on every node of the cluster; return how many there were, by node."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    sweep = ray.remote(sweep_nodes)
-    asked = {
-        _name(each): sweep.options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False),
-        ).remote()
-        for each in ray.nodes()
-        if each["Alive"]
-    }
-    found: dict[str, int] = {}
-    for name, reference in asked.items():
-        with contextlib.suppress(ray.exceptions.RayError):  # it died meanwhile, or has no proofbox
-            found[name] = ray.get(reference, timeout=CLEAN_TIMEOUT)
-    return found
+        await run_sync(lambda: list(sweep_cluster(self._ray)))
 
 
 def _capacities(nodes: list[dict[str, Any]], engine: EngineSettings, concurrency: int) -> Iterator[ClusterNode]:
@@ -391,7 +373,7 @@ def _capacities(nodes: list[dict[str, Any]], engine: EngineSettings, concurrency
         shares[least] += 1
     for each in nodes:
         if shares.get(each["NodeID"]):
-            yield ClusterNode(each["NodeID"], _name(each), int(each["Resources"]["CPU"]), shares[each["NodeID"]])
+            yield ClusterNode(each["NodeID"], node_name(each), int(each["Resources"]["CPU"]), shares[each["NodeID"]])
 
 
 def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
@@ -413,11 +395,13 @@ def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
 
 
 def _is_dead(ray: Any, node: str) -> bool:
-    return any(_name(each) == node and not each["Alive"] for each in ray.nodes())
-
-
-def _name(node: dict[str, Any]) -> str:
-    return f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
+    """Return whether a node is dead or unreachable. The cluster itself notices that only after several seconds."""
+    for each in ray.nodes():
+        if node_name(each) == node and each["Alive"]:
+            with contextlib.suppress(OSError):
+                socket.create_connection((each["NodeManagerAddress"], each["NodeManagerPort"]), REACH_TIMEOUT).close()
+                return False
+    return True
 
 
 def _forward(event: object, control: AttemptControl) -> None:
