@@ -13,12 +13,11 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,7 +42,6 @@ from proofbox.errors import (
     ObjectStoreFull,
     ProofboxError,
     WorkerLost,
-    WorkerOutOfMemory,
 )
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt.context import AttemptControl, RunContext
@@ -51,8 +49,9 @@ from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.run.closing import close_torn, committed_result
 from proofbox.lab.run.crews.cluster.connection import connected
 from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker
+from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, first_line, lost_to
 from proofbox.lab.run.crews.cluster.preflight import refusals
-from proofbox.lab.run.crews.cluster.sweeping import node_name, sweep_cluster
+from proofbox.lab.run.crews.cluster.sweeping import sweep_cluster
 from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
 from proofbox.lab.run.failures import single_errors, typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
@@ -69,23 +68,10 @@ HEAD_TIMEOUT = 20.0
 """Seconds after which a cluster that does not answer counts as lost."""
 CLEAN_TIMEOUT = 25.0
 CLOSE_TIMEOUT = 5.0
-REACH_TIMEOUT = 3.0
 MAX_DEATHS = 4
 """How many workers in succession may die on a node without ending an attempt, before it gets no more."""
 CONTROL_CALLS = 8
 """Concurrent calls of an actor in addition to its attempts: interrupts and transfers."""
-
-
-class ClusterNode:
-    """A node of the cluster, and the workers on it."""
-
-    def __init__(self, id: str, name: str, cpus: int, slots: int) -> None:
-        self.id = id
-        self.name = name
-        self.cpus = cpus
-        self.slots = slots
-        self.record: NodeRecord | None = None
-        self.deaths = 0
 
 
 class RemoteWorker:
@@ -129,7 +115,7 @@ class Driver(Worker):
 
     async def drive(self) -> None:
         """Start workers on all usable nodes, and work until everything is done."""
-        nodes = list(_capacities(await run_sync(self._ray.nodes), self._engine, self._plan.concurrency))
+        nodes = list(capacities(await run_sync(self._ray.nodes), self._engine, self._plan.concurrency))
         if not nodes:
             raise EngineUnavailable("no node of the cluster has CPUs or the requested resources", op="engine")
         refused: dict[str, str] = {}
@@ -152,7 +138,7 @@ class Driver(Worker):
             for _ in range(slots, node.slots, slots):
                 await self._start(node, slots)
         except (EngineUnavailable, self._ray_error) as error:
-            reason = error.message if isinstance(error, ProofboxError) else _first_line(error)
+            reason = error.message if isinstance(error, ProofboxError) else first_line(error)
             refused[node.name] = self._context.redactor.redact(reason)
             self._emit_node(node, "refused", refused[node.name])
             return
@@ -217,7 +203,7 @@ class Driver(Worker):
         try:
             await self._start(worker.node, worker.slots)
         except (EngineUnavailable, self._ray_error) as error:
-            self._emit_node(worker.node, "lost", self._context.redactor.redact(_first_line(error)))
+            self._emit_node(worker.node, "lost", self._context.redactor.redact(first_line(error)))
         finally:
             self._starting -= 1
             self._freed.set()
@@ -358,52 +344,6 @@ class Driver(Worker):
         await run_sync(lambda: list(sweep_cluster(self._ray)))
 
 
-def _capacities(nodes: list[dict[str, Any]], engine: EngineSettings, concurrency: int) -> Iterator[ClusterNode]:
-    """Yield the nodes that can run attempts, with their share of the run's concurrency, evenly distributed."""
-    names = {"cpus": "CPU", "gpus": "GPU"}
-    room: dict[str, int] = {}
-    for each in nodes:
-        has = each["Resources"]
-        if each["Alive"] and has.get("CPU"):
-            limits = [has.get(names.get(name, name), 0.0) // engine.amount(name) for name in engine.resources]
-            room[each["NodeID"]] = int(min([engine.per_node or int(has["CPU"]) or 1, *limits]))
-    shares = dict.fromkeys(room, 0)
-    while sum(shares.values()) < min(concurrency, sum(room.values())):
-        least = min((id for id in room if shares[id] < room[id]), key=lambda id: shares[id])
-        shares[least] += 1
-    for each in nodes:
-        if shares.get(each["NodeID"]):
-            yield ClusterNode(each["NodeID"], node_name(each), int(each["Resources"]["CPU"]), shares[each["NodeID"]])
-
-
-def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
-    """Return the typed cause of a failure that Ray reports."""
-    kinds = ray.exceptions
-    text = str(error)
-    if isinstance(error, kinds.ObjectStoreFullError | kinds.OutOfDiskError):
-        return ObjectStoreFull(f"the object store of {node} is full", op="attempt")
-    if isinstance(error, kinds.OutOfMemoryError) or "memory monitor" in text or "due to memory pressure" in text:
-        return WorkerOutOfMemory(f"a worker on {node} was killed because the node ran out of memory", op="attempt")
-    if getattr(error, "preempted", False) or "preempted" in text or "drained" in text:
-        return NodePreempted(f"{node} was preempted", op="attempt")
-    if isinstance(error, kinds.RayTaskError):
-        return WorkerLost(f"{node} could not run it: {_first_line(error)}", op="attempt")
-    gone = isinstance(error, kinds.NodeDiedError | kinds.LocalRayletDiedError) or "node has died" in text
-    if gone or "node died" in text or "node was terminated" in text or _is_dead(ray, node):
-        return NodeLost(f"{node} died or cannot be reached", op="attempt")
-    return WorkerLost(f"a worker on {node} died", op="attempt")
-
-
-def _is_dead(ray: Any, node: str) -> bool:
-    """Return whether a node is dead or unreachable. The cluster itself notices that only after several seconds."""
-    for each in ray.nodes():
-        if node_name(each) == node and each["Alive"]:
-            with contextlib.suppress(OSError):
-                socket.create_connection((each["NodeManagerAddress"], each["NodeManagerPort"]), REACH_TIMEOUT).close()
-                return False
-    return True
-
-
 def _forward(event: object, control: AttemptControl) -> None:
     match event:
         case {"state": str(state)} if state != "ended":
@@ -412,11 +352,6 @@ def _forward(event: object, control: AttemptControl) -> None:
             control.on_activity(activity)
         case {"tokens": int(tokens)}:
             control.on_tokens(tokens)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1][:300]
 
 
 def _print(event: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import EngineUnavailable, ProofboxError, UsageError
 from proofbox.lab.run.crews.cluster.connection import connected, require_ray
 from proofbox.lab.run.crews.cluster.node import sweep_node
+from proofbox.lab.run.crews.cluster.nodes import node_name
 
 TIMEOUT = 120.0
 NODE_TIMEOUT = 20.0
@@ -73,11 +74,6 @@ def sweep_cluster(ray: Any, *, remove: bool = True) -> Iterator[SweptNode]:
     for name, reference in asked.items():
         with contextlib.suppress(ray.exceptions.RayError):  # it died meanwhile, or has no proofbox
             yield from (SweptNode(name, *found) for found in ray.get(reference, timeout=NODE_TIMEOUT))
-
-
-def node_name(node: dict[str, Any]) -> str:
-    """Return the name of a node as Ray describes it: its host, and the beginning of its id."""
-    return f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
 
 
 def main(argv: list[str]) -> None:
