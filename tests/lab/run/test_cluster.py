@@ -22,6 +22,7 @@ from proofbox.config.engine import EngineSettings
 from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.errors import EngineUnavailable
 from proofbox.lab.run.crews.cluster import connection
+from proofbox.viewer.runs import read_view
 
 pytestmark = [pytest.mark.needs("bubblewrap", "ray"), pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
@@ -57,6 +58,8 @@ def test_run_on_two_nodes_records_the_node_of_each_attempt_and_leaks_no_key(
         assert record["name"] == each["node"]
         assert record["kernel"] == os.uname().release
         assert set(record["checks"].values()) == {"passed"}
+    shown = read_view(tmp_path / found["bundle"])
+    assert Counter(row.node for row in shown.rows) == nodes
     for value in (SECRET, cluster.token):
         searched = subprocess.run(["grep", "-rlaF", value, cluster.place, tmp_path], capture_output=True, text=True)
         assert searched.stdout == ""
@@ -66,7 +69,7 @@ def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(
     tmp_path: Path, out: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODEL_API_KEY", SECRET)
-    made = plan(HEAD + WORKS, out, tmp_path, engine=on(cluster), flags={"api_key_env": "MODEL_API_KEY"})
+    made = plan(HEAD + WORKS, out, tmp_path, concurrency=2, engine=on(cluster), flags={"api_key_env": "MODEL_API_KEY"})
     with pytest.raises(EngineUnavailable, match="MODEL_API_KEY is not set there; keys are never sent") as refused:
         conduct(made, out)
     assert len(refused.value.details["nodes"]) == 2
