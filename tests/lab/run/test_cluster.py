@@ -147,3 +147,18 @@ def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cl
     run.stdout.close()
     assert not worker_processes(cluster.token)
     assert not place.exists()
+
+
+def test_gc_removes_what_a_killed_worker_left_on_a_node(tmp_path: Path, cluster: RayCluster) -> None:
+    left = Path(os.environ["TMPDIR"]) / f"proofbox-nodes-{os.getuid()}" / "run-1.worker-1"
+    left.parent.mkdir(mode=0o700)
+    left.mkdir()
+    (left / "data").write_bytes(b"0" * 10_000)
+    left.with_name(f"{left.name}.lock").touch()
+    argv = [sys.executable, "-m", "proofbox", "gc", "--engine", f"ray:{cluster.address}", "--json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [each for each in json.loads(done.stdout)["items"] if each["kind"] == "node"]
+    assert [each["path"] for each in found] == [str(left)], "one of the nodes on this machine found it"
+    assert found[0]["bytes"] >= 10_000
+    assert not left.parent.exists()

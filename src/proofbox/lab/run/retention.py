@@ -30,7 +30,7 @@ from proofbox.evidence.bundle.paths import INDEX, MAX_STATUS_BYTES, list_runs, r
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.home import HOME_SUFFIX, attempts_dir
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
+from proofbox.lab.run.plan import REFUSED_SUFFIX, WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.run.pressure import size_of
 from proofbox.lab.run.template import forget_workspaces
 from proofbox.sandbox.host import cgroups
@@ -203,7 +203,8 @@ def remove_run(path: Path) -> str:
         return left
     for suffix in ("", "-wal", "-shm"):
         left = left or _remove(Path(f"{ledger_path(path.parent, path.name)}{suffix}"))
-    left = left or _remove(Path(f"{path}{NOTES_SUFFIX}"))
+    for suffix in (NOTES_SUFFIX, REFUSED_SUFFIX):
+        left = left or _remove(Path(f"{path}{suffix}"))
     if not left:
         consent.forget_run(path.name)
     return left or in_store

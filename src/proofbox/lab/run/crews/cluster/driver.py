@@ -56,7 +56,16 @@ from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
 from proofbox.lab.run.failures import single_errors, typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.limiter import Limiter
-from proofbox.lab.run.plan import TEMPLATES, Plan, credential_of, key_names, ledger_path, read_plan, run_context
+from proofbox.lab.run.plan import (
+    REFUSED_SUFFIX,
+    TEMPLATES,
+    Plan,
+    credential_of,
+    key_names,
+    ledger_path,
+    read_plan,
+    run_context,
+)
 from proofbox.lab.run.template import GIVEN
 from proofbox.lab.run.worker import PDEATHSIG, Worker
 
@@ -298,7 +307,7 @@ class Driver(Worker):
         try:
             self._ledger.enter_phase(attempt, "committing")
         except LeaseLost:
-            kept = self._context.run_dir.with_name(f"{self._context.run_id}.refused") / place.name
+            kept = Path(f"{self._context.run_dir}{REFUSED_SUFFIX}") / place.name
             kept.parent.mkdir(exist_ok=True)
             remove_tree(kept)
             os.rename(returned, kept)

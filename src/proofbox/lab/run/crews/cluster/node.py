@@ -145,10 +145,12 @@ def sweep_node(*, remove: bool = True) -> list[tuple[str, int]]:
     """Return what killed workers left on this node, with the bytes on disk, and remove it, if asked."""
     found = []
     for lock in _work_place().glob("*.lock") if _work_place().exists() else ():
-        with contextlib.suppress(BlockingIOError), locked(lock, wait=False):
-            place = lock.with_suffix("")
-            found.append((str(place), size_of(place, sys.maxsize)))
-            if remove:
+        place = lock.with_suffix("")
+        # A worker is alive, or another process sweeps at the same time and removed it first.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(lock, wait=False):
+            if place.exists():
+                found.append((str(place), size_of(place, sys.maxsize)))
+            if remove or not place.exists():
                 _remove(place)
     return found
 
