@@ -117,6 +117,7 @@ def test_old_runs_are_removed_and_protected_ones_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     runs = [conduct(plan(SUITE, out, tmp_path), out) for _ in range(4)]
     (out / f"{runs[0].name}.pin").touch()
+    (out / f"{runs[2].name}.refused/answer.1.e1").mkdir(parents=True)
     packet = emit_promotion(runs[1])
     assert packet.promotable
     (out / f"{runs[1].name}.promotion.json").touch()

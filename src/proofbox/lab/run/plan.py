@@ -39,6 +39,8 @@ WORK = ".work"
 TEMPLATES = "templates"
 STORES = "stores"
 LEDGER_SUFFIX = ".ledger"
+REFUSED_SUFFIX = ".refused"
+"""Of a directory next to the run, with bundles from nodes whose attempts had been taken over. They do not count."""
 
 SHORTEST_SECRET = 8
 
