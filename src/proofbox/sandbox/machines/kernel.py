@@ -78,7 +78,7 @@ def build_kernel(on_line: Callable[[str], None] | None = None) -> Image:
         new_archive() as archive,
         tempfile.TemporaryDirectory(prefix="proofbox-kernel-") as scratch,
     ):
-        installed = _installed()
+        installed = installed_release()
         if installed is None:
             name = _package_name()
             tell(f"downloading {name}")
@@ -143,7 +143,7 @@ def _unpack(package: Path) -> dict[str, bytes]:
     return files
 
 
-def _installed() -> str | None:
+def installed_release() -> str | None:
     """Return the release of the newest kernel of that package that is installed here."""
     found = [path.name.removeprefix("vmlinuz-") for path in Path("/boot").glob("vmlinuz-*-cloud-amd64")]
     found = [
