@@ -138,6 +138,7 @@ class Vm:
             own += ["--dev-bind", "/dev/kvm", "/dev/kvm"] if acceleration == "kvm" else []
             own += ["--perms", "0755", "--tmpfs", "/run", "--ro-bind", str(program("boxvm")), _BOXVM]
             own += ["--ro-bind", str(kernel / "vmlinux"), _KERNEL, "--ro-bind", str(initramfs), _INITRAMFS]
+            own += directory(Path(_TARGETS))
             for count, (source, _) in enumerate(sockets):
                 own += ["--ro-bind", str(source), f"{_TARGETS}/{count}"]
             for name, options in (
