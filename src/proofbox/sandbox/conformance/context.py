@@ -69,8 +69,12 @@ class CheckContext:
 
     def sh(self, session: Session, script: str, *args: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a script with the box's shell, with the marker as its $0 so that it can be found on the host."""
-        options.setdefault("timeout", COMMAND_TIMEOUT * (SLOW if self.isolation is Isolation.VM else 1))
+        options.setdefault("timeout", self.patience(COMMAND_TIMEOUT))
         return session.exec(["sh", "-c", script, self.marker, *args], **options)
+
+    def patience(self, seconds: float) -> float:
+        """Return how long to wait with this provider for what takes at most this long with the others."""
+        return seconds * (SLOW if self.isolation is Isolation.VM else 1)
 
     def once(self, script: str, *args: str, **policy: Unpack[PolicyOptions]) -> ExecResult:
         """Run a script in a new box and stop the box."""

@@ -11,11 +11,10 @@ from typing import Any
 
 from proofbox.core.interpreter import module_child
 from proofbox.errors import SandboxLost, SessionUnknown
-from proofbox.sandbox.conformance.check import DETACHED, SLOW, Failed, ProviderChecks, expect
+from proofbox.sandbox.conformance.check import DETACHED, Failed, ProviderChecks, expect
 from proofbox.sandbox.conformance.checks.killing import BEAT
 from proofbox.sandbox.conformance.checks.loss import LOSS_TIMEOUT, find_agent
 from proofbox.sandbox.conformance.context import COMMAND_TIMEOUT, CheckContext, commands_of, settled
-from proofbox.sandbox.contract import Isolation
 
 subject = ProviderChecks("detached")
 check = subject.check
@@ -103,7 +102,7 @@ def _run_client(context: CheckContext, operation: str, *args: str) -> dict[str, 
         env=child.env,
         capture_output=True,
         text=True,
-        timeout=COMMAND_TIMEOUT * (SLOW if context.isolation is Isolation.VM else 1),
+        timeout=context.patience(COMMAND_TIMEOUT),
         check=False,
     )
     if done.returncode != 0:
