@@ -155,7 +155,7 @@ class CheckContext:
 def own_directories(settings: Settings) -> Iterator[None]:
     """Use temporary state, cache and configuration directories instead of the user's own.
 
-    The user's images are there, too. `settings` become the configuration in these directories, so that processes
+    The user's images are also there. `settings` become the configuration in these directories, so that processes
     started by a check use them as well.
 
     This changes the environment of the whole process: nothing else in it may use proofbox in the meantime.
