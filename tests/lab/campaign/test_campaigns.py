@@ -257,6 +257,45 @@ def test_gc_keeps_what_can_be_resumed_and_removes_an_old_campaign_as_a_whole(
     assert [path.name for path in (other / "out").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": "../victim"},
+        {"run_id": "/victim"},
+        {"run_id": "run-01kcy3m8r0q4c5v7w9xbdfhj2n"},
+        {"campaign": "../victim"},
+        {"missions": ["../victim"]},
+        {"registered_at": "yesterday"},
+        {"runs": {"flow": "../../victim"}},
+        {"runs": {"run_id": ".."}},
+    ],
+)
+def test_manifest_of_a_stranger_cannot_name_files_elsewhere(begun: str, change: dict[str, Any]) -> None:
+    Path("victim").mkdir()
+    Path("victim/file").touch()
+    manifest = json.loads(Path(begun, "campaign.json").read_bytes())
+    run = {**manifest["runs"][0], **change.get("runs", {})}
+    Path(begun, "campaign.json").write_text(json.dumps({**manifest, **change, "runs": [run]}))
+    with pytest.raises(CorruptError):
+        proofbox.collect_garbage(begun, older_than=0, include_uncommitted=True)
+    assert Path("victim/file").exists()
+
+
+@pytest.mark.parametrize("link", ["flows", "flows/agent"])
+def test_gc_removes_no_run_behind_a_link(
+    begun: str, tmp_path: Path, link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "drop_store", lambda store: [])
+    monkeypatch.setattr(consent, "forget_run", lambda run_id: None)
+    elsewhere = tmp_path / "elsewhere"
+    Path(begun, link).rename(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
+    Path(begun, link).symlink_to(elsewhere)
+    freed = proofbox.collect_garbage(begun, older_than=0, include_uncommitted=True)
+    assert [each.free for each in freed.items if each.kind == "campaign"] == [True]
+    assert sorted(elsewhere.rglob("*")) == before
+
+
 def test_only_one_process_runs_a_campaign(begun: str) -> None:
     with exclusive(Path(begun)):
         with pytest.raises(RunBusy):

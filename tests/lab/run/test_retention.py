@@ -170,6 +170,16 @@ def test_leftovers_of_a_killed_conductor_are_freed(tmp_path: Path, capsys: pytes
     capsys.readouterr()
 
 
+def test_gc_removes_nothing_behind_a_link_to_another_directory(tmp_path: Path) -> None:
+    """The output directory may have been received, with a link in place of its work directory."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "files").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.work").symlink_to(elsewhere)
+    assert main(["gc", str(tmp_path / "out"), "--older-than", "0"]) == 0
+    assert (elsewhere / "files").exists()
+
+
 def test_path_that_is_not_utf_8_is_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "out"
     old, _ = (conduct(plan(SUITE, made, tmp_path), made) for _ in range(2))

@@ -42,11 +42,15 @@ class PreflightFailure(msgspec.Struct, frozen=True):
     fix_hints: tuple[str, ...]
 
 
-def preflight(campaign: Campaign, out: Path) -> None:
-    """Raise `CampaignNotReady` with everything that prevents a flow from running here."""
+def preflight(campaign: Campaign, out: Path, *, consented: bool = True) -> None:
+    """Raise `CampaignNotReady` with everything that prevents a flow from running here.
+
+    Runtimes and sandboxes are checked by starting them as the campaign states, which may run any program on this
+    machine. So they are checked only if the user has `consented` to everything that the campaign asks for.
+    """
     failures = [
-        *_runtimes(campaign),
-        *_sandboxes(campaign),
+        *(_runtimes(campaign) if consented else ()),
+        *(_sandboxes(campaign) if consented else ()),
         *_budgets(campaign),
         *_resources(out),
     ]

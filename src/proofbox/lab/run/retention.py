@@ -284,6 +284,8 @@ def leftover_work(out: Path, going: Collection[str] = ()) -> Iterator[RetentionI
     """Yield work directories of runs that are committed or removed: their conductor was killed. The directory itself
     may be gone, with its workspaces still registered in the state directory."""
     work = out / WORK
+    if work.is_symlink():  # in a directory that was received; what it leads to is not ours to remove
+        return
     real = os.path.realpath(work)
     names = {os.path.relpath(each.path, real).split("/")[0] for each in registry.registered_below(work)}
     for name in sorted(names.union(os.listdir(work) if work.is_dir() else ())):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from shlex import quote
 
 import msgspec
 
@@ -17,7 +16,6 @@ from proofbox.agents.environment import is_allowed
 from proofbox.config import consent
 from proofbox.config.consent import Widening
 from proofbox.config.settings import Settings
-from proofbox.lab.run.plan import Plan
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import capabilities_of
 from proofbox.lab.suite.reading import Suite
@@ -34,16 +32,21 @@ def widenings(suite: Suite, files: SuiteFiles, users: Settings, *, provider: str
     return tuple(sorted(found))
 
 
-def require_consent(plan: Plan, suite: Suite, files: SuiteFiles, *, trust: bool) -> None:
-    """Raise `ConsentRequired` unless the user has consented to all requests of the suite; `trust` is that consent."""
-    requests = widenings(suite, files, plan.box_settings, provider=plan.provider)
+def require_consent(
+    suite: Suite, files: SuiteFiles, users: Settings, *, name: str, provider: str | None, trust: bool, command: str
+) -> None:
+    """Raise `ConsentRequired` unless the user has consented to all requests of the suite; `trust` is that consent.
+
+    `name` is the suite's file as the user named it, and `command` the command line that records the consent.
+    """
+    requests = widenings(suite, files, users, provider=provider)
     if not requests:
         return
-    file = files.base / Path(plan.suite_name).name
+    file = files.base / Path(name).name
     path = file if file.is_file() else files.base  # a directory of tasks
     if trust:
         consent.agree(path, requests)
-    consent.require(path, requests, command=f"proofbox suite run {quote(plan.suite_name)} --trust")
+    consent.require(path, requests, command=command)
 
 
 def _requests(mission: Mission, files: SuiteFiles, users: Settings, provider: str | None) -> Iterator[str]:
