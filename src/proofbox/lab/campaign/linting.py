@@ -67,7 +67,7 @@ def lint_campaign(spec: str | os.PathLike[str]) -> CampaignLint:
         flows=tuple(campaign.suites),
         missions=campaign.missions,
         attempts=len(campaign.suites) * len(campaign.missions) * campaign.document.campaign.replicates,
-        sha256=describe(campaign, Path("campaign")).sha256,
+        sha256=describe(campaign, Path("out")).sha256,
         failures=failures,
         widenings=requests(campaign),
         error=error,

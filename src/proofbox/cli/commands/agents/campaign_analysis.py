@@ -71,7 +71,7 @@ def compare(
     findings in the evidence affect the exit code.
 
     For example:
-      proofbox campaign compare earlier campaign
+      proofbox campaign compare earlier out
     """
     from proofbox.cli.health import wrapped
     from proofbox.lab.campaign.comparing import compare_campaigns
@@ -88,7 +88,7 @@ def compare(
 
 
 def publish_check(
-    out: OutPath = Path("campaign"),
+    out: OutPath = Path("out"),
     *,
     sign: Annotated[Path | None, Parameter(name="--sign", help="Sign the packet with this private key.")] = None,
     json: flags.Json = False,
@@ -99,7 +99,7 @@ def publish_check(
     and that everything that was run is what was registered.
 
     For example:
-      proofbox campaign publish-check campaign
+      proofbox campaign publish-check out
     """
     from proofbox.lab.campaign.publishing import check_publishable
 
@@ -134,7 +134,7 @@ def regrade(
     The results are a new bundle that names the campaign as its parent. The campaign itself stays as it is.
 
     For example:
-      proofbox campaign regrade campaign stricter.toml --out regraded
+      proofbox campaign regrade out stricter.toml --out regraded
     """
     from proofbox.lab.campaign.regrading import regrade_campaign
     from proofbox.lab.reports.campaigns.text import comparison_rows, rate_row

@@ -102,7 +102,7 @@ def _index(out: Path, run: FlowRun) -> str:
     return sha256_file(out / run_path(run) / INDEX)[0]
 
 
-def load_campaign(out: _Path = "campaign") -> CampaignReport:
+def load_campaign(out: _Path = "out") -> CampaignReport:
     """Return the results of a campaign, or its progress so far.
 
     For example:
@@ -147,7 +147,7 @@ def load_with_efforts(place: Path) -> tuple[CampaignReport, Mapping[str, Efforts
     return report, {each.report.flow: each.efforts for each in flows}
 
 
-def campaign_status(out: _Path = "campaign") -> CampaignReport:
+def campaign_status(out: _Path = "out") -> CampaignReport:
     """Return what `load_campaign` does, and the health of the flows' strategies on this machine.
 
     For example:
