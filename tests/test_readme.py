@@ -29,7 +29,9 @@ def test_program_that_runs_a_suite_prints_what_the_readme_shows(tmp_path: Path) 
 
 @pytest.mark.needs("bubblewrap")
 def test_program_with_boxes_workspaces_and_bundles_runs_as_printed(tmp_path: Path) -> None:
-    (program,) = re.findall(r"^Boxes, workspaces.*?^```python\n(.*?)^```\n", README.read_text(), re.DOTALL | re.MULTILINE)
+    (program,) = re.findall(
+        r"^Boxes, workspaces.*?^```python\n(.*?)^```\n", README.read_text(), re.DOTALL | re.MULTILINE
+    )
     project = tmp_path / "project"
     project.mkdir()
     (project / "hello.txt").write_text("hello\n")

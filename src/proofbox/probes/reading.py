@@ -49,7 +49,7 @@ def load_plan(plan: str | os.PathLike[str]) -> LoadedPlan:
         raise PlanUnknown(
             f"{name} is neither a file nor a built-in plan",
             op="plan",
-            fix_hints=[f"the built-in plans are {', '.join(known)}", *filter(None, [nearest(name, known)])],
+            fix_hints=[f"name a file, or a built-in plan ({nearest(name, known)})"],
         )
     try:
         text = read_text(path, MAX_BYTES)
