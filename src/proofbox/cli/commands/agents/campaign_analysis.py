@@ -31,6 +31,7 @@ def plan(
     For example:
       proofbox campaign plan campaign.toml --mde 5pt
     """
+    from proofbox.cli.health import wrapped
     from proofbox.lab.campaign.planning import plan_campaign
 
     found = plan_campaign(spec, mde=mde, past=past)
@@ -46,14 +47,16 @@ def plan(
         if found.mde is not None:
             ways = [counted(found.missions_needed or 0, "mission")]
             ways += [] if found.replicates_needed is None else [counted(found.replicates_needed, "replicate")]
-            lines.append(f"{found.mde * 100:g} points need {' or '.join(ways)}")
+            often = "half" if found.rate == 0.5 else f"{found.rate:.0%}"
+            assumed = f"assuming that flows pass {often} of the time and missions are equally hard"
+            lines.append(f"{found.mde * 100:g} points need {' or '.join(ways)} ({assumed})")
         if found.seconds is not None:
             lines.append(f"about {found.seconds:.0f} s")
         if found.tokens is not None:
             lines.append(f"about {found.tokens:.0f} tokens")
         if found.cost is not None:
             lines.append(f"about {found.cost:.2f} {found.currency or ''}".rstrip())
-        return printable("\n".join(lines))
+        return "\n".join(map(wrapped, lines))
 
     show(found, text, as_json=json)
     return 0

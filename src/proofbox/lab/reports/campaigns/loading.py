@@ -291,7 +291,7 @@ def _is_failed(attempt: Attempt) -> bool:
 
 
 def _contradicts(attempt: Attempt) -> bool:
-    """Return whether an attempt claims something else than the verifier found."""
+    """Return whether the verifier contradicts the attempt's claim."""
     result = attempt.result
     return result is not None and (result.claimed, result.verified) in (("success", "failed"), ("failure", "passed"))
 
@@ -342,7 +342,7 @@ def _contradictions(out: Path, manifest: CampaignManifest, results: CampaignResu
         except (Unreadable, msgspec.DecodeError):
             continue  # reported as damage
         if value is None or stated != msgspec.json.decode(msgspec.json.encode(value)):
-            detail = "the campaign's bundle states something else than its runs"
+            detail = "the campaign's bundle contradicts its runs"
             yield EvidenceFinding("campaign_disagrees", f"{manifest.run_id}/{name}", detail)
 
 
