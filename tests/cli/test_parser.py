@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.cli import COMMANDS, Command, flags
+from proofbox.cli import COMMANDS, Command, flags, main
 from proofbox.cli.app import function_of
 from proofbox.cli.parameters import CommandInput, CommandSignature, Parameter
 from proofbox.cli.parser import bind
@@ -202,6 +203,26 @@ def test_words_after_the_separator_belong_to_the_command() -> None:
     assert bind(signature, ["ls"]) == (["ls"], {})
     with pytest.raises(UsageError, match="unknown option '-l'"):
         bind(signature, ["ls", "-l"])
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("exec ls -la", "put the command after --: proofbox exec -- ls -la"),
+        ("exec --timeout 5 ls -l 'a b'", "put the command after --: proofbox exec --timeout 5 -- ls -l 'a b'"),
+        ("session exec s-1 ls -l", "put the command after --: proofbox session exec s-1 -- ls -l"),
+        (f"exec ls -l {'x' * 200}", "put the command after --: proofbox exec -- COMMAND"),
+        ("session exec -l", "see: proofbox session exec --help"),
+        ("workspace init a -l", "see: proofbox workspace init --help"),
+    ],
+)
+def test_options_of_a_command_are_refused_with_the_separator(
+    words: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(words)) in (2, 125)
+    told = capsys.readouterr().err
+    assert "unknown option '-l" in told
+    assert f"  fix: {hint}\n" in told
 
 
 def test_unsupported_type_is_refused() -> None:

@@ -212,3 +212,13 @@ def test_only_one_function_makes_a_spec_that_a_provider_accepts() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "CheckedSpec"
     }
     assert makers == {"sandbox/enforcement.py"}
+
+
+def test_refusal_names_the_providers_that_can_enforce_the_policy(project: Path) -> None:
+    with Sandboxes(project_root=project) as boxes, pytest.raises(PolicyRefused) as refused:
+        boxes.exec(["true"], provider="off", network="none")
+    *named, last = refused.value.fix_hints
+    assert "use a provider that can enforce it: --provider bubblewrap" in named
+    assert all(hint.startswith("use a provider that can enforce it: --provider ") for hint in named)
+    assert not any(hint.endswith((" off", " apple-vm")) for hint in named)
+    assert last == "omit the request"

@@ -15,7 +15,7 @@ import pytest
 
 from proofbox import Sandboxes
 from proofbox.core.dirs import cache_dir
-from proofbox.errors import ProviderUnavailable
+from proofbox.errors import ImageUnavailable, ProviderUnavailable
 from proofbox.sandbox import selection
 from proofbox.sandbox.contract import Event, Isolation, Policy
 from proofbox.sandbox.providers import AUTO_ORDER, provider_named
@@ -185,3 +185,21 @@ def test_trial_leaves_no_files(boxes: Sandboxes, cache: Path, tmp_path: Path, mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     boxes.probe("off")
     assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_request_that_no_provider_can_run_is_told_per_provider(
+    boxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    with pytest.raises(ProviderUnavailable) as refused:
+        boxes.exec(["true"], runtime="runsc")
+    first, *others = refused.value.message.splitlines()
+    assert first == "no sandbox here can run this request:"
+    assert [line.partition(":")[0] for line in others] == ["  bubblewrap", "  docker"]
+    assert "apple-vm" in refused.value.details["diagnostics"]
+
+
+def test_image_that_was_not_built_is_the_only_reason(boxes: Sandboxes, cache: Path) -> None:
+    with pytest.raises(ImageUnavailable, match=r"^the image 'debian-12-python' has not been built") as refused:
+        boxes.exec(["true"], image="debian-12-python")
+    assert refused.value.fix_hints == ("proofbox images build debian-12-python",)

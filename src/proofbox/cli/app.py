@@ -61,7 +61,7 @@ def _call(command: Command, words: Sequence[str], *, help: bool) -> int:
 
             print(command_help(command, function.__doc__ or "", signature))
             return 0
-        arguments, options = bind(signature, words[len(command.path.split()) :])
+        arguments, options = bind(signature, words[len(command.path.split()) :], command.path)
         result = function(*arguments, **options)
     except (ProofboxError, KeyboardInterrupt, BrokenPipeError, OutputLost):
         raise

@@ -7,7 +7,9 @@ All words after the first `--` are arguments. A word that starts with a hyphen i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import length_hint
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from proofbox.cli.parameters import CommandInput, CommandSignature
@@ -15,12 +17,13 @@ from proofbox.core.nearest import nearest
 from proofbox.errors import UsageError
 
 CONVERTERS: dict[str, Callable[[str], object]] = {"text": str, "integer": int, "number": float, "path": Path}
+LONGEST_HINT = 200
 NOUNS = {"integer": "an integer", "number": "a number", "path": "a path"}
 
 
-def bind(signature: CommandSignature, words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments and keyword arguments to call the command's function with."""
-    options, arguments = _split(signature, words)
+def bind(signature: CommandSignature, words: Sequence[str], path: str = "") -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments and keyword arguments to call the command's function with. `path` names it in hints."""
+    options, arguments = _split(signature, words, path)
     positional: list[Any] = []
     named: dict[str, Any] = {}
     members: dict[str, dict[str, Any]] = {group: {} for group in signature.groups}
@@ -41,19 +44,27 @@ def bind(signature: CommandSignature, words: Sequence[str]) -> tuple[list[Any], 
     return positional, named | {group: kind(**members[group]) for group, kind in signature.groups.items()}
 
 
-def _split(signature: CommandSignature, words: Sequence[str]) -> tuple[dict[CommandInput, list[str | None]], list[str]]:
+def _split(
+    signature: CommandSignature, words: Sequence[str], path: str
+) -> tuple[dict[CommandInput, list[str | None]], list[str]]:
     """Return the options with their values (None for one without a value), and the arguments."""
     known = {name: each for each in signature.inputs if each.kind == "flag" for name in each.declared.names}
     found: dict[CommandInput, list[str | None]] = {}
     arguments: list[str] = []
+    positional = [each.kind for each in signature.inputs if each.kind != "flag"]
+    before = positional.index("command") if "command" in positional else None
+    begins: int | None = None
     pending = iter(words)
     for word in pending:
         if word == "--":
             arguments += pending
         elif not _looks_like_option(word):
+            if begins is None and len(arguments) == before:
+                begins = len(words) - length_hint(pending) - 1
             arguments.append(word)
         else:
-            name, value = _name_and_value(word, known)
+            hints = [] if begins is None else [_after_dashes(path, words, begins)]
+            name, value = _name_and_value(word, known, hints)
             option = known[name]
             if option.type == "switch":
                 if value is not None:
@@ -78,7 +89,12 @@ def _looks_like_option(word: str) -> bool:
     return False
 
 
-def _name_and_value(word: str, known: dict[str, CommandInput]) -> tuple[str, str | None]:
+def _after_dashes(path: str, words: Sequence[str], begins: int) -> str:
+    line = join(["proofbox", *path.split(), *words[:begins], "--", *words[begins:]])
+    return "put the command after --: " + (line if len(line) <= LONGEST_HINT else f"proofbox {path} -- COMMAND")
+
+
+def _name_and_value(word: str, known: dict[str, CommandInput], hints: Sequence[str] = ()) -> tuple[str, str | None]:
     if word in known:
         return word, None
     name, equals, value = word.partition("=")
@@ -86,7 +102,7 @@ def _name_and_value(word: str, known: dict[str, CommandInput]) -> tuple[str, str
         return name, value
     if word[:2] in known and known[word[:2]].type != "switch":
         return word[:2], word[2:]
-    raise UsageError(f"unknown option {quoted(name)} ({nearest(name[:80], known)})", op="usage")
+    raise UsageError(f"unknown option {quoted(name)} ({nearest(name[:80], known)})", op="usage", fix_hints=hints)
 
 
 def _convert(declared: CommandInput, text: str) -> object:

@@ -211,7 +211,7 @@ class CampaignUnknown(LabError):
 
     code = "CAMPAIGN_UNKNOWN"
     exit_code = 2
-    hints = ("give the --out directory of a campaign",)
+    hints = ("name the directory that you gave as --out: proofbox campaign status DIR",)
 
 
 class CampaignExists(LabError):

@@ -36,7 +36,7 @@ class PolicyRefused(SandboxError):
 
     code = "SANDBOX_POLICY_REFUSED"
     exit_code = 3
-    hints = ("choose a provider that can enforce it (`proofbox probe` lists them), or drop the request",)
+    hints = ("use a provider that can enforce it: --provider NAME", "omit the request")
 
 
 class ConsentRequired(SandboxError):

@@ -31,7 +31,7 @@ _CAPABILITIES: Final = {
 
 
 class ChannelCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How the measuring process was started, as it found itself."""
+    """How the measuring process was started; it reports its own state."""
 
     clean: bool
     """Whether nothing speaks against a process made for the measurement."""

@@ -51,7 +51,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What the measuring process found out about itself."""
+    """What the measuring process reports about its own state."""
 
     sandboxed: bool
     """Whether there is any sign of a sandbox."""
@@ -87,7 +87,7 @@ class ApplyPreflight(msgspec.Struct, frozen=True, kw_only=True):
     apply_ok: bool
     """Every profile was applied, and its controls passed."""
     channel: ChannelCheck
-    """How the measuring process was started, as it found itself."""
+    """How the measuring process was started; it reports its own state."""
     sandbox_check_self: SelfCheck
     """Whether the measuring process was itself in a sandbox."""
     profiles: tuple[ProfileApplication, ...]

@@ -14,7 +14,7 @@ import msgspec
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.nearest import nearest
 from proofbox.core.spec_files.positions import read_toml
-from proofbox.core.spec_files.problems import Problem, Problems, invalid, toml_problem
+from proofbox.core.spec_files.problems import Problem, Problems, invalid, refuse_other_kind, toml_problem
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import PlanInvalid, PlanUnknown
@@ -49,7 +49,7 @@ def load_plan(plan: str | os.PathLike[str]) -> LoadedPlan:
         raise PlanUnknown(
             f"{name} is neither a file nor a built-in plan",
             op="plan",
-            fix_hints=[f"the built-in plans are {', '.join(known)}", *filter(None, [nearest(name, known)])],
+            fix_hints=[f"name a file, or a built-in plan ({nearest(name, known)})"],
         )
     try:
         text = read_text(path, MAX_BYTES)
@@ -65,6 +65,7 @@ def parse_plan(text: str, *, name: str, path: Path | None = None) -> LoadedPlan:
     except tomllib.TOMLDecodeError as error:
         raise invalid(name, [toml_problem(error, text)], PlanInvalid, "plan") from None
     problems = Problems(positions, values)
+    refuse_other_kind(name, values, problems, "plan", PlanInvalid)
     Shape(problems, "plan").visit(Plan, values, ())
     if problems.found:
         raise invalid(name, problems.found, PlanInvalid, "plan")

@@ -7,10 +7,13 @@ parts of the project and protect proofbox's own files.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import msgspec
 
 from proofbox.errors import PolicyRefused
-from proofbox.sandbox.contract import Box, BoxSpec, CheckedSpec, Enforcement, Policy, Provider
+from proofbox.sandbox.contract import Box, BoxSpec, CheckedSpec, Enforcement, Isolation, Policy, Provider
 from proofbox.sandbox.covering import placed
 
 
@@ -29,6 +32,31 @@ def start_box(provider: Provider, spec: BoxSpec) -> Box:
 
 def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement, *, detached: bool = False) -> None:
     """Raise PolicyRefused if a part of the policy is not enforced; `detached`: the box outlives its client."""
+    refused = _unenforced(policy, enforced, detached=detached)
+    if refused:
+        raise PolicyRefused(
+            f"{provider} can't enforce "
+            + "; ".join(f"{name} ({reason})" if reason else name for name, reason in refused.items()),
+            op="start",
+            fix_hints=[*_other_providers(provider, policy, detached=detached), "omit the request"],
+            details={"provider": provider, "refused": refused},
+        )
+
+
+def _other_providers(refusing: str, policy: Policy, *, detached: bool) -> Iterator[str]:
+    """Yield a hint for each other sandbox that can enforce the policy on this system."""
+    from proofbox.sandbox.providers import PROVIDERS, provider_named
+
+    for name in PROVIDERS:
+        other = provider_named(name)
+        if name == refusing or other.isolation is Isolation.NONE or os.uname().sysname not in other.systems:
+            continue
+        if not _unenforced(policy, other.enforcement(policy), detached=detached):
+            yield f"use a provider that can enforce it: --provider {name}"
+
+
+def _unenforced(policy: Policy, enforced: Enforcement, *, detached: bool) -> dict[str, str]:
+    """Return each part of the policy that is not enforced, with the reason."""
     requested = {
         "network none": (policy.network == "none", enforced.network_none),
         "network allow": (policy.network == "allow", enforced.network_allow),
@@ -46,11 +74,4 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement, *
         "pids": (policy.pids is not None, enforced.pids),
         "detached": (detached, enforced.detached),
     }
-    refused = {name: enforced.gaps.get(name, "") for name, (wanted, can) in requested.items() if wanted and not can}
-    if refused:
-        raise PolicyRefused(
-            f"{provider} can't enforce "
-            + "; ".join(f"{name} ({reason})" if reason else name for name, reason in refused.items()),
-            op="start",
-            details={"provider": provider, "refused": refused},
-        )
+    return {name: enforced.gaps.get(name, "") for name, (wanted, can) in requested.items() if wanted and not can}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
 from proofbox.config.mounts import split_mount
 from proofbox.core.files.path_walk import entries_of, resolved_path
@@ -54,7 +55,7 @@ def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
         raise PathRefused(
             f"cwd {os.fspath(cwd)!r} is outside the project {project}{through}",
             op="exec",
-            fix_hints=["name a directory in the project", f"or make its parent the project: --project {real}"],
+            fix_hints=["name a directory in the project", f"or make it the project: --project {quote(str(real))}"],
             details={"cwd": str(real), "project": str(project)},
         )
     if not real.is_dir():

@@ -113,20 +113,29 @@ def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bo
         elif chosen is None and passed_over is None and os.uname().sysname in provider.systems:
             passed_over = provider.name
     if chosen is None:
-        reasons = "; ".join(f"{name}: {found.reason}" for name, found in diagnostics.items())
-        raise _unavailable(f"no sandbox works on this machine ({reasons})", diagnostics)
+        if policy.image is not None:
+            from proofbox.sandbox.images.pull import require_built
+
+            require_built(policy.image)
+        reasons = "\n".join(f"  {name}: {found.reason}" for name, found in _on_this_system(diagnostics).items())
+        raise _unavailable(f"no sandbox here can run this request:\n{reasons}", diagnostics)
     return Choice(chosen, diagnostics, passed_over)
 
 
 def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUnavailable:
-    here = [found for name, found in diagnostics.items() if os.uname().sysname in provider_named(name).systems]
-    hints = [hint for found in (here or diagnostics.values()) for hint in found.fix_hints]
+    hints = [hint for found in _on_this_system(diagnostics).values() for hint in found.fix_hints]
     return ProviderUnavailable(
         message,
         op="select",
         fix_hints=[*hints, "show what each provider lacks: proofbox doctor"],
         details={"diagnostics": msgspec.to_builtins(diagnostics)},
     )
+
+
+def _on_this_system(diagnostics: dict[str, Diagnostic]) -> dict[str, Diagnostic]:
+    """Return the diagnostics of the providers for this operating system; all of them if none is for it."""
+    system = os.uname().sysname
+    return {name: each for name, each in diagnostics.items() if system in provider_named(name).systems} or diagnostics
 
 
 @contextlib.contextmanager

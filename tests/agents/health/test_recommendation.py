@@ -59,7 +59,10 @@ def test_reliability_must_be_at_least_99_percent(tmp_path: Path, lost: int, reco
         ({"completed": 19}, "19 attempts completed, 20 at the same time, without cross-talk; required: 20 at"),
         ({"parallel": 19}, "20 attempts completed, 19 at the same time, without cross-talk; required: 20 at"),
         ({"crosstalk": 1}, "20 attempts completed, 20 at the same time, with cross-talk in 1; required: 20 at"),
-        ({"version": "1.1"}, "measured with version 1.1, 1.2 is installed: run scripts/bench runtimes"),
+        (
+            {"version": "1.1"},
+            "measured with version 1.1, 1.2 is installed: run scripts/bench runtimes",
+        ),
     ],
 )
 def test_every_other_criterion_is_required(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
@@ -75,11 +78,13 @@ def test_every_other_criterion_is_required(tmp_path: Path, change: dict[str, Any
 def test_unknown_is_not_recommended(tmp_path: Path) -> None:
     assert recommend("swift", directory=tmp_path) == judge(read_health("swift", directory=tmp_path), None)
     assert judge(read_health("swift", directory=tmp_path), None).reasons == (
-        "not measured yet: run scripts/bench runtimes",
+        "not measured yet: run scripts/bench runtimes, in a checkout of proofbox",
     )
     counted(tmp_path, lost=0, total=MIN_ATTEMPTS - 1)
     few = judge(read_health("swift", directory=tmp_path), GOOD)
-    assert few.reasons == ("reliability known over 199 of 200 attempts: run scripts/bench runtimes",)
+    assert few.reasons == (
+        "reliability known over 199 of 200 attempts: run scripts/bench runtimes, in a checkout of proofbox",
+    )
     counted(tmp_path, lost=0, total=1)
     (tmp_path / "swift.json").write_text("{")
     assert not judge(read_health("swift", directory=tmp_path), GOOD).recommended

@@ -27,6 +27,7 @@ from proofbox.errors import (
     CorruptError,
     RunBusy,
     RunInterrupted,
+    RunUnknown,
     UsageError,
 )
 from proofbox.evidence.attest.keys import new_key
@@ -130,6 +131,63 @@ def test_campaign_is_compared_with_an_earlier_one(finished: str, capsys: pytest.
     assert [(each.first, each.difference) for each in same.comparisons] == [("agent (later)", 0), ("solver (later)", 0)]
     assert main(["campaign", "compare", finished, finished]) == 0
     assert "agent      +0.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["report", "{}"], "fix: name the run of one flow: proofbox report {}/flows/agent"),
+        (["validate", "{}"], "fix: name the run of one flow: proofbox validate {}/flows/agent"),
+        (["attempt", "list", "{}"], "fix: name the run of one flow: proofbox attempt list {}/flows/agent"),
+        (
+            ["attempt", "explain", "works.1", "--run", "{}"],
+            "fix: name the run of one flow: proofbox attempt explain works.1 --run {}/flows/agent",
+        ),
+    ],
+)
+@pytest.mark.parametrize("campaign", ["finished", "begun"])
+def test_campaign_given_as_a_run_is_refused_with_commands_that_work(
+    campaign: str,
+    words: list[str],
+    hint: str,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = request.getfixturevalue(campaign)
+    assert main([word.format(out) for word in words]) == 2
+    told = capsys.readouterr().err
+    assert f"{out} is a campaign, not a run; its runs are in {out}/flows" in told
+    assert f"fix: see the campaign: proofbox campaign report {out}" in told
+    assert hint.format(out) in told
+    if campaign == "finished":
+        assert main(hint.format(out).rpartition(": proofbox ")[2].split()) == 0
+
+
+def test_bundle_of_a_campaign_is_not_validated_as_a_run(finished: str) -> None:
+    with pytest.raises(RunUnknown, match=r"out is a campaign"):
+        proofbox.validate(proofbox.load_campaign(finished).bundle)
+
+
+def test_report_ends_with_what_to_do_next(finished: str, capsys: pytest.CaptureFixture[str]) -> None:
+    digest = proofbox.load_campaign(finished).results.sha256
+    assert main(["campaign", "report", "--html", "r.html"]) == 0
+    registered, _, explain, written = capsys.readouterr().out.splitlines()[-4:]
+    assert registered == f"registered (hash of the campaign and its files): {digest[:12]}…"
+    assert explain == "explain an attempt: proofbox attempt explain ID --run out/flows/FLOW"
+    assert written == "written: r.html"
+    assert Path("r.html").exists()
+    assert main(["report", "out/flows/agent", "--html", "flow.html"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "written: flow.html"
+
+
+def test_directory_without_a_campaign_is_named_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["campaign", "status"]) == 2
+    told = capsys.readouterr().err
+    assert "there is no campaign in out" in told
+    assert "fix: name the directory that you gave as --out: proofbox campaign status DIR" in told
 
 
 def test_published_results_have_a_packet_that_verifies(finished: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,7 +188,7 @@ def test_killed_claimer_leaves_a_usable_ledger(tmp_path: Path, rounds: Callable[
 
 
 def test_an_attempt_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
-    with make(tmp_path / "ledger", 12) as ledger:
+    with make(tmp_path / "run-1.ledger", 12) as ledger:
         assert ledger.attempt("att-1").id == "att-1"
         assert ledger.attempt("att-11").id == "att-11"
         for wrong in ("nothing", ""):
@@ -198,6 +198,7 @@ def test_an_attempt_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
             AttemptUnknown, match=r"several attempts begin with 'att-': att-0, att-1, .*att-9, …"
         ) as error:
             ledger.attempt("att-")
+        assert error.value.fix_hints == (f"list the attempts: proofbox attempt list {tmp_path}/run-1",)
         assert error.value.details["attempts"] == [f"att-{number}" for number in range(10)]
         assert len(ledger.attempts()) == 12
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proofbox.cli import main
 from proofbox.core.spec_files.positions import key_positions
 from proofbox.errors import NotFoundError, SuiteInvalid
 from proofbox.lab.suite.reading import parse_suite, read_suite
@@ -59,6 +60,21 @@ def test_defaults_fill_in_missing_mission_fields() -> None:
 def test_equivalent_json_has_the_same_digest(tmp_path: Path) -> None:
     (tmp_path / "suite.json").write_text(json.dumps(tomllib.loads(SMALLEST)))
     assert read_suite(tmp_path / "suite.json").sha256 == parse_suite(SMALLEST, base=tmp_path).sha256
+
+
+@pytest.mark.parametrize("kind", ["suite", "campaign", "plan"])
+@pytest.mark.parametrize("wanted", ["suite", "campaign", "plan"])
+def test_file_of_another_kind_is_refused_with_its_command(
+    kind: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "given.toml"
+    file.write_text(f'# a comment\n[{kind}]\nid = "a"\n')
+    assert main([wanted, "run", str(file)]) == 1
+    told = capsys.readouterr().err
+    expected = f"{file}:2:2: this is a {kind}, not a {wanted}\n  fix: proofbox {kind} run {file}\n"
+    assert (expected in told) == (kind != wanted)
+    assert main([wanted, "lint", str(file)]) == 1
+    assert (f"this is a {kind}" in capsys.readouterr().out) == (kind != wanted)
 
 
 def test_unknown_field_is_refused_with_its_position_and_the_nearest_name() -> None:

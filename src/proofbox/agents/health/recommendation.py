@@ -31,7 +31,7 @@ MAX_OVERHEAD: Final = 0.15
 """The largest share of the bare agent's time that a turn may take in addition."""
 PARALLEL: Final = 20
 """The number of parallel attempts that must complete without cross-talk."""
-MEASURE: Final = "scripts/bench runtimes"
+MEASURE: Final = "scripts/bench runtimes, in a checkout of proofbox"
 SCHEMA: Final = "proofbox.runtime_measurement/1"
 _LARGEST: Final = 16 << 10
 _OTHER_KINDS: Final = frozenset({"nop", "oracle", "process", "scripted"})

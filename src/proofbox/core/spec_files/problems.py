@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -16,6 +17,9 @@ from proofbox.errors import ProofboxError, SuiteInvalid
 
 MAX_PROBLEMS = 100
 """The maximum number reported per file."""
+
+KINDS = ("suite", "campaign", "plan")
+"""The kinds of files, each named by its first table, with a command of the same name."""
 
 # `parse_toml` rarely reports a position for these; the patterns find it.
 _LONG_NUMBER = re.compile(r"[0-9][0-9_]{1000,}")
@@ -122,3 +126,14 @@ def invalid(
         fix_hints=list(dict.fromkeys(problem.fix_hint for problem in problems if problem.fix_hint))[:5],
         details={"problems": msgspec.to_builtins(problems)},
     )
+
+
+def refuse_other_kind(
+    name: str, values: Mapping[str, Any], problems: Problems, wanted: str, kind: type[ProofboxError] = SuiteInvalid
+) -> None:
+    """Raise the error with the right command if the file is of another kind, such as a campaign given as a suite."""
+    other = next((each for each in KINDS if each in values), None)
+    if wanted in values or other is None:
+        return
+    problems.add((other,), f"this is a {other}, not a {wanted}", f"proofbox {other} run {quote(name)}")
+    raise invalid(name, problems.found, kind, wanted)

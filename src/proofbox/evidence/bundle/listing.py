@@ -44,7 +44,8 @@ def list_bundles(out: str | os.PathLike[str]) -> list[ListedRun]:
     """Return every run, oldest first."""
     place = os.fspath(out)
     if not os.path.isdir(place):
-        raise BundleNotFound(f"there is no directory {shown(place)}", op="bundle list", fix_hints=["check the path"])
+        hints = ["name the directory of your runs: proofbox bundle list DIR"]
+        raise BundleNotFound(f"there is no directory {shown(place)}", op="bundle list", fix_hints=hints)
     found = [describe(os.path.join(place, name)) for name in list_runs(place)]
     return sorted(found, key=lambda run: (run.started_at or "", run.run_id))
 

@@ -52,7 +52,7 @@ class PublishCheck(Document, frozen=True, kw_only=True):
     error: ErrorBody | None = None
 
 
-def check_publishable(out: _Path = "campaign", *, sign: _Path | None = None) -> PublishCheck:
+def check_publishable(out: _Path = "out", *, sign: _Path | None = None) -> PublishCheck:
     """Check whether the results of a campaign can be published, and if so, write its promotion packet.
 
     For example:

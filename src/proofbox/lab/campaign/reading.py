@@ -15,7 +15,7 @@ import msgspec
 from proofbox.agents.registry import installed
 from proofbox.core.nearest import nearest
 from proofbox.core.spec_files.positions import read_toml
-from proofbox.core.spec_files.problems import Problem, Problems, invalid, toml_problem
+from proofbox.core.spec_files.problems import Problem, Problems, invalid, refuse_other_kind, toml_problem
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
 from proofbox.core.words import counted
@@ -76,6 +76,7 @@ def parse_campaign(text: str, path: Path, *, first: int | None = None) -> Campai
     except tomllib.TOMLDecodeError as error:
         raise invalid(str(path), [toml_problem(error, text)], CampaignInvalid, "campaign") from None
     problems = Problems(positions, values)
+    refuse_other_kind(str(path), values, problems, "campaign", CampaignInvalid)
     check_values(values, problems)
     if not problems.found:
         Shape(problems, "campaign", other_table).visit(CampaignDocument, values, ())

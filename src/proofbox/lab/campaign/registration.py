@@ -28,7 +28,7 @@ from proofbox.core.ids import IdSource, is_id
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
-from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, CorruptError, RunBusy
+from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, CorruptError, RunBusy, RunUnknown
 from proofbox.lab.campaign.reading import Campaign
 from proofbox.lab.campaign.spec import CampaignDocument, Runner
 from proofbox.lab.run.plan import box_settings
@@ -203,6 +203,22 @@ def refuse_existing(out: Path) -> None:
         )
 
 
+def refuse_campaign(place: Path, command: str) -> None:
+    """Raise `RunUnknown` if a campaign is where a run was expected. The hint is the command with the run of a flow."""
+    out = place if (place / FLOWS).is_dir() else place.parent  # the campaign's bundle has a copy of the manifest
+    if not (place / MANIFEST).is_file() or not (out / FLOWS).is_dir():
+        return
+    flow = min((each.name for each in (out / FLOWS).iterdir()), default="FLOW")
+    raise RunUnknown(
+        f"{out} is a campaign, not a run; its runs are in {out / FLOWS}",
+        op="campaign",
+        fix_hints=[
+            f"see the campaign: proofbox campaign report {quote(str(out))}",
+            f"name the run of one flow: {command} {quote(str(flow_out(out, flow)))}",
+        ],
+    )
+
+
 def register(manifest: CampaignManifest, out: Path) -> None:
     """Write the manifest. A file that exists is never replaced."""
     create_only(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
@@ -214,7 +230,7 @@ def read_manifest(out: Path) -> CampaignManifest:
     try:
         data = read_text(path, _MAX_BYTES).encode()
     except Unreadable:
-        raise CampaignUnknown(f"no campaign in {out}", op="campaign") from None
+        raise CampaignUnknown(f"there is no campaign in {out}", op="campaign") from None
     require_version(data, SCHEMA, path)
     try:
         manifest = parse_json(data, CampaignManifest)

@@ -55,7 +55,7 @@ _Path = str | os.PathLike[str]
 def run_campaign(
     spec: _Path,
     *,
-    out: _Path = "campaign",
+    out: _Path = "out",
     engine: str | None = None,
     per_node: int | None = None,
     resources: Sequence[str] = (),
@@ -130,7 +130,7 @@ def _start(
 
 
 def resume_campaign(
-    out: _Path = "campaign", *, on_event: OnSuiteEvent | None = None, stop: threading.Event | None = None
+    out: _Path = "out", *, on_event: OnSuiteEvent | None = None, stop: threading.Event | None = None
 ) -> CampaignReport:
     """Resume a campaign that was interrupted or killed: run the attempts without a result, and no others.
 

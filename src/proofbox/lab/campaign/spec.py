@@ -143,7 +143,7 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """`coverage`: the share of attempts with a score, at least `min` (1). `pass_rate`: the lower end of the 95 %
     interval, at least `min`. `infra`: the share of attempts lost to infrastructure, at most `max` (0). `trace`:
     contradictions in the agents' events, at most `max` (0). `tool_policy`: declined calls, at most `max` (0).
-    `semantic`: attempts that claim something else than the verifier finds, at most `max` (0). `cleanup`: attempts whose
+    `semantic`: attempts with a claim that the verifier contradicts, at most `max` (0). `cleanup`: attempts whose
     cleanup failed, at most `max` (0). `budget`: tokens of all attempts, at most `max`. `comparison`: the verdict on
     `flow` against `against` is one of `verdicts`."""
     flow: str | None = None

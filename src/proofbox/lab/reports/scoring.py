@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from proofbox.core.results import Document, ErrorBody
 from proofbox.core.words import counted
-from proofbox.errors import BundleCorrupt, EvidenceIncomplete
+from proofbox.errors import BundleCorrupt, BundleError, EvidenceIncomplete
 from proofbox.evidence.bundle.listing import notes_on_latest
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import AttemptReport
+from proofbox.lab.campaign.registration import refuse_campaign
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.validation import attempts_in, notes_on
 from proofbox.lab.reports.validation import validate as validate_bundle
@@ -56,9 +58,9 @@ def validate(path: _Path = "out", *, strict: bool = False) -> Validation:
 
     `path` is a run's directory, an attempt's, or an output directory, for its LATEST run. With `strict`, attempts with
     infrastructure failures must be complete as well, unless another attempt replaced them. Raises `BundleCorrupt` if
-    the bundle itself does not verify.
+    the bundle itself does not verify, and `RunUnknown` for a campaign: its flows have one run each.
     """
-    bundle = load_bundle(path)
+    bundle = _load_run(path, "proofbox validate")
     found = tuple(validate_bundle(bundle, strict=strict))
     return Validation(
         ok=not found,
@@ -80,7 +82,7 @@ def report(path: _Path = "out", *, strict: bool = False) -> MetricsReport:
 
     `path` is that of `validate`. With `strict`, the findings of strict validation are included.
     """
-    bundle = load_bundle(path)
+    bundle = _load_run(path, "proofbox report")
     reports = tuple(
         _report_of(inner)
         for inner in attempts_in(bundle).values()
@@ -95,6 +97,16 @@ def report(path: _Path = "out", *, strict: bool = False) -> MetricsReport:
         notes=_notes(path, bundle),
         error=_incomplete(found),
     )
+
+
+def _load_run(path: _Path, command: str) -> Bundle:
+    try:
+        bundle = load_bundle(path)
+    except BundleError:
+        refuse_campaign(Path(path), command)  # one that is not committed yet
+        raise
+    refuse_campaign(Path(bundle.path), command)
+    return bundle
 
 
 def _report_of(bundle: Bundle) -> dict[str, Any]:

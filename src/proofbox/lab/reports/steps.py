@@ -52,7 +52,7 @@ def load_attempt(path: Path) -> Bundle:
         raise AttemptUnknown(
             f"{path} is not the bundle of an attempt",
             op="attempt",
-            fix_hints=["name an attempt of the run: proofbox attempt list RUN"],
+            fix_hints=[f"name an attempt of the run: proofbox attempt list {quote(str(path))}"],
         )
     return bundle
 

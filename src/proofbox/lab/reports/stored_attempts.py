@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 
@@ -39,7 +40,7 @@ def find_attempt(id: str, run: Path) -> StoredAttempt:
     if len(by_hand) == 1:
         return _by_evidence(by_hand[0])
     try:
-        out, run_id = find_run(run)
+        out, run_id = find_run(run, f"proofbox attempt explain {quote(id)} --run")
     except RunUnknown:
         if not id.startswith("attempt-"):
             raise

@@ -136,8 +136,11 @@ def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: C
     return path
 
 
-def find_run(place: Path) -> tuple[Path, str]:
-    """Return the output directory and the id of the run that `place` names by its directory, ledger or output."""
+def find_run(place: Path, command: str = "proofbox attempt list") -> tuple[Path, str]:
+    """Return the output directory and the id of the run that `place` names by its directory, ledger or output.
+
+    Raises `RunUnknown`. If `place` is a campaign, the hint is the command with the run of one of its flows.
+    """
     if place.name in ("", ".."):  # `.` or `..`
         place = place.resolve()
     if place.suffix == ".ledger":
@@ -146,6 +149,9 @@ def find_run(place: Path) -> tuple[Path, str]:
         return place.parent, place.name
     ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
     if not ledgers:
+        from proofbox.lab.campaign.registration import refuse_campaign  # which imports this package
+
+        refuse_campaign(place, command)
         raise RunUnknown(f"no run at {place}", op="suite")
     return place, ledgers[-1].stem
 

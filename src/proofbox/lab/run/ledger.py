@@ -22,6 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Literal, Self
 
 import msgspec
@@ -229,7 +230,7 @@ class Ledger:
             found = [str(row["id"]) for row in rows]
             listed = ", ".join(found[:SHOWN]) + (", …" if len(found) > SHOWN else "")
             message = f"several attempts begin with {id[:80]!r}: {listed}" if rows else f"no attempt {id[:80]!r}"
-            hints = ["list the attempts: proofbox attempt list RUN"]
+            hints = [f"list the attempts: proofbox attempt list {quote(str(self.path.with_suffix('')))}"]
             raise AttemptUnknown(message, op="attempt", fix_hints=hints, details={"attempts": found[:SHOWN]})
         return _attempt(rows[0])
 

@@ -11,7 +11,7 @@ import msgspec
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import digest_of
 from proofbox.core.spec_files.positions import read_toml
-from proofbox.core.spec_files.problems import Problem, Problems, invalid, json_problem, toml_problem
+from proofbox.core.spec_files.problems import Problem, Problems, invalid, json_problem, refuse_other_kind, toml_problem
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
 from proofbox.errors import NotFoundError
@@ -97,6 +97,7 @@ def parse_suite(
         raise invalid(name, [json_problem(error, text)]) from None
     table = values if isinstance(values, dict) else {}
     problems = Problems(positions, table)
+    refuse_other_kind(name, table, problems, "suite")
     check_values(values, problems)
     if not problems.found:
         Shape(problems, "suite", other_table).visit(SuiteDocument, values, ())

@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # loaded for the first call: most sessions never talk to an e
 
 API = "v1.40"  # Docker 19.03, Podman 3: the oldest with everything that boxes need
 ANSWER_LIMIT = 16 << 20
-_FIX = ("start one (Debian, Ubuntu: sudo apt-get install docker.io), or point DOCKER_HOST at its socket",)
+_FIX = (
+    "start a container engine (Debian, Ubuntu: sudo apt-get install docker.io), or point DOCKER_HOST at its socket",
+)
 
 
 class ContainerEngine:

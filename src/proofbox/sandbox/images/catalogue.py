@@ -21,6 +21,7 @@ import re
 import tomllib
 import urllib.parse
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 
@@ -146,7 +147,11 @@ def read_catalogue(catalogue: Path | None = None) -> tuple[Image, ...]:
             raise UsageError(f"{path} does not exist", op="images", fix_hints=["check the path"]) from None
         return ()
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}", op="images", fix_hints=["fix it"]) from None
+        raise UsageError(
+            f"{path} can't be read: {error.strerror}",
+            op="images",
+            fix_hints=[f"check its permissions: ls -l {quote(str(path))}"],
+        ) from None
     if len(data) > SIZE_LIMIT:
         raise _invalid(path, f"it is larger than {SIZE_LIMIT >> 10} KiB")
     try:

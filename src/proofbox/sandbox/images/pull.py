@@ -113,6 +113,13 @@ def named_image(name: str, project: Path) -> Image | None:
     return None
 
 
+def require_built(name: str) -> None:
+    """Raise `ImageUnavailable` if the image with this name is to be built on this machine and has not been."""
+    for image in list_images():
+        if name == image.name and not image.sha256:
+            verified(image)
+
+
 def runnable_image(name: str, project: Path) -> Image:
     """Return the image with this name for a provider without an engine, or raise `ImageUnknown`."""
     return named_image(name, project) or find_image(name)

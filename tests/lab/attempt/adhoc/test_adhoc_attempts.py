@@ -361,6 +361,17 @@ def test_the_next_strategy_is_used_and_the_record_says_why(project: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize("strategies", ["scripted", "process,scripted"])
+def test_scripted_agent_without_a_script_is_refused(project: Path, tmp_path: Path, strategies: str) -> None:
+    with pytest.raises(StrategyUnavailable, match="the scripted agent has no script") as refused:
+        run_attempt("x", project, strategies=strategies, provider="bubblewrap", out=tmp_path / "out")
+    assert refused.value.fix_hints[-2:] == (
+        "name its script: --script FILE",
+        "use an agent: --strategies codex_app_server",
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_trial_that_did_not_start_leaves_no_record(project: Path, tmp_path: Path) -> None:
     with pytest.raises(StrategyUnavailable):
         run_attempt("x", project, strategies="process", out=tmp_path / "out")

@@ -185,7 +185,7 @@ def endpoint_of(settings: AcpSettings, env: Mapping[str, str] | None = None) -> 
         return ModelEndpoint.of(url, key, env, record=settings.record)
     except AuthFailed as error:
         raise AuthFailed(
-            f"no key for the model: {error.message}",
+            error.message,
             op="start",
             fix_hints=[*error.fix_hints, "or set api_key_env to another variable; its value stays outside the box"],
             details={"api_key_env": key},

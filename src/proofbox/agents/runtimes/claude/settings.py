@@ -47,7 +47,7 @@ class ClaudeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env, record=self.record)
         except AuthFailed as error:
             raise AuthFailed(
-                f"no key for the model: {error.message}",
+                error.message,
                 op="start",
                 fix_hints=[*error.fix_hints, "or set api_key_env to another variable; its value stays outside the box"],
                 details={"api_key_env": key},

@@ -86,7 +86,7 @@ class ProcessSettings(msgspec.Struct, frozen=True):
 
 _NO_COMMAND = (
     "set command under [runtimes.process] in config.toml",
-    "or, for `runtime try` only: --command 'PROGRAM ARGUMENT…'",
+    "or: proofbox runtime try --command 'PROGRAM ARGUMENT…', proofbox suite run --command NAME='PROGRAM ARGUMENT…'",
 )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -34,6 +35,10 @@ Trust = Annotated[
     ),
 ]
 Jsonl = Annotated[bool, Parameter(name="--jsonl", help="Print events as they happen, one JSON object per line.")]
+
+
+SHOWN_DIGITS = 12
+"""Digits of the registered hash that are shown; the JSON document has all of them."""
 
 
 class CampaignSchemaDocument(Document, frozen=True, kw_only=True):
@@ -93,7 +98,7 @@ def schema(*, json: flags.Json = False) -> int:
 def run(
     spec: SpecPath,
     *,
-    out: NewOut = Path("campaign"),
+    out: NewOut = Path("out"),
     engine: flags.Engine = None,
     per_node: flags.PerNode = None,
     resource: flags.Resource = (),
@@ -107,7 +112,7 @@ def run(
     interrupted or killed can be resumed with `campaign resume`, which refuses changed files.
 
     For example:
-      proofbox campaign run campaign.toml --out campaign
+      proofbox campaign run campaign.toml --out out
       proofbox campaign run campaign.toml --engine ray:10.0.0.1:6379 --per-node 8
     """
     from proofbox.lab.campaign.running import run_campaign
@@ -142,24 +147,24 @@ def canary(
     return _run(start, out, jsonl=jsonl, json=json)
 
 
-def resume(out: OutPath = Path("campaign"), *, jsonl: Jsonl = False, json: flags.Json = False) -> int:
+def resume(out: OutPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json = False) -> int:
     """Resume a campaign that was interrupted or killed: run the attempts without a result, and no others.
 
     A campaign whose file, missions or oracles were changed since it was registered is refused.
 
     For example:
-      proofbox campaign resume campaign
+      proofbox campaign resume out
     """
     from proofbox.lab.campaign.running import resume_campaign
 
     return _conduct(lambda on_event: resume_campaign(out, on_event=on_event), out, json=json, jsonl=jsonl)
 
 
-def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
+def status(out: OutPath = Path("out"), *, json: flags.Json = False) -> int:
     """Show how far a campaign is. Exit 1 unless it is complete, its gates passed and its evidence holds.
 
     For example:
-      proofbox campaign status campaign
+      proofbox campaign status out
     """
     from proofbox.lab.reports.campaigns.loading import campaign_status
 
@@ -169,7 +174,7 @@ def status(out: OutPath = Path("campaign"), *, json: flags.Json = False) -> int:
 
 
 def report(
-    out: OutPath = Path("campaign"),
+    out: OutPath = Path("out"),
     *,
     markdown: Annotated[bool, Parameter(name="--markdown", help="Print Markdown, for a pull request.")] = False,
     html: flags.Html = None,
@@ -181,9 +186,9 @@ def report(
     campaign is complete, its gates passed and its evidence holds.
 
     For example:
-      proofbox campaign report campaign
-      proofbox campaign report campaign --markdown > comment.md
-      proofbox campaign report campaign --html report.html
+      proofbox campaign report out
+      proofbox campaign report out --markdown > comment.md
+      proofbox campaign report out --html report.html
     """
     from proofbox.lab.reports.campaigns.loading import load_campaign
 
@@ -191,7 +196,7 @@ def report(
         from proofbox.cli.commands.evidence.view import write_html
 
         write_html(out, html)
-    return _show(load_campaign(out), json=json, markdown=markdown)
+    return _show(load_campaign(out), json=json, markdown=markdown, html=html)
 
 
 def _run(start: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, jsonl: bool, json: bool) -> int:
@@ -230,10 +235,11 @@ def _conduct(conduct: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, js
     return _show(found, json=json or jsonl)
 
 
-def _show(found: CampaignReport, *, json: bool, markdown: bool = False) -> int:
+def _show(found: CampaignReport, *, json: bool, markdown: bool = False, html: Path | None = None) -> int:
     from proofbox.lab.reports.campaigns.text import as_markdown
 
-    show(found, lambda: as_markdown(found).rstrip() if markdown else _text(found), as_json=json)
+    written = "" if html is None else printable(f"\nwritten: {html}")
+    show(found, lambda: as_markdown(found).rstrip() if markdown else _text(found) + written, as_json=json)
     return 0 if found.ok else 1
 
 
@@ -262,6 +268,7 @@ def _status_text(found: CampaignReport) -> str:
 
 
 def _footer(found: CampaignReport) -> list[str]:
+    from proofbox.lab.campaign.registration import FLOWS
     from proofbox.lab.campaign.running import resume_hint
 
     state = (
@@ -271,4 +278,9 @@ def _footer(found: CampaignReport) -> list[str]:
         if found.running
         else f" (not committed: {resume_hint(Path(found.out))})"
     )
-    return [f"registered: {found.results.sha256}", f"evidence: {found.bundle}{state}"]
+    digest = found.results.sha256[:SHOWN_DIGITS]
+    return [
+        f"registered (hash of the campaign and its files): {digest}…",
+        f"evidence: {found.bundle}{state}",
+        f"explain an attempt: proofbox attempt explain ID --run {quote(found.out)}/{FLOWS}/FLOW",
+    ]

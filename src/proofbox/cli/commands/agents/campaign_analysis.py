@@ -31,6 +31,7 @@ def plan(
     For example:
       proofbox campaign plan campaign.toml --mde 5pt
     """
+    from proofbox.cli.health import wrapped
     from proofbox.lab.campaign.planning import plan_campaign
 
     found = plan_campaign(spec, mde=mde, past=past)
@@ -46,14 +47,16 @@ def plan(
         if found.mde is not None:
             ways = [counted(found.missions_needed or 0, "mission")]
             ways += [] if found.replicates_needed is None else [counted(found.replicates_needed, "replicate")]
-            lines.append(f"{found.mde * 100:g} points need {' or '.join(ways)}")
+            often = "half" if found.rate == 0.5 else f"{found.rate:.0%}"
+            assumed = f"assuming that flows pass {often} of the time and missions are equally hard"
+            lines.append(f"{found.mde * 100:g} points need {' or '.join(ways)} ({assumed})")
         if found.seconds is not None:
             lines.append(f"about {found.seconds:.0f} s")
         if found.tokens is not None:
             lines.append(f"about {found.tokens:.0f} tokens")
         if found.cost is not None:
             lines.append(f"about {found.cost:.2f} {found.currency or ''}".rstrip())
-        return printable("\n".join(lines))
+        return "\n".join(map(wrapped, lines))
 
     show(found, text, as_json=json)
     return 0
@@ -71,7 +74,7 @@ def compare(
     findings in the evidence affect the exit code.
 
     For example:
-      proofbox campaign compare earlier campaign
+      proofbox campaign compare earlier out
     """
     from proofbox.cli.health import wrapped
     from proofbox.lab.campaign.comparing import compare_campaigns
@@ -88,7 +91,7 @@ def compare(
 
 
 def publish_check(
-    out: OutPath = Path("campaign"),
+    out: OutPath = Path("out"),
     *,
     sign: Annotated[Path | None, Parameter(name="--sign", help="Sign the packet with this private key.")] = None,
     json: flags.Json = False,
@@ -99,7 +102,7 @@ def publish_check(
     and that everything that was run is what was registered.
 
     For example:
-      proofbox campaign publish-check campaign
+      proofbox campaign publish-check out
     """
     from proofbox.cli.health import wrapped
     from proofbox.lab.campaign.publishing import check_publishable
@@ -135,7 +138,7 @@ def regrade(
     The results are a new bundle that names the campaign as its parent. The campaign itself stays as it is.
 
     For example:
-      proofbox campaign regrade campaign stricter.toml --out regraded
+      proofbox campaign regrade out stricter.toml --out regraded
     """
     from proofbox.lab.campaign.regrading import regrade_campaign
     from proofbox.lab.reports.campaigns.text import comparison_rows, rate_row

@@ -62,7 +62,8 @@ def report(
         from proofbox.cli.commands.evidence.view import write_html
 
         write_html(path, html)
-    show(found, lambda: _metrics(found), as_json=json)
+    written = "" if html is None else printable(f"\nwritten: {html}")
+    show(found, lambda: _metrics(found) + written, as_json=json)
     return 0 if found.ok else 1
 
 

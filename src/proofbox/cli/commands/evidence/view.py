@@ -55,7 +55,11 @@ def view(
     ] = None,
     port: Annotated[int, Parameter(name="--port", help="The port; 0 selects any free one.")] = 0,
     host: Annotated[
-        str, Parameter(name="--host", help="The address to listen on. Others than loopback have no TLS: use a tunnel.")
+        str,
+        Parameter(
+            name="--host",
+            help="The address to listen on. Any address other than loopback is served without TLS; use a tunnel.",
+        ),
     ] = "127.0.0.1",
     open_: Annotated[bool, Parameter(name="--open", help="Open the page in the browser.")] = False,
     json: flags.Json = False,

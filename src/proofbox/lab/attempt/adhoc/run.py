@@ -34,6 +34,7 @@ from proofbox.errors import (
     AgentError,
     ProofboxError,
     RuntimeTimedOut,
+    StrategyUnavailable,
     TurnInterrupted,
     UsageError,
     WorkspaceUnknown,
@@ -210,13 +211,20 @@ class _AdHocSupervisor(Supervisor):
     def _session_options(self, runtime: AgentRuntime, workspace: Path, scratch: Path) -> SessionOptions:
         options, provider = self._options, self._mission.provider
         self._environment = self._agent_environment.record
+        settings = self.context.settings(runtime)
+        if runtime.id == "scripted" and not settings.get("script"):
+            raise StrategyUnavailable(
+                "the scripted agent has no script",
+                op="attempt",
+                fix_hints=["name its script: --script FILE", "use an agent: --strategies codex_app_server"],
+            )
         return SessionOptions(
             workspace=workspace,
             scratch=scratch,
             home=self._home,
             provider=provider,
             policy=self._policy(),
-            settings=self.context.settings(runtime),
+            settings=settings,
             env=self._agent_environment.values,
             approvals=options.get("approvals", ()),
             sandboxed=options.get("sandboxed", True) and provider != "off",

@@ -102,7 +102,7 @@ def _index(out: Path, run: FlowRun) -> str:
     return sha256_file(out / run_path(run) / INDEX)[0]
 
 
-def load_campaign(out: _Path = "campaign") -> CampaignReport:
+def load_campaign(out: _Path = "out") -> CampaignReport:
     """Return the results of a campaign, or its progress so far.
 
     For example:
@@ -148,7 +148,7 @@ def load_with_efforts(place: Path) -> tuple[CampaignReport, Mapping[str, Efforts
     return report, {each.report.flow: each.efforts for each in flows}
 
 
-def campaign_status(out: _Path = "campaign") -> CampaignReport:
+def campaign_status(out: _Path = "out") -> CampaignReport:
     """Return what `load_campaign` does, and the health of the flows' strategies on this machine.
 
     For example:
@@ -292,7 +292,7 @@ def _is_failed(attempt: Attempt) -> bool:
 
 
 def _contradicts(attempt: Attempt) -> bool:
-    """Return whether an attempt claims something else than the verifier found."""
+    """Return whether the verifier contradicts the attempt's claim."""
     result = attempt.result
     return result is not None and (result.claimed, result.verified) in (("success", "failed"), ("failure", "passed"))
 
@@ -367,7 +367,7 @@ def _contradictions(out: Path, manifest: CampaignManifest, results: CampaignResu
         except (Unreadable, msgspec.DecodeError):
             continue  # reported as damage
         if value is None or stated != msgspec.json.decode(msgspec.json.encode(value)):
-            detail = "the campaign's bundle states something else than its runs"
+            detail = "the campaign's bundle contradicts its runs"
             yield EvidenceFinding("campaign_disagrees", f"{manifest.run_id}/{name}", detail)
 
 

@@ -87,7 +87,7 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]
     """Why the attempts ended, by reason."""
     contradicted_claims: int
-    """Attempts that claimed something else than the verifier found."""
+    """Attempts with a claim that the verifier contradicts."""
     cleanup_failures: dict[str, int]
     """Attempts whose cleanup failed, by code."""
 

@@ -97,7 +97,7 @@ def regression_tables(found: CampaignComparison) -> list[Rows]:
 
 def regression_notes(found: CampaignComparison) -> list[str]:
     """Return the verdicts on two campaigns in words, and what may explain them, one sentence each."""
-    told = [sentence(each) for each in found.comparisons]
+    told = [sentence(each, len(found.comparisons)) for each in found.comparisons]
     for each in found.efforts:
         if each.change != "unclear":
             what = f"{each.change} {each.measure.replace('_', ' ')} than before"
@@ -122,7 +122,7 @@ def tables(report: CampaignReport) -> list[Rows]:
 def notes(report: CampaignReport) -> list[str]:
     """Return what the tables do not show, one sentence each."""
     results = report.results
-    found = [sentence(each) for each in report.comparisons]
+    found = [sentence(each, len(report.comparisons)) for each in report.comparisons]
     for flow in report.flows:
         found += _flow_notes(flow, results.replicates, results.currency)
     for gate in results.gates:
@@ -175,14 +175,14 @@ def _flow_notes(flow: FlowReport, replicates: int, currency: str | None) -> list
     return found
 
 
-def sentence(each: Comparison) -> str:
-    """Return the verdict of a comparison in words."""
+def sentence(each: Comparison, comparisons: int) -> str:
+    """Return the verdict of a comparison in words. It is one of several, over which p-values are corrected."""
     needed = [
         counted(number, thing)
         for number, thing in ((each.missions_needed, "mission"), (each.replicates_needed, "replicate"))
         if number is not None
     ]
-    more = f"; needed: {' or '.join(needed)}" if needed else ""
+    more = f"; needed to decide within the margin{_over(comparisons)}: {_needed(each, needed)}" if needed else ""
     verdict = {
         Verdict.BETTER: f"{each.first} is better than {each.second}",
         Verdict.WORSE: f"{each.first} is worse than {each.second}",
@@ -190,6 +190,17 @@ def sentence(each: Comparison) -> str:
         Verdict.UNDERPOWERED: f"{each.first} and {each.second}: no verdict",
     }[each.verdict]
     return f"{verdict}: {each.reason}{more}"
+
+
+def _over(comparisons: int) -> str:
+    return f", over {comparisons} comparisons" if comparisons > 1 else ""
+
+
+def _needed(each: Comparison, ways: Sequence[str]) -> str:
+    if each.missions > 1:
+        return " or ".join(ways)
+    few = "one mission says" if each.missions else "no mission says"
+    return f"up to {' or '.join(ways)} ({few} nothing about how much they vary)"
 
 
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
