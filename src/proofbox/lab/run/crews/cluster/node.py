@@ -143,8 +143,12 @@ class NodeWorker:
 
 def sweep_node(*, remove: bool = True) -> list[tuple[str, int]]:
     """Return what killed workers left on this node, with the bytes on disk, and remove it, if asked."""
-    found = []
-    for lock in _work_place().glob("*.lock") if _work_place().exists() else ():
+    found: list[tuple[str, int]] = []
+    try:
+        locks = sorted(_work_place().glob("*.lock"))
+    except FileNotFoundError:  # removed meanwhile, because it was empty
+        return found
+    for lock in locks:
         place = lock.with_suffix("")
         # A worker is alive, or another process sweeps at the same time and removed it first.
         with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(lock, wait=False):
