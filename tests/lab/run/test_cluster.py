@@ -22,7 +22,7 @@ from proofbox.config.engine import EngineSettings
 from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.errors import EngineUnavailable
 from proofbox.lab.run.crews.cluster import connection
-from proofbox.viewer.runs import read_view
+from proofbox.viewer.runs import RunReader
 
 pytestmark = [pytest.mark.needs("bubblewrap", "ray"), pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
@@ -58,7 +58,7 @@ def test_run_on_two_nodes_records_the_node_of_each_attempt_and_leaks_no_key(
         assert record["name"] == each["node"]
         assert record["kernel"] == os.uname().release
         assert set(record["checks"].values()) == {"passed"}
-    shown = read_view(tmp_path / found["bundle"])
+    shown = RunReader().read(tmp_path / found["bundle"])
     assert Counter(row.node for row in shown.rows) == nodes
     for value in (SECRET, cluster.token):
         searched = subprocess.run(["grep", "-rlaF", value, cluster.place, tmp_path], capture_output=True, text=True)
