@@ -29,10 +29,12 @@ class Files:
     def __init__(self) -> None:
         self.mark = 1
         self.reads = 0
+        self.started = threading.Semaphore(0)
         self.may_end = threading.Event()
 
     def read(self, path: Path) -> str:
         self.reads += 1
+        self.started.release()
         if not self.may_end.wait(LONG):
             raise AssertionError("the test did not release the reader")
         if path.name == "bad":
@@ -53,15 +55,16 @@ def test_what_takes_long_is_read_once_at_a_time_and_again_after_a_change(files: 
     assert reader.get(path, 0) == Reading(None, False)
     files.mark = 2
     assert reader.get(path, 0) == Reading(None, False)
-    assert files.reads == 1, "a change starts no second reader beside the first"
+    assert files.started.acquire(timeout=LONG)
     files.may_end.set()
-    assert reader.get(path, LONG) == Reading("run 1", False), "read before the change"
+    assert reader.get(path, LONG) == Reading("run 1", False), "a change starts no second reader beside the first"
     assert reader.get(path, LONG) == Reading("run 2", True)
     assert reader.get(path, LONG) == Reading("run 2", True)
     files.may_end.clear()
     files.mark = 3
     assert reader.get(path, 0) == Reading("run 2", False), "known until the change is read"
-    assert files.reads == 3
+    files.may_end.set()
+    assert reader.get(path, LONG) == Reading("run 3", True)
 
 
 def test_failure_of_a_reader_is_raised(files: Files) -> None:
