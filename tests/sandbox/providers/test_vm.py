@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from conftest import SOAK
 from raw_agent import wait_until
+from suites import HEAD, attempts, command, conduct, document, mission, plan, results, write
 
 from proofbox import Mount, Sandboxes
 from proofbox.errors import ImageUnknown, SandboxLost
 from proofbox.sandbox.conformance import CHECKS, run_conformance
 from proofbox.sandbox.contract import Door
-from proofbox.sandbox.machines.kernel import find_kernel, prepare_kernel
+from proofbox.sandbox.machines import kernel as kernels
+from proofbox.sandbox.machines.kernel import find_kernel
 from proofbox.sandbox.providers import vm
 from proofbox.sandbox.service import Session
 
@@ -30,8 +32,13 @@ SAMPLE = ("filesystem.access-rw", "limits.memory", "detached.used-by-another-pro
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernel() -> None:
-    prepare_kernel(lambda _: None)
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A prepared kernel in a separate cache: other tests of this process must not find one, since `vm` is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(kernels, "_found", [])
+        kernels.prepare_kernel(lambda _: None)
+        yield
 
 
 @pytest.fixture
@@ -182,6 +189,23 @@ def test_root_in_the_guest_stays_in_the_guest(
     assert not host.exists() or "failover" not in host.read_text()
     assert not Path("/usr/planted").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "project"]
+
+
+@pytest.mark.needs("root")
+def test_suite_runs_in_virtual_machines(tmp_path: Path) -> None:
+    source = HEAD + mission(
+        "greeting",
+        write("hello.txt", "hello\n"),
+        command("uname -r > kernel; cat hello.txt"),
+        verify={"commands": ["grep -qx hello hello.txt", "grep -q cloud kernel"]},
+    )
+    out = tmp_path / "out"
+    made = plan(source, out, tmp_path, provider="vm")
+    conduct(made, out)
+    [(_, verified, infra, _)] = results(made, out).values()
+    assert (verified, infra) == ("passed", None)
+    [attempt] = attempts(made, out).values()
+    assert document(out, made, attempt, "verification.json")["isolation"] == "vm"
 
 
 def test_kernel_is_not_an_image(boxes: Sandboxes) -> None:
