@@ -31,6 +31,7 @@ MAX_OPEN = 8
 MAX_LINE = 1 << 20
 INDEX_LOST = "it was committed, but its index is missing"
 _PIECE = 1 << 20
+_ABSURD = 1e15
 _LINE = msgspec.json.Decoder(dict[str, Any])
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -170,6 +171,21 @@ class OpenedEvidence:
             rest = rest[: MAX_LINE + 1]
         if rest and go_on():
             yield rest
+
+
+def table(value: object) -> dict[str, Any]:
+    """Return a JSON object; empty if a document has something else in its place."""
+    return value if isinstance(value, dict) else {}
+
+
+def tables(value: object) -> list[dict[str, Any]]:
+    """Return the objects of a JSON array; none if a document has something else in its place."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def number(value: object) -> float:
+    """Return a number of a document; 0 if it has something else in its place, or the number is absurd."""
+    return float(value) if isinstance(value, int | float) and abs(value) < _ABSURD else 0.0
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -55,7 +55,9 @@ class Renderer:
         self._environment = _environment(mode)
 
     def render(self, template: str, /, **values: Any) -> Markup:
-        return Markup(self._environment.get_template(template).render(**values))  # noqa: S704 (autoescaped)
+        text = self._environment.get_template(template).render(**values)
+        # Names of files that are not UTF-8 have characters that cannot be encoded.
+        return Markup(text.encode("utf-8", "backslashreplace").decode())  # noqa: S704 (autoescaped)
 
 
 @cache
@@ -95,7 +97,7 @@ def _environment(mode: Mode) -> jinja2.Environment:
 def address(page: str, /, **parameters: Any) -> str:
     """Return the address of a page, relative to the other pages."""
     given = {name: value for name, value in parameters.items() if value is not None}
-    return f"{page}?{urlencode(given)}" if given else page
+    return f"{page}?{urlencode(given, errors='surrogateescape')}" if given else page
 
 
 def anchor(page: str, /, **parameters: Any) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from proofbox.agents.steps import StepDecision
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
-from proofbox.viewer.reading import OpenedEvidence
+from proofbox.viewer.reading import OpenedEvidence, number, table, tables
 
 PAGE: Final = 100
 """Events of one page."""
@@ -165,11 +165,13 @@ def _at(entries: Sequence[_T], number: int) -> _T | None:
 def _entries(
     events: list[dict[str, Any]], first: int, before: Mapping[str, Any], joined: _Joined
 ) -> Iterator[TimelineEntry]:
-    last_ms = _number(before.get("at_ms"))
+    last_ms = number(before.get("at_ms"))
     totals: dict[tuple[str, str], int] = {}
     for line, found in enumerate(events, first):
         event = {name: value[:MAX_VALUE] if isinstance(value, str) else value for name, value in found.items()}
-        at_ms = _number(event.get("at_ms"))
+        if not isinstance(event.get("output", ""), str):
+            del event["output"]
+        at_ms = number(event.get("at_ms"))
         if joined.is_part_of_a_later_entry(event):
             continue
         if last_ms and at_ms - last_ms > IDLE_MS:
@@ -227,7 +229,8 @@ def _entry(
             facts = (_exit(event), _took(event), "ended after its turn" if event.get("late") else "")
             return entry("tool", str(event.get("tool", "")), "command", *facts, source=str(event.get("source", "")))
         case "file_change":
-            paths = event.get("paths") or []
+            given = event.get("paths")
+            paths = given if isinstance(given, list) else []
             listed = ", ".join(map(str, paths[:8])) + (" …" if len(paths) > 8 else "")
             return entry("files", f"File change: {listed}", "-")
         case "item_started":
@@ -255,8 +258,8 @@ def _entry(
 
 
 def _usage(event: Mapping[str, Any], totals: dict[tuple[str, str], int]) -> tuple[str, ...]:
-    used = event.get("total") or {}
-    spent = int(_number(used.get("input_tokens")) + _number(used.get("output_tokens")))
+    used = table(event.get("total"))
+    spent = int(number(used.get("input_tokens")) + number(used.get("output_tokens")))
     source = str(event.get("source", ""))
     key = (source, str(event.get("thread", "")))
     before = totals.get(key)
@@ -267,8 +270,8 @@ def _usage(event: Mapping[str, Any], totals: dict[tuple[str, str], int]) -> tupl
 
 
 def _windows(event: Mapping[str, Any]) -> list[str]:
-    found = event.get("windows") or []
-    return [f"{each.get('name')}: {_number(each.get('used_percent')):.0f} % used" for each in found[:4]]
+    found = tables(event.get("windows"))[:4]
+    return [f"{each.get('name')}: {number(each.get('used_percent')):.0f} % used" for each in found]
 
 
 def _exit(event: Mapping[str, Any]) -> str:
@@ -278,7 +281,7 @@ def _exit(event: Mapping[str, Any]) -> str:
 
 def _took(event: Mapping[str, Any]) -> str:
     took = event.get("duration_ms")
-    return "" if took is None else duration(_number(took))
+    return "" if took is None else duration(number(took))
 
 
 def duration(milliseconds: float) -> str:
@@ -287,7 +290,3 @@ def duration(milliseconds: float) -> str:
         return f"{milliseconds:.0f} ms"
     seconds = milliseconds / 1000
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

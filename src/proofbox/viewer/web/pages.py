@@ -9,7 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl
 
 import anyio
 import anyio.to_thread
@@ -39,7 +39,7 @@ from proofbox.viewer.campaigns import campaign_evidence_mark, campaign_mark, plo
 from proofbox.viewer.catalog import find_items, kind_of, place_of
 from proofbox.viewer.compare import compare_attempts, compare_flows
 from proofbox.viewer.reading import EvidenceCache
-from proofbox.viewer.rendering import STYLE, Renderer, assets, cut
+from proofbox.viewer.rendering import STYLE, Renderer, address, assets, cut
 from proofbox.viewer.runs import RunReader, evidence_mark, is_small, run_mark, unchecked_view
 from proofbox.viewer.selection import ROWS, Query, run_values
 from proofbox.viewer.snapshots import file_after, files_after
@@ -127,6 +127,8 @@ class ViewerPages:
                 if request.headers.get("hx-request") == "true":  # htmx shows nothing of a failed request
                     return HTMLResponse(self._renderer.render("_problem.html", text=error.message))
                 return self._message(error.code, error.message, 404, hints=error.fix_hints)
+            except OSError as error:
+                return self._message("Not readable", f"The files of this page cannot be read: {error.strerror}", 404)
 
         return answer
 
@@ -157,8 +159,8 @@ class ViewerPages:
         return HTMLResponse(self._renderer.render(template, root=str(self._root), **values))
 
     def _place(self, request: Request) -> tuple[str, Path]:
-        at = request.query_params.get("at", ".")
-        path = place_of(self._root, at)
+        given = dict(parse_qsl(request.url.query, errors="surrogateescape"))  # a name may be no UTF-8
+        path = place_of(self._root, given.get("at", "."))
         return os.path.relpath(path, self._root), path
 
     def _home(self, request: Request) -> Response:
@@ -181,7 +183,7 @@ class ViewerPages:
         """Redirect to the page for what a directory contains."""
         at, path = self._place(request)
         page = {"run": "run", "campaign": "campaign", "attempt": "attempt"}.get(str(kind_of(path)), "bundle")
-        return RedirectResponse(f"{page}?{urlencode({'at': at})}", 303)
+        return RedirectResponse(address(page, at=at), 303)
 
     def _run(self, request: Request) -> Response:
         at, path = self._place(request)
@@ -276,7 +278,7 @@ class ViewerPages:
             return self._message(error.code, error.message, 400, hints=error.fix_hints)
         except OSError as error:
             return self._message("Not stored", f"The note cannot be stored: {error.strerror}", 400)
-        return RedirectResponse(f"{self._access.session.path}open?{urlencode({'at': at})}", 303)
+        return RedirectResponse(self._access.session.path + address("open", at=at), 303)
 
     # Fragments, which htmx puts into a page; without a script, they are pages
 
@@ -410,8 +412,6 @@ def _number(text: str) -> int:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    from urllib.parse import parse_qsl
-
     body = b""
     async for piece in request.stream():
         body += piece
