@@ -15,14 +15,15 @@ import httpx2
 import pytest
 from codex_lab import Lab, run
 
-from proofbox.agents.events import Event, Integrity, TokenUsage, Usage
+from proofbox.agents.events import MAX_TOKENS, Event, Integrity, TokenUsage, Usage
 from proofbox.agents.feed import Feed
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
 from proofbox.agents.gateway.server import ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
+from proofbox.agents.runtimes.claude.decoder import usage_of
 from proofbox.agents.runtimes.codex.listener import CodexListener
-from proofbox.agents.usage import TokenCount
+from proofbox.agents.usage import TokenCount, added
 from proofbox.core.clock import SystemClock
 from proofbox.errors import TurnInterrupted
 
@@ -359,3 +360,11 @@ def test_a_response_of_a_thread_that_is_never_announced_is_a_finding() -> None:
 
     events = sub_agent_response(end)
     assert [each.code for each in events if isinstance(each, Integrity)] == ["USAGE_UNREPORTED"]
+
+
+def test_counts_that_a_program_invents_are_limited() -> None:
+    models = {id: {"inputTokens": 2**53 - 1, "cacheReadInputTokens": 2**64, "outputTokens": -1} for id in "ab"}
+    most = TokenUsage(input_tokens=MAX_TOKENS, cached_input_tokens=MAX_TOKENS)
+    assert usage_of({"modelUsage": models}) == most
+    assert added(most, most) == most
+    assert added(TokenUsage(), TokenUsage(input_tokens=7), -1).input_tokens == -7, "differences may be negative"

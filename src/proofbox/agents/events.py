@@ -18,7 +18,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from proofbox.core.canonical import MAX_INTEGER
 from proofbox.core.documents import declare
+
+MAX_TOKENS = 10**12
+"""The highest count of tokens. A program can state any number, but sums over attempts must fit into the evidence."""
 
 Source = Literal["runtime_reported", "gateway"]
 ToolStatus = Literal["completed", "failed", "declined", "abandoned"]
@@ -104,6 +108,10 @@ class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
     """Whether an observed call ran: false if it was declined or refused, or if its program could not be started.
     Null: not visible from outside the box."""
 
+    def __post_init__(self) -> None:
+        if self.exit_code is not None and abs(self.exit_code) > MAX_INTEGER:  # evidence cannot hold it
+            msgspec.structs.force_setattr(self, "exit_code", None)
+
 
 class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
     """The agent changed files with a built-in tool. The workspace's snapshots show what actually changed."""
@@ -139,6 +147,11 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the input that was read from a cache."""
     reasoning_tokens: int = 0
     """The part of the output that was reasoning."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) > MAX_TOKENS:
+                msgspec.structs.force_setattr(self, name, MAX_TOKENS)
 
 
 class Usage(AgentEvent, frozen=True, kw_only=True, tag="usage"):

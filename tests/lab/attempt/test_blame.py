@@ -85,6 +85,64 @@ def test_overload_only_claimed_by_claude_counts_against_it(tmp_path: Path, model
     assert found == {"says.1": (None, "turn_failed")}
 
 
+@pytest.mark.parametrize(
+    ("output", "lines"),
+    [
+        (
+            "jsonl",
+            {
+                "large": {"type": "usage", "input_tokens": 2**64 - 1, "output_tokens": 2**64 - 1},
+                "no-number": {"type": "usage", "input_tokens": True},
+                "exit-code": {"type": "tool_call", "command": "x", "exit_code": 2**60},
+            },
+        ),
+        (
+            "claude_stream",
+            {
+                "sum": {
+                    "type": "result",
+                    "is_error": False,
+                    "modelUsage": {id: {"inputTokens": 2**53 - 1} for id in "ab"},
+                }
+            },
+        ),
+    ],
+)
+def test_numbers_that_no_evidence_can_hold_do_not_excuse_an_agent(
+    tmp_path: Path, model: str, output: str, lines: dict[str, Any]
+) -> None:
+    missions = "".join(mission(id, f"print({json.dumps(line)!r})") for id, line in lines.items())
+    made, out, found = ran(tmp_path, model, missions, settings={"output": output})
+    assert found == {f"{id}.1": (None, "completed") for id in lines}
+    findings = validate(load_bundle(out / made.run_id), strict=True)
+    assert {each.code for each in findings} <= {"USAGE_DISAGREES"}, "the gateway saw no tokens"
+
+
+# An ACP agent whose answer to the prompt is the prompt itself.
+ACP = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    result = {"protocolVersion": 1, "agentCapabilities": {}, "sessionId": "s"}
+    if asked.get("method") == "session/prompt":
+        result = json.loads(asked["params"]["prompt"][0]["text"])
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+def test_program_that_breaks_its_protocol_fails_its_attempt(tmp_path: Path, model: str) -> None:
+    answers = {"unknown-reason": {"stopReason": "x"}, "no-object": "text", "ends": {"stopReason": "end_turn"}}
+    missions = "".join(mission(id, json.dumps(answer)) for id, answer in answers.items())
+    agent = {"command": ["/usr/bin/python3", "-c", ACP]}
+    _, _, found = ran(tmp_path, model, missions, chain="acp!", runtimes={"acp": agent})
+    assert found == {
+        "unknown-reason.1": (None, "turn_failed"),
+        "no-object.1": (None, "turn_failed"),
+        "ends.1": (None, "completed"),
+    }
+
+
 def test_failure_seen_by_the_gateway_does_not_count_against_the_agent(tmp_path: Path, model: str) -> None:
     missions = mission("limited", ASK + "ask('[[http 429 retry_after=1]]'); sys.exit(1)")
     missions += mission("recovered", ASK + "ask('[[http 429]]'); ask('[[say fine]]'); sys.exit(1)")

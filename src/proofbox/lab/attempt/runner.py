@@ -38,9 +38,13 @@ from proofbox.errors import (
     ProofboxError,
     RateLimited,
     RuntimeCrashed,
+    RuntimeProtocolError,
+    RuntimeStalled,
+    RuntimeTimedOut,
     SetupFailed,
     StartFailed,
     StreamDisconnected,
+    TransportBroken,
     TurnInterrupted,
     UsageLimited,
 )
@@ -71,7 +75,19 @@ from proofbox.workspace.workspace import Workspace
 AGENT_FAILURES = (ContextExceeded, TurnInterrupted)
 # Failures that a program in a box can report or cause at will. They count against the agent too, unless a failure was
 # observed from outside the box.
-SELF_REPORTED = (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, StreamDisconnected, RuntimeCrashed)
+SELF_REPORTED = (
+    AuthFailed,
+    RateLimited,
+    UsageLimited,
+    Overloaded,
+    ModelFailed,
+    StreamDisconnected,
+    RuntimeCrashed,
+    RuntimeProtocolError,
+    RuntimeStalled,
+    RuntimeTimedOut,
+    TransportBroken,
+)
 Done = TypeVar("Done")
 
 

@@ -11,9 +11,9 @@ import msgspec
 from proofbox.config.consent import Widening
 from proofbox.core.results import Document, ErrorBody
 from proofbox.core.spec_files.problems import Problem
-from proofbox.errors import CampaignInvalid, CampaignNotReady, ConsentRequired, ProofboxError
+from proofbox.errors import CampaignInvalid, CampaignNotReady, ConsentRequired, ProofboxError, SandboxError
 from proofbox.lab.campaign.preflight import PreflightFailure, preflight
-from proofbox.lab.campaign.reading import read_campaign
+from proofbox.lab.campaign.reading import Campaign, read_campaign
 from proofbox.lab.campaign.registration import describe, requests, require_consent
 
 
@@ -30,7 +30,8 @@ class CampaignLint(Document, frozen=True, kw_only=True):
     attempts: int = 0
     """Planned attempts, without retries."""
     sha256: str | None = None
-    """The digest that would be registered now; null: the campaign cannot be run."""
+    """The digest that would be registered now; null: the file is invalid, an image is not available here, or you have
+    not consented to `widenings`."""
     problems: tuple[Problem, ...] = ()
     failures: tuple[PreflightFailure, ...] = ()
     """What prevents flows from running here. Runtimes and sandboxes are checked only with your consent to `widenings`:
@@ -76,8 +77,15 @@ def lint_campaign(spec: str | os.PathLike[str], *, trust: bool = False) -> Campa
         flows=tuple(campaign.suites),
         missions=campaign.missions,
         attempts=len(campaign.suites) * len(campaign.missions) * campaign.document.campaign.replicates,
-        sha256=describe(campaign, Path("out")).sha256 if error is None else None,
+        sha256=_digest(campaign) if consented else None,
         failures=failures,
         widenings=requests(campaign),
         error=None if error is None else ErrorBody.of(error),
     )
+
+
+def _digest(campaign: Campaign) -> str | None:
+    try:
+        return describe(campaign, Path("out")).sha256
+    except SandboxError:  # an image that is not available is one of the failures
+        return None

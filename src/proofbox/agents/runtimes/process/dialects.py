@@ -288,7 +288,7 @@ def _claude_usage(result: _Json) -> _Json:
 
 def _count(usage: Any, name: str) -> int:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
 def _tool_and_command(call: _Json) -> tuple[str, str]:
@@ -316,9 +316,7 @@ def dialect_named(name: DialectName) -> Dialect | None:
 
 
 def _used(dialect: Dialect, usage: _Json) -> list[Event]:
-    names = TokenUsage.__struct_fields__
-    counts = {name: usage[name] for name in names if isinstance(usage.get(name), int) and usage[name] >= 0}
-    dialect.usage = TokenUsage(**counts)
+    dialect.usage = TokenUsage(**{name: _count(usage, name) for name in TokenUsage.__struct_fields__})
     return [Usage(session="", total=dialect.usage)]
 
 

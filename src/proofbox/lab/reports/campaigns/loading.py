@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from proofbox.agents.health.counters import read_health
+from proofbox.core.canonical import MAX_INTEGER
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
 from proofbox.core.parsing.untrusted_json import parse_json
@@ -266,7 +267,7 @@ def _flow(
         tool_calls=describe([float(each.tool_calls) for each in of_scored if each.tool_calls is not None]),
         cost=describe(_costs(price, of_scored)),
         idle=describe([each.idle for each in of_scored if each.idle is not None]),
-        tokens_spent=sum(each.spent or 0 for each in metrics.values()),
+        tokens_spent=min(sum(each.spent or 0 for each in metrics.values()), MAX_INTEGER),
         tokens_unknown=sum(metrics[each.id].spent is None for each in final),
         cost_spent=sum(costs) if (costs := _costs(price, metrics.values())) else None,
         friction=_friction(
