@@ -67,12 +67,13 @@ def main() -> int:
     replicates = max(1, options.attempts // (MISSIONS * FLOWS))
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place:
         os.environ["XDG_STATE_HOME"] = place
-        os.fsync = os.fdatasync = lambda _fd: None  # the campaign is only read, and need not survive a power cut
+        os.fsync = os.fdatasync = lambda fd: None  # noqa: ARG005 -- only read: it need not survive a power cut
         os.chdir(place)
         attempts = fill(write_campaign("large", MISSIONS, replicates), template())
-        seconds, memory = report(Path("large/out"))
+        seconds, processor, memory = report(Path("large/out"))
+    figure = f"{seconds:.1f} s, {processor:.1f} s of processor time"
     held = [
-        told(f"report of {attempts} attempts", f"{seconds:.1f} s", f"under {MAX_SECONDS:g}", seconds < MAX_SECONDS),
+        told(f"report of {attempts} attempts", figure, f"under {MAX_SECONDS:g} s", seconds < MAX_SECONDS),
         told("memory", f"{memory} MB", f"under {MAX_MEMORY_MB}", memory < MAX_MEMORY_MB),
     ]
     return 1 if options.check and not all(held) else 0
@@ -145,15 +146,17 @@ def write_bundle(run_dir: Path, run_id: str, attempt: Attempt, contents: dict[st
                 bundle.write_bytes(path, data)
 
 
-def report(out: Path) -> tuple[float, int]:
-    """Return the seconds and megabytes of `campaign report`, in a process of its own."""
-    began = time.perf_counter()
+def report(out: Path) -> tuple[float, float, int]:
+    """Return the seconds, processor seconds and megabytes of `campaign report`, in a process of its own."""
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "proofbox.cli", "campaign", "report", str(out), "--json"],
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    return time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - began, processor, used.ru_maxrss >> 10
 
 
 def told(name: str, figure: str, threshold: str, ok: bool) -> bool:

@@ -16,35 +16,29 @@ them. With --check the run fails if a strategy does not meet the criteria, or if
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
-from agents import TOOL_TURN, bare, fake_model, quiet
+from agents import TOOL_TURN, bare, fake_model, ours, quiet
 
 from proofbox import run_suite
-from proofbox.agents.contract import SessionOptions
 from proofbox.agents.health.counters import health_dir, read_health
 from proofbox.agents.health.recommendation import MIN_ATTEMPTS, PARALLEL, RuntimeMeasurement, judge, record_measurement
 from proofbox.agents.registry import installed
-from proofbox.agents.runtimes.claude.binary import find_claude
-from proofbox.agents.runtimes.claude.settings import ClaudeSettings
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.lab.reports.suite_run import SuiteRun
 from proofbox.lab.run.events import RunStarted, SuiteEvent
 
-NATIVE = ("codex_app_server", "claude_code")
-HOLD_SECONDS = 20
-"""How long each parallel attempt runs at least, so that all of them run at the same time, even on two cores."""
-Turn = Callable[[str], Awaitable[None]]
+NATIVE = {"codex_app_server": "codex", "claude_code": "claude", "acp": "opencode"}
+"""Each native strategy, and its agent in the benchmark of agents."""
+HOLD_SECONDS = 60
+"""How long each parallel attempt runs at least, so that all of them run at the same time: 20 agents take most of a
+minute to start on two busy cores."""
 
 
 def main() -> int:
@@ -63,8 +57,7 @@ def main() -> int:
 
 
 def measure(strategy: str, place: Path, url: str, attempts: int, rounds: int) -> bool:
-    base_url = url.removesuffix("/v1") if strategy == "claude_code" else url
-    settings = {"base_url": base_url, "model": "fake-model"}
+    settings = {"base_url": url.removesuffix("/v1") if strategy == "claude_code" else url, "model": "fake-model"}
     probe = anyio.run(installed().runtime(strategy).probe, settings)
     if not probe.available or not probe.compatible:
         print(f"{strategy}: not measured: {probe.reason}")
@@ -73,7 +66,7 @@ def measure(strategy: str, place: Path, url: str, attempts: int, rounds: int) ->
     run_attempts(strategy, place / "reliability", settings, {"answer": ("[[say done]]", "42")}, attempts)
     seconds = time.perf_counter() - began
     parallel, completed, crosstalk = in_parallel(strategy, place / "parallel", settings)
-    overhead = anyio.run(compare_turns, strategy, place, base_url, settings, rounds)
+    overhead = anyio.run(compare_turns, strategy, place, url, rounds)
     measured = RuntimeMeasurement(
         strategy=strategy,
         version=probe.version,
@@ -125,7 +118,8 @@ def run_attempts(
         replicates=replicates,
         trust=True,
         on_event=hear,
-        **settings,
+        base_url=settings["base_url"],
+        model=settings["model"],
     )
     return run, most
 
@@ -147,11 +141,11 @@ def in_parallel(strategy: str, place: Path, settings: dict[str, str]) -> tuple[i
 # Turns
 
 
-async def compare_turns(strategy: str, place: Path, url: str, settings: dict[str, str], rounds: int) -> float:
+async def compare_turns(strategy: str, place: Path, url: str, rounds: int) -> float:
     times: dict[str, list[float]] = {"bare": [], "ours": []}
-    bare_turns = bare_claude(place, url) if strategy == "claude_code" else bare_codex(place, url)
-    async with bare_turns as bare_turn, our_turns(strategy, place, settings) as our_turn:
-        ways: dict[str, Turn] = {"bare": bare_turn, "ours": our_turn}
+    agent = NATIVE[strategy]
+    async with bare(place, url, agent) as client, ours(place, url, agent, sandboxed=True) as session:
+        ways = {"bare": client.turn, "ours": session.turn}
         for number in range(rounds + 2):  # the first two are to warm up
             for who, play in list(ways.items())[:: 1 if number % 2 else -1]:
                 began = time.perf_counter()
@@ -162,72 +156,6 @@ async def compare_turns(strategy: str, place: Path, url: str, settings: dict[str
         f"{strategy}: bare {1000 * quiet(times['bare']):.0f} ms, in a box {1000 * quiet(times['ours']):.0f} ms a turn"
     )
     return quiet(times["ours"]) / quiet(times["bare"]) - 1
-
-
-@contextlib.asynccontextmanager
-async def bare_codex(place: Path, url: str) -> AsyncIterator[Turn]:
-    async with bare(place, url) as client:
-        yield client.turn
-
-
-@contextlib.asynccontextmanager
-async def bare_claude(place: Path, url: str) -> AsyncIterator[Turn]:
-    """The bare program: lines out, lines in."""
-    home, workspace = place / "bare-home", place / "bare-workspace"
-    for path in (home, workspace):
-        path.mkdir()
-    settings = ClaudeSettings(base_url=url, model="fake-model")
-    arguments = settings.arguments()
-    env = {"PATH": os.environ["PATH"], "HOME": str(home), **settings.environment(str(home), url)}
-    argv = [str(find_claude().path), *arguments]
-    async with await anyio.open_process(argv, env=env, cwd=workspace, stderr=subprocess.DEVNULL) as process:
-        if process.stdin is None or process.stdout is None:
-            raise SystemExit("a process without pipes")
-        stdin, stdout, held = process.stdin, process.stdout, bytearray()
-
-        async def turn(prompt: str) -> None:
-            message: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": prompt}]}
-            line = {"type": "user", "message": message, "parent_tool_use_id": None, "session_id": "default"}
-            await stdin.send(json.dumps(line).encode() + b"\n")
-            while True:
-                while b"\n" not in held:
-                    held.extend(await stdout.receive())
-                first, _, rest = bytes(held).partition(b"\n")
-                held[:] = rest
-                found = json.loads(first)
-                if found.get("type") == "result":
-                    if found.get("is_error"):
-                        raise SystemExit(f"a bare turn failed: {found}")
-                    return
-
-        yield turn
-        process.terminate()
-
-
-@contextlib.asynccontextmanager
-async def our_turns(strategy: str, place: Path, settings: dict[str, str]) -> AsyncIterator[Turn]:
-    workspace, scratch = place / "workspace", place / "scratch"
-    for path in (workspace, scratch):
-        path.mkdir()
-    options = SessionOptions(workspace=workspace, scratch=scratch, settings=settings, sandboxed=True)
-    session = await installed().runtime(strategy).start_session(options)
-    events: list[object] = []
-
-    async def keep(event: object) -> None:
-        events.append(event)
-
-    session.add_listener(keep)
-    try:
-        thread = await session.start_thread()
-
-        async def turn(prompt: str) -> None:
-            result = await session.wait_turn(await session.start_turn(thread, prompt))
-            if result.status != "completed":
-                raise SystemExit(f"a turn ended as {result}")
-
-        yield turn
-    finally:
-        await session.close()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -44,7 +45,7 @@ OLDEST_UV = (0, 5, 3)  # the first version with dependency groups and lock files
 
 
 class Package(NamedTuple):
-    """A Debian package, the commands that show that it is installed (any of them), and what needs it."""
+    """A Debian package, the commands or files that show that it is installed (any of them), and what needs it."""
 
     name: str
     commands: tuple[str, ...]
@@ -70,6 +71,9 @@ PACKAGES = {
             (f"qemu-{FOREIGN}-static", f"qemu-{FOREIGN}"),
             f"the test of the wheel's {FOREIGN} binaries",
         ),
+        Package("qemu-system-x86", ("qemu-system-x86_64",), "the tests with virtual machines"),
+        Package("qemu-system-common", ("/usr/lib/qemu/virtiofsd",), "the tests with virtual machines"),
+        Package("linux-image-cloud-amd64", ("/boot/vmlinuz-*-cloud-amd64",), "the tests with virtual machines"),
         Package("bindfs", ("bindfs",), "the test of projects on FUSE"),
         Package("ripgrep", ("rg",), "the comparison of the Python search with ripgrep"),
         Package("strace", ("strace",), "the power-cut test of commits"),
@@ -341,7 +345,7 @@ def system_packages(level: str, *, may_install: bool) -> None:
 
 
 def installed(package: Package) -> bool:
-    return any(map(shutil.which, package.commands))
+    return any(shutil.which(each) or (each[0] == "/" and glob.glob(each)) for each in package.commands)
 
 
 def apt_install(packages: Sequence[str]) -> bool:

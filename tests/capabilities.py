@@ -251,6 +251,21 @@ def probe_debian() -> str:
     return "" if Path("/etc/debian_version").exists() else "this is not Debian or Ubuntu"
 
 
+def probe_vm() -> str:
+    """Check for the programs of virtual machines, and for a kernel whose preparation needs no network."""
+    from proofbox.errors import ProofboxError
+    from proofbox.sandbox.machines.kernel import installed_release
+    from proofbox.sandbox.machines.qemu import find_qemu, find_virtiofsd
+
+    if native_arch() != "x86_64":
+        return f"this is {native_arch()}"
+    try:
+        find_qemu(), find_virtiofsd()
+    except ProofboxError as error:
+        return error.message
+    return "" if installed_release() else "the package linux-image-cloud-amd64 is not installed"
+
+
 CAPABILITIES = {
     "bash": Capability(probe_shell("bash"), "apt-get install bash", True),
     "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
@@ -283,6 +298,7 @@ CAPABILITIES = {
     ),
     "uv": Capability(probe_uv, "scripts/setup installs it", True),
     "venv": Capability(probe_venv, "apt-get install python3-venv", False),
+    "vm": Capability(probe_vm, "scripts/setup --test installs QEMU, virtiofsd and a kernel", True),
     "zensical": Capability(probe_zensical, "scripts/setup --docs installs it", True),
     "zig": Capability(probe_zig, "scripts/setup --test installs it", True),
     "zsh": Capability(probe_shell("zsh"), "scripts/setup --test installs it", True),

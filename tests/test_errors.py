@@ -20,7 +20,7 @@ SRC = Path(errors.__file__).resolve().parent.parent
 KINDS = {kind.__name__: kind for kind in error_classes()}
 
 # What may begin a message with a capital letter: names, as they are spelled.
-NAMES = ("Debian", "Fedora", "Harbor", "Podman")
+NAMES = ("Debian", "Fedora", "Harbor", "Podman", "Ray")
 COMMAND = "|".join({command.path.split()[0] for command in COMMANDS})
 
 

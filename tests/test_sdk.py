@@ -46,7 +46,13 @@ BACKEND = {"backend_url", "allow_http", "timeout"}
 """Flags that are one argument in Python: `BackendSettings`."""
 PRESENTATION = ("--json", "--jsonl", "--html", "--view")
 """Flags that only decide how a result is shown; in Python, `export_html` writes the HTML file."""
-PLURALS = {"command": "commands", "mission": "missions", "tag": "tags"}
+PLURALS = {
+    "command": "commands",
+    "mission": "missions",
+    "resource": "resources",
+    "set": "settings",
+    "tag": "tags",
+}
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 
 

@@ -26,7 +26,13 @@ LEFT_OUT = {
     "migrate-to-a-native-strategy.md": 1,  # a real model
 }
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+NEEDS = {"probes": "limits"}
+"""Pages whose commands need more than bubblewrap."""
+each_page = pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.needs(NEEDS[page.stem])] if page.stem in NEEDS else []) for page in PAGES],
+    ids=lambda page: page.stem,
+)
 
 
 def tour(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ import pytest
 from capabilities import ROOT, find_uv, foreign_arch, native_arch, qemu_user
 from release import Built, build, built_release, unpack
 
-PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "treestat")
+PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "boxvm", "treestat")
 ARCHES = ("x86_64", "aarch64")
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 BIN = "proofbox/sandbox/agent/bin"

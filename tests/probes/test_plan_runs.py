@@ -71,7 +71,7 @@ def documented(provider: str) -> dict[str, str]:
     return {row[0].strip("`"): row[column] for row in rows[1:] if row[column] != "not tried"}
 
 
-@pytest.mark.needs("bubblewrap")
+@pytest.mark.needs("bubblewrap", "limits")
 def test_bubblewrap_keeps_its_promises_and_the_run_is_promotable(tmp_path: Path) -> None:
     run = run_plan("bubblewrap", tmp_path / "out")
     assert [(each.probe_id, each.detail) for each in run.results if not each.matched] == []

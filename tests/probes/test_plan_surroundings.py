@@ -22,7 +22,7 @@ from proofbox.sandbox.probing.decoys import Decoys
 from proofbox.sandbox.probing.leftovers import PREFIX, abandoned_decoys
 
 
-@pytest.mark.needs("bubblewrap")
+@pytest.mark.needs("bubblewrap", "limits")
 def test_a_new_plan_is_valid_and_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "a" / "b"
     assert main(["new", "plan", str(place), "--json"]) == 0

@@ -82,7 +82,7 @@ def test_the_digest_covers_every_byte(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_built_in_plans_are_listed_and_valid() -> None:
-    assert built_in_plans() == ["bubblewrap", "docker", "docker-runsc", "hostile", "off"]
+    assert built_in_plans() == ["bubblewrap", "docker", "docker-runsc", "hostile", "off", "vm"]
     used = set()
     for name in built_in_plans():
         plan = built_in_plan(name)

@@ -212,7 +212,8 @@ NOT_READ = {
         "shown as it is",
     ),
     **dict.fromkeys(
-        ("proofbox.conformance/1", "proofbox.runtime_conformance/1", "proofbox.run_environment/1"), "shown as it is"
+        ("proofbox.conformance/1", "proofbox.node/1", "proofbox.runtime_conformance/1", "proofbox.run_environment/1"),
+        "shown as it is",
     ),
     "proofbox.exploration/1": "only written",
     **dict.fromkeys(

@@ -60,6 +60,7 @@ def suites() -> None:
     assert_type(proofbox.explain_attempt("answer.1", run=run.bundle), Explanation)
 
     proofbox.run_suite("suite.toml", commands={"quick": ["my-agent", "--quick"]}, missions=["a*"], tags=("x",))
+    proofbox.run_suite("tasks", build=True, settings={"record": "bodies"})
     proofbox.run_suite("suite.toml", concurency=2)  # type: ignore[call-arg]
     proofbox.run_suite("suite.toml", isolation="none")  # type: ignore[arg-type]
     proofbox.run_suite("suite.toml", on_event=int)  # type: ignore[arg-type]

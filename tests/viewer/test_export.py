@@ -21,7 +21,8 @@ from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown
 from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.promotion.emit import emit_promotion
-from proofbox.evidence.verify.embedded import CLOSING, OPENING, PAGE_NOTE, RUNS, EmbeddedBundle, embed
+from proofbox.evidence.verify.campaign_runs import RUNS
+from proofbox.evidence.verify.embedded import CLOSING, OPENING, PAGE_NOTE, EmbeddedBundle, embed
 from proofbox.viewer import export as exporting
 from proofbox.viewer.export import export_html
 from proofbox.viewer.rendering import assets, terminal
@@ -116,7 +117,9 @@ def test_runs_that_a_signed_campaign_pins_need_no_signature(tmp_path: Path) -> N
         content[name] = {path.name: path.read_bytes() for path in run.path.iterdir()}
     with BundleWriter.create(tmp_path / "out", run_id="campaign-1") as campaign:
         digest = hashlib.sha256(content["run-1"][INDEX]).hexdigest()
-        campaign.write_json(RUNS, {"schema_version": "proofbox.campaign_runs/1", "runs": [{"index_sha256": digest}]})
+        campaign.write_json(
+            RUNS, {"schema_version": "proofbox.campaign_runs/1", "runs": [{"path": "x", "index_sha256": digest}]}
+        )
     packet = Path(emit_promotion(campaign.path, sign=tmp_path / "ours").path)
     files = {path.name: path.read_bytes() for path in campaign.path.iterdir()}
     signed = EmbeddedBundle("campaign-1", files, packet.read_bytes())

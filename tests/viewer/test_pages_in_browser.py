@@ -9,11 +9,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hostile import MARKER
-from suites import HEAD, conduct, mission, plan, say, write
+from suites import HEAD, mission, say
 from viewer_fixtures import CHECK, Sample, Tab, watch
 
+from proofbox import BundleWriter
+from proofbox.lab.attempt.artifacts import index_sha256
+from proofbox.lab.run.ledger import Ended, Ledger, PlannedAttempt
+from proofbox.lab.run.plan import Plan, ledger_path
 from proofbox.viewer.export import export_html
 from proofbox.viewer.web.serve import serving
 
@@ -212,17 +217,29 @@ def test_two_plan_runs_are_compared(tab: Tab, sample: Sample) -> None:
 
 
 def test_page_follows_a_run_until_it_commits(tab: Tab, sample: Sample) -> None:
-    suite = HEAD + mission("late", write("answer.txt", "42\n"), say("done"), verify=CHECK)
-    made = plan(suite, sample.root / "live", sample.root)
-    page = tab.open(f"run?at=live/{made.run_id}") if (sample.root / "live" / made.run_id).exists() else None
-    if page is None:  # the directory of a run is created by its conductor
-        conduct(made, sample.root / "live")
-        page = tab.open(f"run?at=live/{made.run_id}")
-    else:
-        assert "Not committed" in page.locator(".integrity").inner_text()
-        conduct(made, sample.root / "live")
-    page.get_by_text("Evidence valid").wait_for()
-    assert page.locator(".tile.passed dd").inner_text().startswith("1")
+    out, id = sample.root / "live", "run-live"
+    plan = Plan(run_id=id, suite_name="s", suite_source="", base="", chain="", chain_origin="", concurrency=1)
+    about = {"plan": msgspec.json.encode(plan).decode(), "epoch": "1"}
+    planned = [PlannedAttempt(f"late.{number}", "late", number) for number in (1, 2)]
+    with BundleWriter.create(out, run_id=id) as run, Ledger.create(ledger_path(out, id), about, planned) as ledger:
+        run.write_json("environment.json", {"isolation": "process"})
+        page = tab.open(f"run?at=live/{id}")
+        page.get_by_text("0 of 2 attempts ended").wait_for()
+        page.evaluate("window.same = true")
+        for number, results in ((1, "0"), (2, "1")):
+            attempt = ledger.claim("worker", 1, 600.0)
+            assert attempt is not None
+            members = {"claimed": "success", "verified": "passed", "infra": None, "reason": "completed"}
+            with run.nested(attempt.path, run_id=f"{id}.{attempt.id}") as inner:
+                pass
+            page.get_by_text(f"{results} of 2 attempts ended").wait_for()
+            ended = Ended(**members, strategy="scripted", index_sha256=index_sha256(inner.path))  # type: ignore[arg-type]
+            ledger.end(attempt, ended)
+            page.get_by_text(f"{number} of 2 attempts ended").wait_for()
+        assert page.locator(".tile.passed dd").inner_text().startswith("2")
+    page.locator(".integrity.invalid").wait_for()
+    assert "ledger_disagrees" in page.locator(".integrity.invalid").inner_text(), "after the commit, evidence counts"
+    assert page.evaluate("window.same"), "the page was not loaded again"
 
 
 def _compares_two_flows(page: Any) -> None:

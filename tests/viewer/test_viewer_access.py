@@ -8,6 +8,8 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+from hostile import LINE, NAME, TEXT
+from viewer_fixtures import hostile_attempt
 
 from proofbox import BundleWriter
 from proofbox.errors import NotFoundError, UsageError
@@ -146,6 +148,16 @@ def test_nothing_outside_the_directory_is_shown(client: Client, at: str) -> None
         answer = client.page(page, at=at)
         assert answer.status == 404
         assert "Evidence valid" not in answer.text  # type: ignore[attr-defined]
+
+
+def test_page_of_forged_evidence_is_bounded(client: Client, root: Path) -> None:
+    hostile_attempt(root, "x" * 10_000 + TEXT, "x" * 80_000 + NAME, LINE, times=60)
+    client.sign_in()
+    answer = client.page("attempt", at="attempt-hostile")
+    text: str = answer.text  # type: ignore[attr-defined]
+    assert answer.status == 200
+    assert len(text) < 2_000_000
+    assert max(map(len, text.split("<"))) < 70_000, "no text is longer than a part of an output"
 
 
 def test_methods_that_change_something_do_not_exist(client: Client) -> None:

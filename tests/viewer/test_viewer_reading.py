@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
+import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile import BIDI, TERMINAL
@@ -13,9 +16,12 @@ from hypothesis import strategies as st
 from proofbox import BundleWriter
 from proofbox.core.text import printable
 from proofbox.errors import BundleCorrupt
+from proofbox.viewer import compare
 from proofbox.viewer.ansi import styled
-from proofbox.viewer.reading import EvidenceCache, open_evidence
-from proofbox.viewer.rendering import Renderer, diff_lines, terminal
+from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
+from proofbox.viewer.compare import compare_attempts
+from proofbox.viewer.reading import EvidenceCache, OpenedEvidence, open_evidence
+from proofbox.viewer.rendering import Renderer, assets, diff_lines, terminal
 from proofbox.viewer.runs import AttemptRow, RunView
 from proofbox.viewer.selection import ROWS, Query, run_values, select
 from proofbox.viewer.timeline import PAGE, read_timeline
@@ -45,6 +51,36 @@ def test_colours_of_a_terminal_become_classes() -> None:
     assert r"\x1b[2J" in terminal(TERMINAL)
     assert r"\u202e" in terminal(BIDI)
     assert diff_lines("+<b>\n-x") == '<span class="add">+&lt;b&gt;</span><span class="del">-x</span>'
+
+
+def contrast(one: str, two: str) -> float:
+    """Return the contrast of two colours, as WCAG defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    high, low = sorted((luminance(one), luminance(two)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_combination_of_terminal_styles_is_readable(dark: bool) -> None:
+    style = re.sub(r"/\*.*?\*/", "", assets()["viewer.css"].decode(), flags=re.DOTALL).replace("#fff;", "#ffffff;")
+    light_part, _, dark_part = style.partition("prefers-color-scheme: dark")
+    colours: dict[str, str] = {}
+    for part in (light_part, dark_part.partition("\n}")[0] if dark else ""):
+        colours |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", part))
+    names = ["inverse", *(f"{kind}{number}" for kind in ("fg", "bg") for number in range(16))]
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", style)
+    for classes in itertools.product(["", "inverse"], ["", *names[1:17]], ["", *names[17:]]):
+        text, ground = "ink", "paper"
+        for selectors, body in rules:
+            if {each.strip()[1:] for each in selectors.split(",")} & set(filter(None, classes)):
+                text = (re.findall(r"\bcolor: var\(--([\w-]+)\)", body) or [text])[-1]
+                ground = (re.findall(r"\bbackground: var\(--([\w-]+)\)", body) or [ground])[-1]
+        assert contrast(colours[text], colours[ground]) >= 3, (classes, text, ground)
 
 
 @pytest.fixture
@@ -91,6 +127,96 @@ def test_timeline_is_paged_and_shows_idle_time_and_model_requests(bundle: Path) 
     assert [entry.title for entry in idle] == ["6.0 s without an event"]
     last = read_timeline(evidence, 1000 - PAGE)
     assert (last.next, last.entries[-1].line) == (None, 999)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_outputs_and_steps_are_joined_by_occurrence_of_their_id(tmp_path: Path, first: int) -> None:
+    commands = ["pytest", "edit", "curl"]
+    with BundleWriter.create(tmp_path, run_id="run-reuse") as made:
+        with made.open_log("events.jsonl") as events, made.open_log("steps.jsonl") as steps:
+            for number, command in enumerate(commands, 1):
+                kind = "file_change" if command == "edit" else "tool_call"
+                events.append({"event": kind, "at_ms": number, "item": "x", "tool": "command", "command": command})
+                steps.append({"step": {"n": number, "kind": kind, "item": "x"}})
+            events.append({"event": "item_started", "at_ms": 9, "item": "x", "command": "never ends"})
+        with made.open_log("tool.calls.jsonl") as calls:
+            for number in (1, 3):
+                calls.append({"call": "x", "output_bytes": number})
+    entries = read_timeline(open_evidence(made.path), first).entries
+    joined = [(each.step.step.n, each.call and each.call.output_bytes) for each in entries if each.step]
+    assert joined == [(1, 1), (2, None), (3, 3)][first:]
+    assert entries[-1].text == "never ends", "not hidden by an earlier call with its id"
+
+
+@pytest.mark.parametrize(("name", "command"), [("a b; id", "verify '{}'"), ("run-1\ntouch x\n", ""), ("a\x1b[2J", "")])
+def test_command_to_copy_is_quoted_and_has_one_visible_line(tmp_path: Path, name: str, command: str) -> None:
+    with BundleWriter.create(tmp_path, run_id="run-1") as made:
+        made.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "a", "states": []})
+    place = made.path.rename(tmp_path / name)
+    evidence = open_evidence(place)
+    page = Renderer().render(
+        "_attempt.html",
+        at="x",
+        bundle="",
+        evidence=evidence,
+        attempt=read_attempt(evidence),
+        timeline=read_timeline(evidence),
+        fork_command=fork_command,
+        notes=[],
+        others=[],
+        form_token="",
+        **attempt_texts(evidence),
+    )
+    copied = [html.unescape(each) for each in re.findall('data-copy="([^"]*)"', page)]
+    assert copied == ([f"proofbox {command.format(place)}"] if command else [])
+
+
+def attempt(out: Path, name: str, *steps: dict[str, Any]) -> OpenedEvidence:
+    with BundleWriter.create(out, run_id=name) as made, made.open_log("steps.jsonl") as log:
+        for number, step in enumerate(steps, 1):
+            line = {"step": {"n": number, "kind": "tool_call", "command": "make", **step}}
+            log.append({**line, **{key: step.pop(key) for key in [*step] if key.startswith("diff")}})
+            log.append({"turn_end": {"turn": "t"}})
+    return open_evidence(made.path)
+
+
+LEFT_OUT = {"diff_omitted": "it has 9999999 bytes"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ({"diff_sha256": "d"}, {"diff_sha256": "d"}, True),
+        ({"diff_sha256": "d"}, {"diff_sha256": "e"}, False),
+        ({"changed": 5}, {"changed": 9000}, False),
+        ({**LEFT_OUT, "snapshot_after": "a"}, {**LEFT_OUT, "snapshot_after": "a"}, True),
+        ({**LEFT_OUT, "snapshot_after": "a"}, {**LEFT_OUT, "snapshot_after": "b"}, False),
+        ({**LEFT_OUT, "snapshot_before": "a"}, {**LEFT_OUT, "snapshot_before": "b"}, False),
+        ({"diff_sha256": "of a binary file", "snapshot_after": "a"}, {"diff_sha256": "of a binary file"}, False),
+        ({"diff_sha256": "d", "snapshot_before": "a"}, {"diff_sha256": "d", "snapshot_before": "b"}, True),
+        ({"status": 5}, {"status": 5}, False),
+    ],
+)
+def test_steps_are_the_same_only_if_their_effects_are(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], same: bool
+) -> None:
+    found = compare_attempts(attempt(tmp_path, "first", dict(first)), attempt(tmp_path, "second", dict(second)))
+    assert found.divergence == (None if same else 1)
+
+
+def test_comparison_of_long_attempts_states_that_it_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "MAX_STEPS", 3)
+    for count, expected in ((3, False), (4, True)):
+        steps: list[dict[str, Any]] = [{} for _ in range(count)]
+        one = attempt(tmp_path, f"one-{count}", *steps)
+        two = attempt(tmp_path, f"two-{count}", *steps[:-1], {"command": "curl evil" if expected else "make"})
+        found = compare_attempts(one, two)
+        assert (found.divergence, found.total, found.partial) == (None, 3, expected)
+        sides = [{"at": "x", "evidence": each, "attempt": read_attempt(each)} for each in (one, two)]
+        page = Renderer().render("compare.html", root="", found=found, sides=sides)
+        assert ("The first 3 steps are the same" if expected else "All 3 steps are the same") in page
 
 
 def rows(count: int) -> tuple[AttemptRow, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from proofbox import BundleWriter
+from proofbox.core.clock import ManualClock
 from proofbox.errors import NotFoundError
 from proofbox.lab.attempt.artifacts import index_sha256
 from proofbox.lab.run.closing import as_committed
@@ -27,12 +29,14 @@ class Files:
     """Files that a test changes, and a reader that a test holds up."""
 
     def __init__(self) -> None:
-        self.mark = 1
+        self.quick = self.mark = 1
         self.reads = 0
+        self.started = threading.Semaphore(0)
         self.may_end = threading.Event()
 
     def read(self, path: Path) -> str:
         self.reads += 1
+        self.started.release()
         if not self.may_end.wait(LONG):
             raise AssertionError("the test did not release the reader")
         if path.name == "bad":
@@ -48,26 +52,60 @@ def files() -> Iterator[Files]:
 
 
 def test_what_takes_long_is_read_once_at_a_time_and_again_after_a_change(files: Files) -> None:
-    reader = BackgroundReader(files.read, lambda _: files.mark)
+    clock = ManualClock(datetime(2026, 1, 2, tzinfo=UTC))
+    reader = BackgroundReader(files.read, lambda _: files.quick, lambda _: files.mark, clock)
     path = Path("run")
-    assert reader.get(path, 0) == Reading(None, False)
-    files.mark = 2
-    assert reader.get(path, 0) == Reading(None, False)
+    assert reader.get(path, 0) == Reading(None, False, "", False)
+    files.started.acquire(timeout=LONG)
+    clock.advance(60)
+    files.quick = files.mark = 2
+    assert reader.get(path, 0, reload=False).result is None
     assert files.reads == 1, "a change starts no second reader beside the first"
     files.may_end.set()
-    assert reader.get(path, LONG) == Reading("run 1", False), "read before the change"
-    assert reader.get(path, LONG) == Reading("run 2", True)
-    assert reader.get(path, LONG) == Reading("run 2", True)
+    first = reader.get(path, LONG, reload=False)
+    assert (first.result, first.current, first.changed) == ("run 1", False, True), "read before the change"
+    assert first.checked_at.startswith("2026-01-02T00:00:00"), "when reading began"
+    second = reader.get(path, LONG, reload=False)
+    assert (second.result, second.current, second.changed) == ("run 2", True, False)
+    assert second.checked_at.startswith("2026-01-02T00:01:00")
+    assert reader.get(path, LONG) == second, "a reload reads nothing if no file has changed"
+    assert files.reads == 2
     files.may_end.clear()
+    files.started.acquire(timeout=LONG)
     files.mark = 3
-    assert reader.get(path, 0) == Reading("run 2", False), "known until the change is read"
+    assert reader.get(path, 0).result == "run 2"
+    files.started.acquire(timeout=LONG)
+    third = reader.get(path, 0, reload=False)
+    assert (third.result, third.current, third.changed) == ("run 2", False, True), "known until the change is read"
     assert files.reads == 3
+
+
+def test_reload_finds_a_change_that_only_the_complete_mark_shows(files: Files) -> None:
+    files.may_end.set()
+    reader = BackgroundReader(files.read, lambda _: 1, lambda _: files.mark)
+    path = Path("run")
+    assert reader.get(path, LONG).result == "run 1"
+    files.mark = 2
+    assert reader.get(path, LONG, reload=False).result == "run 1", "a page that waits for a check starts no other"
+    assert reader.get(path, LONG).result == "run 2"
+
+
+def test_reload_during_a_check_leads_to_another_one(files: Files) -> None:
+    reader = BackgroundReader(files.read, lambda _: 1, lambda _: files.mark)
+    path = Path("run")
+    reader.get(path, 0)
+    files.started.acquire(timeout=LONG)  # the mark of the first check is known
+    files.mark = 2
+    assert not reader.get(path, 0).current
+    files.may_end.set()
+    found = reader.get(path, LONG, reload=False)
+    assert (found.result, found.current) == ("run 2", True)
 
 
 def test_failure_of_a_reader_is_raised(files: Files) -> None:
     files.may_end.set()
     with pytest.raises(NotFoundError, match="nothing there"):
-        BackgroundReader(files.read, lambda _: 1).get(Path("bad"), LONG)
+        BackgroundReader(files.read, lambda _: 1, lambda _: 1).get(Path("bad"), LONG)
 
 
 @pytest.fixture

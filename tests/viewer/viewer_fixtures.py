@@ -66,12 +66,12 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     )
     made = plan(suite, root / "out", root)
     conduct(made, root / "out")
-    hostile, long = _hostile_attempt(root / "by-hand"), _long_attempt(root / "by-hand")
+    hostile, long = hostile_attempt(root / "by-hand"), _long_attempt(root / "by-hand")
     return Sample(root, made.run_id, hostile, long, _plan_runs(root / "plans"))
 
 
-def _hostile_attempt(out: Path) -> str:
-    """Write the bundle of an attempt whose every text is hostile."""
+def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "", times: int = 1) -> str:
+    """Write the bundle of an attempt whose every text is hostile, with a long `line` in its files, and long lists."""
     from proofbox import BundleWriter
     from proofbox.evidence.documents.outcome import Outcome, Verdict
 
@@ -80,38 +80,38 @@ def _hostile_attempt(out: Path) -> str:
             "attempt.json",
             {
                 "schema_version": "proofbox.attempt/1",
-                "attempt_id": NAME,
-                "mission_id": NAME,
-                "run_id": NAME,
+                "attempt_id": name,
+                "mission_id": name,
+                "run_id": name,
                 "replicate": 1,
-                "reason": TEXT,
-                "detail": TEXT,
-                "parent": NAME,
-                "error": {"code": NAME, "message": TEXT},
-                "fork": {"attempt_id": NAME, "step": 1},
-                "suite": {"id": NAME},
-                "states": [{"at": NAME, "state": NAME}],
+                "reason": text,
+                "detail": text,
+                "parent": name,
+                "error": {"code": name, "message": text},
+                "fork": {"attempt_id": name, "step": 1},
+                "suite": {"id": name},
+                "states": [{"at": name, "state": name}],
             },
         )
         report = {
-            "strategy": NAME,
-            "tokens": {NAME: {"input_tokens": 1, "output_tokens": 2}},
-            "integrity": [{"code": NAME, "message": TEXT}],
+            "strategy": name,
+            "tokens": {name: {"input_tokens": 1, "output_tokens": 2}},
+            "integrity": [{"code": name, "message": text}] * times,
             "tool_failures": {},
         }
         bundle.write_json("attempt.report.json", report)
-        bundle.write_json("runner.ref.json", {"runtime": NAME, "version": TEXT, "facts": {"provider": NAME}})
-        bundle.write_json("feedback.json", {"result": TEXT})
-        bundle.write_json("outcome.json", Outcome(Verdict("passed", NAME, TEXT[:1000], TEXT)).as_json())
-        command_run = {"command": ["/bin/sh", "-c", TEXT], "passed": False, "why": TEXT, "exit_code": 1}
-        unmet = [{"condition": NAME, "what": TEXT, "found": TEXT}]
+        bundle.write_json("runner.ref.json", {"runtime": name, "version": text, "facts": {"provider": name}})
+        bundle.write_json("feedback.json", {"result": text})
+        bundle.write_json("outcome.json", Outcome(Verdict("passed", name[-1000:], text[:1000], text[:1000])).as_json())
+        command_run = {"command": ["/bin/sh", "-c", text], "passed": False, "why": text, "exit_code": 1}
+        unmet = [{"condition": name, "what": text, "found": text}] * times
         bundle.write_json(
-            "verification.json", {"commands": [{**command_run, "stdout": TEXT, "stderr": TERMINAL}], "unmet": unmet}
+            "verification.json", {"commands": [{**command_run, "stdout": text, "stderr": TERMINAL}], "unmet": unmet}
         )
-        bundle.write_bytes("prompt.txt", TEXT.encode())
-        bundle.write_bytes("final.diff", f"diff {NAME}\n--- a\n+++ b\n@@ @@\n+{TEXT}\n-{BIDI}\n".encode())
+        bundle.write_bytes("prompt.txt", (line + text).encode())
+        bundle.write_bytes("final.diff", f"diff {name}\n--- a\n+++ b\n@@ @@\n+{line}{text}\n-{BIDI}\n".encode())
         with bundle.open_log("events.jsonl") as log:
-            for event in _events():
+            for event in _events(text, name):
                 log.append(event)
         bundle.open_log("steps.jsonl").close()
         bundle.open_log("tool.calls.jsonl").close()
@@ -187,32 +187,32 @@ def _plan_runs(out: Path) -> tuple[str, str]:
     return "plans/plan-1", "plans/plan-2"
 
 
-def _events() -> Iterator[dict[str, Any]]:
+def _events(text: str, name: str) -> Iterator[dict[str, Any]]:
     kinds: list[dict[str, Any]] = [
-        {"event": "thread_started", "origin": NAME, "forked_from": TEXT},
+        {"event": "thread_started", "origin": name, "forked_from": text},
         {"event": "turn_started"},
-        {"event": "message", "text": TEXT},
-        {"event": "reasoning", "text": TEXT},
-        {"event": "item_started", "item": "lost", "kind": NAME, "command": TEXT},
-        {"event": "decision", "item": "d", "answer": NAME, "rule": TEXT, "subject": TEXT, "method": NAME},
+        {"event": "message", "text": text},
+        {"event": "reasoning", "text": text},
+        {"event": "item_started", "item": "lost", "kind": name, "command": text},
+        {"event": "decision", "item": "d", "answer": name, "rule": text, "subject": text, "method": name},
         {
             "event": "tool_call",
             "item": "t",
-            "tool": NAME,
-            "command": TEXT,
-            "status": NAME,
-            "output": TEXT,
-            "source": NAME,
+            "tool": name,
+            "command": text,
+            "status": name,
+            "output": text,
+            "source": name,
         },
-        {"event": "file_change", "item": "f", "paths": [NAME, TEXT], "status": "completed"},
-        {"event": "usage", "source": NAME, "total": {"input_tokens": 5}},
-        {"event": "rate_windows", "windows": [{"name": NAME, "used_percent": 5}], "source": NAME},
-        {"event": "retrying", "code": NAME, "message": TEXT},
-        {"event": "notice", "kind": NAME, "message": TEXT},
-        {"event": "integrity", "code": NAME, "message": TEXT},
-        {"event": "unrecognized", "method": NAME, "payload": TEXT},
-        {"event": NAME},
-        {"event": "turn_ended", "status": NAME, "code": NAME, "message": TEXT},
+        {"event": "file_change", "item": "f", "paths": [name, text], "status": "completed"},
+        {"event": "usage", "source": name, "total": {"input_tokens": 5}},
+        {"event": "rate_windows", "windows": [{"name": name, "used_percent": 5}], "source": name},
+        {"event": "retrying", "code": name, "message": text},
+        {"event": "notice", "kind": name, "message": text},
+        {"event": "integrity", "code": name, "message": text},
+        {"event": "unrecognized", "method": name, "payload": text},
+        {"event": name},
+        {"event": "turn_ended", "status": name, "code": name, "message": text},
     ]
     for number, each in enumerate(kinds):
         yield {"at_ms": number * 3000.0, **each}
@@ -273,7 +273,7 @@ def watch(page: Any) -> Tab:
         found.problems.append(f"dialog {dialog.message}")
         dialog.dismiss()
 
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(30_000)
     page.on("pageerror", lambda error: found.problems.append(str(error)))
     page.on("console", lambda message: found.problems.append(message.text) if message.type == "error" else None)
     page.on("dialog", refuse)

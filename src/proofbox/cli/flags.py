@@ -68,7 +68,9 @@ Html = Annotated[
 ]
 Provider = Annotated[
     str | None,
-    Parameter(name="--provider", help="auto, bubblewrap, docker, off, apple-vm. Default: the configured one, or auto."),
+    Parameter(
+        name="--provider", help="auto, bubblewrap, docker, vm, off, apple-vm. Default: the configured one, or auto."
+    ),
 ]
 Project = Annotated[Path, Parameter(name="--project", help="The project directory that the box works on.")]
 Cwd = Annotated[str | None, Parameter(name="--cwd", help="The working directory, inside the project.")]

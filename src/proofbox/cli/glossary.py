@@ -19,7 +19,7 @@ NOUNS = {
     "tags": "The mission's tags.",
     "strategy": "The agent runtime's id.",
     "version": "The program's version.",
-    "provider": "The sandbox provider: bubblewrap, docker, off, apple-vm.",
+    "provider": "The sandbox provider: bubblewrap, docker, vm, off, apple-vm.",
     "workspace": "The workspace: its id, or its directory.",
     "project": "The project directory that the box works on.",
     "session_id": "The agent session's id.",

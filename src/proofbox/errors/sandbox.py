@@ -36,7 +36,7 @@ class PolicyRefused(SandboxError):
 
     code = "SANDBOX_POLICY_REFUSED"
     exit_code = 3
-    hints = ("use a provider that can enforce it: --provider NAME", "omit the request")
+    hints = ("omit the request, or use a provider that can enforce it: --provider NAME",)
 
 
 class ConsentRequired(SandboxError):

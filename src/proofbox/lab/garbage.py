@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from proofbox.config.engine import chosen_engine
+from proofbox.config.settings import load_users
 from proofbox.core.clock import SystemClock
 from proofbox.core.results import Document, ErrorBody
 from proofbox.core.words import counted
@@ -39,6 +42,7 @@ def collect_garbage(
     include_promoted: bool = False,
     include_uncommitted: bool = False,
     dry_run: bool = False,
+    engine: str | None = None,
 ) -> CollectedGarbage:
     """Delete old runs. Without a rule, only delete leftovers of killed processes and ended sessions.
 
@@ -49,7 +53,8 @@ def collect_garbage(
 
     `out` is an output directory, or that of a campaign, which is deleted as a whole; None means `out`, if it exists.
     `older_than` is a number of days. `max_size` keeps the newest runs up to this number of MB in total. `pin` names a
-    run that is never deleted, and `unpin` allows deleting it again.
+    run that is never deleted, and `unpin` allows deleting it again. `engine` (`ray:HOST:PORT`) also deletes what killed
+    workers left on the nodes of that cluster.
     """
     if any(value is not None and not 0 <= value < 2**40 for value in (older_than, max_size)):
         raise UsageError(
@@ -72,7 +77,19 @@ def collect_garbage(
     freed = sum(item.bytes for item in items if item.free)
     if not dry_run:
         freed, items = collect(items, campaign=collect_campaign)
+    if engine is not None:
+        nodes = tuple(_on_nodes(engine, remove=not dry_run))
+        items, freed = (*items, *nodes), freed + sum(item.bytes for item in nodes)
     return CollectedGarbage(dry_run=dry_run, freed=freed, items=items, error=_not_freed(items))
+
+
+def _on_nodes(engine: str, *, remove: bool) -> Iterator[RetentionItem]:
+    from proofbox.lab.run.crews.cluster.sweeping import sweep_engine
+
+    chosen = chosen_engine(load_users().engine, engine, None, ())
+    for each in sweep_engine(chosen, remove=remove):
+        reason = f"left on {each.node} by a killed worker"
+        yield RetentionItem(kind="node", path=each.path, bytes=each.bytes, free=True, reason=reason)
 
 
 def _pin(out: Path, run_id: str, *, pinned: bool) -> None:

@@ -21,7 +21,7 @@ from proofbox.sandbox.enforcement import start_box
 from proofbox.sandbox.options import PolicyOptions, make_policy
 from proofbox.sandbox.paths import refuse_planted_program, resolve_project
 from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
-from proofbox.sandbox.selection import choose, probe
+from proofbox.sandbox.selection import Choice, choose, probe
 from proofbox.sandbox.sessions import PREFIX, SessionInfo, SessionRecord, State, session_store
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class BoxOpener:
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self.ids.new_id(PREFIX), isoformat(self.clock.now())
         self.emit(Event("session", "starting", id, {"provider": choice.provider.name}))
-        if policy.image is None and choice.provider.name == "docker":
-            self._prepare_default_image(choice.provider.name)
+        self._prepare(choice.provider.name, policy)
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
             outlet: Outlet | DetachedOutlet | None = None
@@ -144,7 +143,7 @@ class BoxOpener:
                 box,
                 project,
                 provider=choice.provider.name,
-                diagnostics=choice.diagnostics,
+                diagnostics=_described(choice),
                 forwards=settings.env,
                 more=outlet.environment if outlet is not None else {},
             )
@@ -165,10 +164,20 @@ class BoxOpener:
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self.settings is None else self.settings
 
-    def _prepare_default_image(self, provider: str) -> None:
-        from proofbox.sandbox.containers.images import prepare_default_image
+    def _prepare(self, provider: str, policy: Policy) -> None:
+        """Get what the first box of a provider needs: the default image, or the kernel of virtual machines."""
 
-        prepare_default_image(lambda line: self.emit(Event("provision", "started", provider, {"image": line})))
+        def tell(line: str) -> None:
+            self.emit(Event("provision", "started", provider, {"image": line}))
+
+        if provider == "docker" and policy.image is None:
+            from proofbox.sandbox.containers.images import prepare_default_image
+
+            prepare_default_image(tell)
+        elif provider == "vm":
+            from proofbox.sandbox.machines.kernel import prepare_kernel
+
+            prepare_kernel(tell)
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
         try:
@@ -181,6 +190,16 @@ class BoxOpener:
             error.details.setdefault("diagnostics", msgspec.to_builtins(found))
             self.emit(Event("session", "failed", spec.label, {"code": error.code}))
             raise
+
+
+def _described(choice: Choice) -> Mapping[str, Diagnostic]:
+    """Return the diagnostics of a started box. They tell how a virtual machine runs, since emulation is slow."""
+    if choice.provider.name != "vm":
+        return choice.diagnostics
+    from proofbox.sandbox.machines.acceleration import describe_acceleration
+
+    found = msgspec.structs.replace(choice.diagnostics["vm"], reason=describe_acceleration())
+    return {**choice.diagnostics, "vm": found}
 
 
 def _named(provider: str | None, settings: Settings) -> str:

@@ -90,14 +90,14 @@ def _store_for(provider: Provider) -> PreparedStore:
         from proofbox.sandbox.containers.prepared_image import PreparedImages
 
         return PreparedImages()
-    if provider.name == "bubblewrap":
+    if provider.name in ("bubblewrap", "vm"):
         from proofbox.sandbox.providers.prepared_home import PreparedHomes
 
         return PreparedHomes()
     raise PolicyRefused(
         f"{provider.name} does not support provision scripts",
         op="provision",
-        fix_hints=["use bubblewrap or docker, or remove `provision` from the settings"],
+        fix_hints=["use bubblewrap, docker or vm, or remove `provision` from the settings"],
         details={"provider": provider.name},
     )
 

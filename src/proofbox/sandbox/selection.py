@@ -14,6 +14,10 @@ from typing import Literal
 
 import msgspec
 
+from proofbox.core.dirs import cache_dir
+from proofbox.core.documents import stored
+from proofbox.core.files.atomic import write_document
+from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
 from proofbox.sandbox.contract import (
     BoxSpec,
@@ -27,10 +31,10 @@ from proofbox.sandbox.contract import (
     stream_of,
 )
 from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
-from proofbox.sandbox.host.trials import Trials, boot_identity
 from proofbox.sandbox.providers import AUTO, AUTO_ORDER, provider_named
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 
+START_TIMEOUT = 180.0
 TRIAL_TIMEOUT = 10.0
 
 
@@ -80,9 +84,9 @@ def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
     """Check that a provider works here and can enforce the policy and run its image."""
     wanted = Policy(image=policy.image, runtime=policy.runtime)
     try:
-        identity = f"{boot_identity()} {provider.identity()} {wanted.image} {wanted.runtime}"
+        identity = f"{_boot_id()} {_namespace()} {provider.identity()} {wanted.image} {wanted.runtime}"
         refuse_unenforceable(provider.name, policy, provider.enforcement(policy))
-        remembered = Trials.load()
+        remembered = _Trials.load()
         if remembered.worked.get(provider.name) != identity:
             _run_trial(provider, wanted)
             remembered.worked[provider.name] = identity
@@ -140,7 +144,7 @@ def trial_project(provider: Provider) -> Iterator[Path]:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="proofbox-trial-") as directory:
-        if provider.isolation is Isolation.NAMESPACE and os.geteuid() == 0:
+        if provider.isolation in (Isolation.NAMESPACE, Isolation.VM) and os.geteuid() == 0:
             with contextlib.suppress(OSError):  # root of a user namespace can't change the owner, and need not
                 os.chown(directory, COMMAND_ID, COMMAND_ID)
         yield Path(directory).resolve()
@@ -155,7 +159,9 @@ def _run_trial(provider: Provider, policy: Policy) -> None:
         box = start_box(provider, BoxSpec(label=project.name, project=project, policy=policy))
         try:
             request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_TIMEOUT)
-            call = Connection(stream_of(box), box.kill).run(request)
+            connection = Connection(stream_of(box), box.kill)
+            connection.wait_for_hello(START_TIMEOUT)  # a virtual machine has to boot
+            call = connection.run(request)
         except ProofboxError as error:
             stderr = box.stderr()
             reason, hints = provider.explain(stderr)
@@ -173,3 +179,40 @@ def _emit(on_event: OnEvent | None, provider: Provider, found: Diagnostic) -> No
     if on_event is not None:
         phase: Literal["selected", "rejected"] = "selected" if found.available else "rejected"
         on_event(Event("provider", phase, provider.name, {"reason": found.reason, "isolation": found.isolation.value}))
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def _namespace() -> str:
+    """Identify the user namespace: a provider may work in one and fail in another, with the same cache."""
+    try:
+        return os.readlink("/proc/self/ns/user")
+    except OSError:
+        return ""
+
+
+@stored("proofbox.trials/1", at="CACHE/trials.json")
+class _Trials(msgspec.Struct):
+    """The trials that succeeded. A missing or malformed file is ignored; it only costs new trials."""
+
+    worked: dict[str, str] = {}
+    """By provider, what its trial is valid for: boot, user namespace, program, image and runtime."""
+    schema_version: str = "proofbox.trials/1"
+
+    @classmethod
+    def load(cls) -> _Trials:
+        try:
+            return parse_json((cache_dir() / "trials.json").read_bytes(), cls)
+        except (OSError, ProofboxError, msgspec.DecodeError):
+            return cls()
+
+    def save(self) -> None:
+        try:
+            write_document(cache_dir() / "trials.json", msgspec.json.encode(self))
+        except (OSError, ProofboxError):
+            pass

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox.contract import Event, ExecResult, OnOutput, OnStart, stream_of
+from proofbox.sandbox.contract import Event, ExecResult, Isolation, OnOutput, OnStart, stream_of
 from proofbox.sandbox.host import freezing
 from proofbox.sandbox.opening import BoxOpener, OpenedBox
 from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions, split_options
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from proofbox.sandbox.client.wire import Hello
 
 START_PATIENCE = 30.0
+BOOT_PATIENCE = 180.0
+"""For a virtual machine: an emulated one needs seconds of CPU time to boot, which a busy host may not give it soon."""
 ENDED_REMEMBERED = 1000
 
 T = TypeVar("T")
@@ -141,6 +143,8 @@ class SessionCore(Generic[ConnectionT]):
         return result
 
     async def commands_alive(self) -> int:
+        if self.inside.isolation is Isolation.VM:  # its commands are in control groups of the guest
+            return self.connection.running
         known = await self._waiting.call(lambda: freezing.commands_alive(self.id))
         return self.connection.running if known is None else known
 
@@ -211,7 +215,15 @@ class ServiceCore(Generic[ConnectionT]):
                 failure = await self.waiting.call(functools.partial(opened.explain_loss, error, greeted=False))
                 await self.waiting.call(opened.end)
                 raise failure from None
-        return SessionCore(self, connection, opened, self._remember)
+            session = SessionCore(self, connection, opened, self._remember)
+            if opened.box.isolation is Isolation.VM:  # booting must not count as time of the first command
+                try:
+                    await connection.wait_for_hello(BOOT_PATIENCE)
+                except ProofboxError as error:
+                    failure = await session.explain(error)
+                    await session.stop()
+                    raise failure from None
+        return session
 
     async def exec_in_session(self, session_id: str, argv: Sequence[str | bytes], options: ExecOptions) -> ExecResult:
         held = self._sessions.get(session_id)
@@ -270,7 +282,8 @@ class ServiceCore(Generic[ConnectionT]):
         try:
             session = await self._attach(opened.id)
             try:
-                await session.connection.wait_for_hello(START_PATIENCE)
+                boots = opened.box.isolation is Isolation.VM
+                await session.connection.wait_for_hello(BOOT_PATIENCE if boots else START_PATIENCE)
             except ProofboxError as error:
                 session.connection.close()
                 raise await self.waiting.call(functools.partial(opened.explain_loss, error, greeted=False)) from None

@@ -6,6 +6,7 @@ a line; `proofbox gc` removes it with its run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.locks import locked
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import UsageError
+from proofbox.errors import ProofboxError, UsageError
 from proofbox.evidence.bundle.paths import enclosing, read_bounded
 from proofbox.lab.run.retention import NOTES_SUFFIX
 
@@ -45,17 +46,23 @@ class Annotation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def notes_of(bundle: Path) -> list[Annotation]:
-    """Return the notes on a bundle, oldest first."""
+    """Return the notes on a bundle, oldest first. Lines that cannot be read are left out."""
     file, path = _place(bundle)
     try:
         lines = read_bounded(file, MAX_BYTES).splitlines()
     except OSError:
         return []
-    return [note for line in lines if line and (note := parse_note(line)).path == path]
+    found: list[Annotation] = []
+    for line in lines:
+        with contextlib.suppress(ProofboxError, msgspec.DecodeError):  # torn, or of another version
+            note = parse_note(line)
+            if note.path == path:
+                found.append(note)
+    return found
 
 
 def parse_note(line: bytes) -> Annotation:
-    """Parse a line of a file of notes. Raises VersionUnknown, or CorruptError."""
+    """Parse a line of a file of notes. Raises VersionUnknown, or msgspec.DecodeError."""
     require_version(parse_json(line, dict), SCHEMA, Path(NOTES_SUFFIX))
     return parse_json(line, Annotation)
 
@@ -71,9 +78,12 @@ def add_note(bundle: Path, text: str, *, step: int | None, tags: str, clock: Clo
     note = Annotation(path=path, step=step, text=text.strip(), tags=words, written_at=now)
     line = msgspec.json.encode(note) + b"\n"
     with locked(file):
-        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            if os.fstat(descriptor).st_size + len(line) > MAX_BYTES:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a torn line must not spoil this one
+                line = b"\n" + line
+            if size + len(line) > MAX_BYTES:
                 raise UsageError(f"the notes of this run have reached {MAX_BYTES >> 20} MiB", op="view")
             os.write(descriptor, line)
             os.fsync(descriptor)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from proofbox.errors import NotFoundError
 from proofbox.evidence.documents import outcome as outcomes
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import DIFFS, OUTPUTS, STEPS
-from proofbox.viewer.reading import OpenedEvidence
+from proofbox.viewer.reading import OpenedEvidence, number, table, tables
 from proofbox.viewer.timeline import StepLine, duration
 
 MAX_TEXT: Final = 64 << 10
 """Maximum number of bytes of one text on a page; the rest is on further pages."""
+MAX_LISTED: Final = 50
+"""Maximum number of commands of a verifier, and of other lists, on the page of an attempt."""
 _SHA256: Final = frozenset("0123456789abcdef")
 
 
@@ -73,8 +76,9 @@ def read_attempt(evidence: OpenedEvidence) -> AttemptView:
     report = evidence.document(artifacts.REPORT)
     verification = evidence.document(artifacts.VERIFICATION)
     runner = evidence.document(artifacts.RUNNER)
-    error = record.get("error") or {}
-    fork = record.get("fork") or {}
+    error, fork = table(record.get("error")), table(record.get("fork"))
+    problems = [f"{each.get('code')}: {each.get('message')}" for each in tables(report.get("integrity"))]
+    more = [f"and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
     return AttemptView(
         id=str(record.get("attempt_id") or evidence.path.name),
         mission=str(record.get("mission_id", "")),
@@ -84,48 +88,45 @@ def read_attempt(evidence: OpenedEvidence) -> AttemptView:
         detail=str(record.get("detail", "")),
         outcomes=tuple(_outcomes(evidence)),
         facts=tuple(_facts(record, report, evidence.document(artifacts.METRICS), runner)),
-        usage=tuple(_usage(report)),
-        commands=tuple(_commands(verification)),
-        conditions=tuple(_conditions(verification)),
+        usage=tuple(islice(_usage(report), MAX_LISTED)),
+        commands=tuple(islice(_commands(verification), MAX_LISTED)),
+        conditions=tuple(islice(_conditions(verification), MAX_LISTED)),
         error=f"{error.get('code', '')}: {error.get('message', '')}" if error else "",
-        parent=record.get("parent"),
+        parent=str(record["parent"]) if record.get("parent") else None,
         fork=f"{fork.get('attempt_id', '')}, step {fork.get('step', '')}" if fork else "",
         claim=str(evidence.document(artifacts.FEEDBACK).get("result") or ""),
-        problems=tuple(f"{each.get('code')}: {each.get('message')}" for each in report.get("integrity") or []),
+        problems=(*problems[:MAX_LISTED], *more),
     )
 
 
 def _outcomes(evidence: OpenedEvidence) -> Iterator[OutcomeFact]:
     document = evidence.document(outcomes.PATH) if evidence.integrity in ("valid", "repaired") else {}
-    for name in outcomes.RESULTS:
-        found = document.get(name) or {}
-        yield OutcomeFact(
-            name,
-            *(
-                str(found.get(member, "unknown" if member == "result" else ""))
-                for member in ("result", "by", "how", "detail")
-            ),
-        )
+    for name, results in outcomes.RESULTS.items():
+        found = table(document.get(name))
+        result = str(found.get("result"))
+        facts = (str(found.get(member, "")) for member in ("by", "how", "detail"))
+        yield OutcomeFact(name, result if result in results else "unknown", *facts)
 
 
 def _facts(
     record: Mapping[str, Any], report: Mapping[str, Any], metrics: Mapping[str, Any], runner: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    box = runner.get("facts") or {}
+    box, states = table(runner.get("facts")), tables(record.get("states"))
+    failures = sum(map(number, table(report.get("tool_failures")).values()))
     pairs: list[tuple[str, Any]] = [
         ("Strategy", " ".join(filter(None, [str(runner.get("runtime", "")), str(runner.get("version", ""))]))),
         ("Ended", str(record.get("reason", "")).replace("_", " ")),
-        ("Turn", duration(metrics["turn_ms"]) if metrics.get("turn_ms") is not None else None),
+        ("Turn", duration(number(metrics["turn_ms"])) if metrics.get("turn_ms") is not None else None),
         ("Tool calls", report.get("tool_calls")),
         ("Observed calls", report.get("tool_calls_observed")),
-        ("Failed calls", sum((report.get("tool_failures") or {}).values()) or None),
+        ("Failed calls", f"{failures:.0f}" if failures else None),
         ("Messages", report.get("messages")),
         ("Reward", report.get("reward")),
         ("Sandbox", box.get("provider")),
         ("Network", box.get("network")),
-        ("Suite", (record.get("suite") or {}).get("id")),
+        ("Suite", table(record.get("suite")).get("id")),
         ("Replicate", record.get("replicate")),
-        ("Started", next((_moment(each.get("at")) for each in record.get("states") or []), None)),
+        ("Started", next((_moment(each.get("at")) for each in states), None)),
     ]
     for name, value in pairs:
         if value is not None and value != "":
@@ -137,41 +138,44 @@ def _moment(text: object) -> str:
 
 
 def _usage(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for source, used in (report.get("tokens") or {}).items():
-        yield source, f"{used.get('input_tokens', 0):,}", f"{used.get('output_tokens', 0):,}"
+    for source, used in table(report.get("tokens")).items():
+        input, output = (number(table(used).get(name)) for name in ("input_tokens", "output_tokens"))
+        yield source, f"{input:,.0f}", f"{output:,.0f}"
 
 
 def _commands(verification: Mapping[str, Any]) -> Iterator[VerifierCommand]:
-    for number, each in enumerate(verification.get("commands") or []):
-        words: Sequence[str] = each.get("command") or []
-        line = words[2] if len(words) == 3 and list(words[:2]) == ["/bin/sh", "-c"] else shlex.join(words)
+    for place, each in enumerate(tables(verification.get("commands"))):
+        given, code = each.get("command"), each.get("exit_code")
+        words = [str(word) for word in given] if isinstance(given, list) else []
+        line = words[2] if len(words) == 3 and words[:2] == ["/bin/sh", "-c"] else shlex.join(words)
         yield VerifierCommand(
-            number,
+            place,
             line,
             bool(each.get("passed")),
             str(each.get("why", "")),
-            each.get("exit_code"),
+            code if isinstance(code, int) else None,
             str(each.get("stdout", "")),
             str(each.get("stderr", "")),
         )
 
 
 def _conditions(verification: Mapping[str, Any]) -> Iterator[str]:
-    for each in verification.get("unmet") or []:
+    for each in tables(verification.get("unmet")):
         yield f"{each.get('condition')}: expected {each.get('what')}, found {each.get('found')}"
-    for path in verification.get("put_back") or []:
+    restored = verification.get("put_back")
+    for path in restored if isinstance(restored, list) else []:
         yield f"{path} was changed and is loaded automatically; the verifier restored it"
-    reward = verification.get("reward") or {}
+    reward = table(verification.get("reward"))
     if "problem" in reward:
         yield f"no valid reward ({reward['problem']}): {reward.get('detail', '')}"
 
 
-def find_step(evidence: OpenedEvidence, number: int) -> StepLine:
+def find_step(evidence: OpenedEvidence, n: int) -> StepLine:
     """Return a step by its number. Raises NotFoundError."""
-    found = evidence.find(STEPS, _Numbered, "number", {str(number)}).get(str(number))
-    if found is None:
-        raise NotFoundError(f"the attempt has no step {number}", op="view")
-    return found
+    found = evidence.find(STEPS, _Numbered, "number", {str(n): 1})[str(n)]
+    if not found:
+        raise NotFoundError(f"the attempt has no step {n}", op="view")
+    return found[0]
 
 
 class _Numbered(StepLine, frozen=True):
@@ -199,6 +203,11 @@ def _is_sha256(text: str) -> bool:
 def fork_command(evidence: OpenedEvidence, step: int) -> str:
     """Return the command that continues from a step."""
     return f"proofbox attempt fork {shlex.quote(str(evidence.path))} --step {step} NEW_DIR"
+
+
+def verify_command(evidence: OpenedEvidence) -> str:
+    """Return the command that verifies the evidence."""
+    return f"proofbox verify {shlex.quote(str(evidence.path))}"
 
 
 def attempt_texts(evidence: OpenedEvidence) -> dict[str, Any]:

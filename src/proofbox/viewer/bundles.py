@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.viewer.reading import OpenedEvidence
+from proofbox.viewer.reading import OpenedEvidence, tables
 
 MAX_ARTIFACTS: Final = 500
 _SHOWN: Final = {
@@ -42,7 +42,7 @@ def bundle_values(evidence: OpenedEvidence, kind: str) -> dict[str, Any]:
 
 
 def _probes(evidence: OpenedEvidence) -> list[dict[str, Any]]:
-    found = evidence.document("runtime_results.json").get("results") or []
+    found = tables(evidence.document("runtime_results.json").get("results"))
     return [{**each, "outcome": _probe_outcome(each)} for each in found]
 
 

@@ -17,6 +17,7 @@ from proofbox.core.text import printable
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.lab.campaign.registration import FLOWS, MANIFEST
 from proofbox.lab.reports.campaigns.results import CampaignReport
+from proofbox.viewer.reading import tree_mark
 from proofbox.viewer.runs import files_mark
 
 WIDTH: Final = 640
@@ -37,6 +38,12 @@ def campaign_mark(out: Path) -> object:
     places = [out / MANIFEST, *ledgers, *(Path(f"{each}-wal") for each in ledgers), *sorted(out.glob(f"*/{INDEX}"))]
     places += sorted(out.glob(f"{FLOWS}/*/*/{INDEX}"))
     return tuple(places), files_mark(*places)
+
+
+def campaign_evidence_mark(out: Path) -> object:
+    """Return a value that changes when any file of a committed run of a campaign does."""
+    committed = sorted([*out.glob(f"*/{INDEX}"), *out.glob(f"{FLOWS}/*/*/{INDEX}")])
+    return campaign_mark(out), tuple(tree_mark(index.parent) for index in committed)
 
 
 def plots_of(report: CampaignReport) -> Plots:

@@ -72,10 +72,13 @@ def kind_of(path: Path) -> Kind | None:
 
 def place_of(root: Path, at: str) -> Path:
     """Return the directory that a request names. Raises NotFoundError unless it is below `root` and has a page."""
-    path = root if "\0" in at else (root / at).resolve()
-    if "\0" in at or not path.is_relative_to(root.resolve()) or kind_of(path) is None:
-        raise NotFoundError(f"there is nothing to show at {at[:200]!r}", op="view")
-    return path
+    try:
+        path = (root / at).resolve()
+        if path.is_relative_to(root.resolve()) and kind_of(path) is not None:
+            return path
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or a name that no file can have
+        pass
+    raise NotFoundError(f"there is nothing to show at {at[:200]!r}", op="view")
 
 
 class _Walk:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -36,12 +36,25 @@ class ComparedStep(msgspec.Struct, frozen=True):
     status: str = ""
     exit_code: int | None = None
     changed: int = 0
+    snapshot_before: str = ""
+    snapshot_after: str = ""
     diff: str = ""
-    """The digest of its diff; empty if it changed nothing."""
+    """The digest of its diff; empty if it changed nothing, or the diff is not stored."""
+    diff_omitted: str = ""
+    unreadable: bool = False
 
-    @property
-    def outcome(self) -> tuple[object, ...]:
-        return (self.kind, self.tool, self.command, self.paths, self.status, self.exit_code, self.diff)
+    def is_same_as(self, other: ComparedStep) -> bool:
+        """Return whether both did the same with the same effect.
+
+        A diff does not show everything, so steps from the same files must lead to the same files. From different files
+        the diffs are compared; a diff that is not stored is different.
+        """
+        names = ("kind", "tool", "command", "paths", "status", "exit_code", "changed")
+        if self.unreadable or other.unreadable or any(getattr(self, name) != getattr(other, name) for name in names):
+            return False
+        if self.snapshot_before == other.snapshot_before:
+            return (self.snapshot_after, self.diff) == (other.snapshot_after, other.diff)
+        return self.diff == other.diff and not self.diff_omitted and not other.diff_omitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +74,16 @@ class AttemptComparison:
     total: int
     cut: bool
     """Whether more rows follow that are not shown."""
+    partial: bool
+    """Whether one of them has more steps than are compared."""
 
 
 def compare_attempts(first: OpenedEvidence, second: OpenedEvidence) -> AttemptComparison:
     """Align the steps of two attempts by their number."""
+    steps = [read_steps(each) for each in (first, second)]
     pairs = [
-        ComparedRow(one, two, one is not None and two is not None and one.outcome == two.outcome)
-        for one, two in zip_longest(read_steps(first), read_steps(second))
+        ComparedRow(one, two, one is not None and two is not None and one.is_same_as(two))
+        for one, two in zip_longest(*(each[:MAX_STEPS] for each in steps))
     ]
     divergence = next((number for number, row in enumerate(pairs) if not row.same), None)
     start = 0 if divergence is None else max(0, divergence - BEFORE)
@@ -77,20 +93,27 @@ def compare_attempts(first: OpenedEvidence, second: OpenedEvidence) -> AttemptCo
         skipped=start,
         total=len(pairs),
         cut=start + SHOWN < len(pairs),
+        partial=any(len(each) > MAX_STEPS for each in steps),
     )
 
 
 def read_steps(evidence: OpenedEvidence) -> list[ComparedStep]:
-    """Return the first steps of an attempt."""
+    """Return the first steps of an attempt, and one more if it has more than are compared."""
     found: list[ComparedStep] = []
-    for line in evidence.lines(STEPS, 0, 2 * MAX_STEPS):
-        step = line.get("step")
-        if isinstance(step, dict) and len(found) < MAX_STEPS:
-            try:
-                found.append(msgspec.convert({**step, "diff": str(line.get("diff_sha256", ""))}, ComparedStep))
-            except msgspec.ValidationError:
-                continue
-    return found
+    first = 0
+    while len(found) <= MAX_STEPS and (lines := evidence.lines(STEPS, first, MAX_STEPS)):
+        found += [_step(line) for line in lines if "turn_end" not in line]
+        first += len(lines)
+    return found[: MAX_STEPS + 1]
+
+
+def _step(line: Mapping[str, Any]) -> ComparedStep:
+    step = line.get("step")
+    diff = {"diff": line.get("diff_sha256", ""), "diff_omitted": line.get("diff_omitted", "")}
+    try:
+        return msgspec.convert({**step, **diff} if isinstance(step, dict) else None, ComparedStep)
+    except msgspec.ValidationError:
+        return ComparedStep(n=0, kind="unreadable step", unreadable=True)
 
 
 MISSIONS: Final = 50

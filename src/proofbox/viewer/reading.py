@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,9 @@ from proofbox.evidence.verify.check import BundleCheck, BundleFinding, check_bun
 MAX_OPEN = 8
 """Maximum number of bundles whose check is remembered."""
 MAX_LINE = 1 << 20
+INDEX_LOST = "it was committed, but its index is missing"
 _PIECE = 1 << 20
+_ABSURD = 1e15
 _LINE = msgspec.json.Decoder(dict[str, Any])
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -46,6 +48,7 @@ class OpenedEvidence:
     """Why the bundle is invalid; empty if it is valid or still being written."""
     in_progress: bool
     checked_at: str
+    """When the check began."""
 
     @property
     def integrity(self) -> str:
@@ -55,6 +58,11 @@ class OpenedEvidence:
         if self.findings or self.bundle is None:
             return "invalid"
         return "repaired" if self.bundle.repaired else "valid"
+
+    @property
+    def awaits_index(self) -> bool:
+        """Whether there is no index yet: the bundle is being written or committed, or lost its index."""
+        return self.in_progress or any(each.detail == INDEX_LOST for each in self.findings)
 
     def has(self, name: str) -> bool:
         return name in self.bundle.artifacts if self.bundle is not None else self.directory.has(name)
@@ -117,18 +125,32 @@ class OpenedEvidence:
                 found.append(line)
         return [_parsed(line) for line in found]
 
-    def find(self, log: str, kind: type[_T], member: str, wanted: set[str]) -> dict[str, _T]:
-        """Return the first entry of a log for each value of `member` in `wanted`."""
-        found: dict[str, _T] = {}
+    def find(
+        self, log: str, kind: type[_T], member: str, wanted: Mapping[str, int], *, before: int | None = None
+    ) -> dict[str, list[_T]]:
+        """Return the first entries of a log for each value of `member` in `wanted`, which has their number.
+
+        Entries from line number `before` on are not searched.
+        """
+        found: dict[str, list[_T]] = {value: [] for value in wanted}
+        left = sum(wanted.values())
         decoder = msgspec.json.Decoder(kind)
-        for line in self._split(log, lambda: len(found) < len(wanted)):
+
+        def go_on() -> bool:
+            return left > 0
+
+        for number, line in enumerate(self._split(log, go_on)):
+            if number == before:
+                left = 0
+                continue
             try:
                 entry = decoder.decode(line)
             except msgspec.DecodeError:
                 continue
-            key = getattr(entry, member)
-            if key in wanted:
-                found.setdefault(key, entry)
+            entries = found.get(getattr(entry, member))
+            if entries is not None and len(entries) < wanted[getattr(entry, member)]:
+                entries.append(entry)
+                left -= 1
         return found
 
     def _split(self, log: str, go_on: Callable[[], bool]) -> Iterator[bytes]:
@@ -151,6 +173,21 @@ class OpenedEvidence:
             yield rest
 
 
+def table(value: object) -> dict[str, Any]:
+    """Return a JSON object; empty if a document has something else in its place."""
+    return value if isinstance(value, dict) else {}
+
+
+def tables(value: object) -> list[dict[str, Any]]:
+    """Return the objects of a JSON array; none if a document has something else in its place."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def number(value: object) -> float:
+    """Return a number of a document; 0 if it has something else in its place, or the number is absurd."""
+    return float(value) if isinstance(value, int | float) and abs(value) < _ABSURD else 0.0
+
+
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
         return _LINE.decode(line)
@@ -163,11 +200,11 @@ class EvidenceCache:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._known: OrderedDict[str, tuple[int, OpenedEvidence]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[object, OpenedEvidence]] = OrderedDict()
 
     def open(self, path: Path) -> OpenedEvidence:
         """Open a bundle and check it, without the bundles nested in it, unless nothing changed since the last check."""
-        key, mark = str(path), _mark(path)
+        key, mark = str(path), (tree_mark(path), _outer_mark(path))
         with self._mutex:
             known = self._known.get(key)
             if known is not None and known[0] == mark:
@@ -184,15 +221,17 @@ class EvidenceCache:
 
 def open_evidence(path: Path) -> OpenedEvidence:
     """Open and check a bundle. Raises BundleNotFound if the directory cannot be read."""
+    since = isoformat(SystemClock().now())  # changes before the check begins are found, later ones perhaps not
     try:
         checked = check_bundle(str(path))
     except OSError as error:
         raise BundleNotFound(f"{shown(str(path))} cannot be read: {error.strerror}", op="view") from error
     findings = list(checked.findings)
-    in_progress = bool(findings) and all(each.code == "in_progress" for each in findings)
+    committed = [*_covered(path, checked), *_lost_index(checked)]
+    in_progress = bool(findings) and not committed and all(each.code == "in_progress" for each in findings)
     bundle = None
     if not in_progress:
-        findings += _covered(path, checked)
+        findings += committed
         if checked.index is not None and checked.status is not None:
             bundle = as_bundle(checked)
     return OpenedEvidence(
@@ -201,7 +240,7 @@ def open_evidence(path: Path) -> OpenedEvidence:
         directory=checked.directory,
         findings=() if in_progress else tuple(findings),
         in_progress=in_progress,
-        checked_at=isoformat(SystemClock().now()),
+        checked_at=since,
     )
 
 
@@ -222,9 +261,16 @@ def _covered(path: Path, checked: BundleCheck) -> list[BundleFinding]:
     return []
 
 
-def _mark(path: Path) -> int:
-    """Return a value that changes when a file below `path`, or the index around it, is written or replaced."""
-    found: list[tuple[object, ...]] = []
+def _lost_index(checked: BundleCheck) -> list[BundleFinding]:
+    """Return a finding if a bundle was committed according to its status, but has no index."""
+    if checked.index is None and checked.status is not None and checked.status.state != "in_progress":
+        return [BundleFinding("missing", INDEX, INDEX_LOST)]
+    return []
+
+
+def tree_mark(path: Path) -> int:
+    """Return a value that changes when a file below `path` is written, replaced or removed."""
+    mark = 0
     pending = [str(path)]
     while pending:
         directory = pending.pop()
@@ -232,14 +278,21 @@ def _mark(path: Path) -> int:
             with os.scandir(directory) as entries:
                 for entry in entries:
                     info = entry.stat(follow_symlinks=False)
-                    found.append((entry.path, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
+                    mark = hash((mark, entry.path, *_times(info)))
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
         except OSError:
-            found.append((directory,))
+            mark = hash((mark, directory))
+    return mark
+
+
+def _outer_mark(path: Path) -> tuple[int, ...]:
+    """Return a value that changes when the index around a nested bundle is written or replaced."""
     try:
-        outer = os.lstat(os.path.join(enclosing(path), INDEX))
-        found.append((outer.st_ino, outer.st_size, outer.st_mtime_ns, outer.st_ctime_ns))
+        return _times(os.lstat(os.path.join(enclosing(path), INDEX)))
     except OSError:
-        pass
-    return hash(tuple(found))
+        return ()
+
+
+def _times(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns

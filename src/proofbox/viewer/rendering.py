@@ -20,7 +20,7 @@ from markupsafe import Markup
 from proofbox.core.text import preview, printable
 from proofbox.delivery.backend.style import base_style
 from proofbox.viewer.ansi import styled
-from proofbox.viewer.attempts import MAX_TEXT
+from proofbox.viewer.attempts import MAX_TEXT, verify_command
 from proofbox.viewer.timeline import duration
 
 Mode = Literal["server", "export"]
@@ -39,6 +39,7 @@ SYMBOLS: Final = {
     "repaired": "▲",
     "writing": "…",
     "running": "…",
+    "interrupted": "▲",
     "checking": "…",
     "mixed": "◐",
 }
@@ -54,7 +55,9 @@ class Renderer:
         self._environment = _environment(mode)
 
     def render(self, template: str, /, **values: Any) -> Markup:
-        return Markup(self._environment.get_template(template).render(**values))  # noqa: S704 (autoescaped)
+        text = self._environment.get_template(template).render(**values)
+        # Names of files that are not UTF-8 have characters that cannot be encoded.
+        return Markup(text.encode("utf-8", "backslashreplace").decode())  # noqa: S704 (autoescaped)
 
 
 @cache
@@ -72,7 +75,9 @@ def _environment(mode: Mode) -> jinja2.Environment:
         symbols=SYMBOLS,
         labels=LABELS,
         asset=asset_url,
+        verify_command=verify_command,
     )
+    environment.tests["pasteable"] = is_pasteable
     environment.filters.update(
         visible=visible,
         cut=cut,
@@ -92,7 +97,7 @@ def _environment(mode: Mode) -> jinja2.Environment:
 def address(page: str, /, **parameters: Any) -> str:
     """Return the address of a page, relative to the other pages."""
     given = {name: value for name, value in parameters.items() if value is not None}
-    return f"{page}?{urlencode(given)}" if given else page
+    return f"{page}?{urlencode(given, errors='surrogateescape')}" if given else page
 
 
 def anchor(page: str, /, **parameters: Any) -> str:
@@ -103,6 +108,11 @@ def anchor(page: str, /, **parameters: Any) -> str:
 def visible(text: object) -> str:
     """Return text of an agent with control and invisible characters shown; for one line."""
     return printable(str(text)).replace("\n", "⏎").replace("\t", " ")
+
+
+def is_pasteable(command: str) -> bool:
+    """Return whether a command can be pasted into a shell: it is one line, and nothing in it is invisible."""
+    return visible(command) == command
 
 
 def cut(text: object, length: int = 200) -> str:

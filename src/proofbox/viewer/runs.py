@@ -18,8 +18,17 @@ from proofbox.agents.events import TokenUsage
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import BundleError, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.index import parse_index
-from proofbox.evidence.bundle.paths import INDEX, MAX_INDEX_BYTES, MAX_JSON_BYTES, read_bounded
+from proofbox.evidence.bundle.listing import describe
+from proofbox.evidence.bundle.paths import (
+    INDEX,
+    MAX_INDEX_BYTES,
+    MAX_JSON_BYTES,
+    MAX_STATUS_BYTES,
+    STATUS,
+    read_bounded,
+)
 from proofbox.evidence.bundle.reader import as_bundle
+from proofbox.evidence.bundle.status import parse_status
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.check import check_bundle
 from proofbox.lab.attempt import artifacts
@@ -30,10 +39,11 @@ from proofbox.lab.run.closing import as_committed
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import ledger_path
 from proofbox.lab.statistics import PassRate, pass_rate
+from proofbox.viewer.reading import INDEX_LOST, tree_mark
 
 SMALL_RUN: Final = 100
 """Maximum number of attempts of a run that is read while its page waits."""
-OUTCOMES: Final = ("passed", "failed", "unverified", "infra", "running", "checking")
+OUTCOMES: Final = ("passed", "failed", "unverified", "infra", "running", "interrupted", "checking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,8 @@ class AttemptRow:
     tokens: int | None = None
     seconds: float | None = None
     calls: int | None = None
+    node: str = ""
+    """The node of a cluster that ran it; empty if it ran on the conductor's machine."""
 
     @property
     def contradicts(self) -> bool:
@@ -81,6 +93,8 @@ class RunView:
     """None while the evidence is being checked."""
     rate: PassRate | None
     findings: tuple[EvidenceFinding, ...] = ()
+    interrupted: bool = False
+    """Whether the process that conducts it died before the commit."""
 
     @property
     def strategies(self) -> list[str]:
@@ -92,7 +106,7 @@ class RunView:
 
     @property
     def done(self) -> int:
-        return sum(row.outcome not in ("running", "checking") for row in self.rows)
+        return sum(row.outcome not in ("running", "interrupted", "checking") for row in self.rows)
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -100,6 +114,10 @@ class _Report(msgspec.Struct, frozen=True):
 
     tokens: dict[str, TokenUsage] = {}
     tool_calls: int | None = None
+
+
+class _Node(msgspec.Struct, frozen=True):
+    name: str = ""
 
 
 class _Metrics(msgspec.Struct, frozen=True):
@@ -113,20 +131,29 @@ class RunReader:
         self._confirmed: dict[Path, dict[str, str]] = {}
 
     def read(self, path: Path) -> RunView:
-        """Read a run: from its evidence once it is committed, and from its ledger until then."""
+        """Read a run: from its evidence once it is committed, and from its ledger until then.
+
+        A run that was committed and has lost its index is invalid and has no results.
+        """
+        ended = _is_ended(path)  # before the index is looked for, which a commit writes last
         committed = os.path.lexists(path / INDEX)
         findings: Sequence[EvidenceFinding] = ()
         try:
             with Ledger(ledger_path(path.parent, path.name), read_only=True) as ledger:
+                ended = ended or ledger.get_value("committed") == "yes"
                 if committed:
                     found = read_run(path, ledger)
                     attempts, findings = list(found.attempts), found.findings
+                elif ended:
+                    attempts = [msgspec.structs.replace(each, result=None) for each in ledger.attempts()]
                 else:
                     attempts = self._in_progress(path, ledger.attempts())
         except RunUnknown:
-            attempts, findings = _without_ledger(path)
+            attempts, findings = _without_ledger(path) if committed else ([], ())
         if committed:
             self._confirmed.pop(path, None)
+        elif ended:
+            findings = (EvidenceFinding("missing", INDEX, INDEX_LOST),)
         return _view(path, attempts, findings, committed=committed)
 
     def _in_progress(self, path: Path, attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -139,7 +166,9 @@ class RunReader:
 
 
 def _view(path: Path, attempts: Sequence[Attempt], findings: Sequence[EvidenceFinding], *, committed: bool) -> RunView:
-    rows = _rows(path, attempts, committed=committed)
+    interrupted = not committed and describe(str(path)).state == "interrupted"
+    pending = "unverified" if findings else "interrupted" if interrupted else "running"
+    rows = _rows(path, attempts, committed=committed, pending=pending)
     final = [each for each in final_attempts(attempts) if each.result is not None]
     return RunView(
         run_id=path.name,
@@ -150,7 +179,16 @@ def _view(path: Path, attempts: Sequence[Attempt], findings: Sequence[EvidenceFi
         totals=totals(attempts),
         rate=_rate(final),
         findings=tuple(findings),
+        interrupted=interrupted,
     )
+
+
+def _is_ended(path: Path) -> bool:
+    """Return whether the status says that the run was committed."""
+    try:
+        return parse_status(read_bounded(path / STATUS, MAX_STATUS_BYTES)).state != "in_progress"
+    except (OSError, ShapeError):
+        return False
 
 
 def _rate(final: Sequence[Attempt]) -> PassRate | None:
@@ -174,14 +212,17 @@ def _without_ledger(path: Path) -> tuple[list[Attempt], tuple[EvidenceFinding, .
         return [], findings
 
 
-def _rows(path: Path, attempts: Sequence[Attempt], *, committed: bool) -> tuple[AttemptRow, ...]:
+def _rows(path: Path, attempts: Sequence[Attempt], *, committed: bool, pending: str) -> tuple[AttemptRow, ...]:
+    """Return the attempts; `pending` is the outcome of those without a result."""
     parents = {each.parent for each in attempts}
-    return tuple(_row(path, each, replaced=each.id in parents, committed=committed) for each in attempts)
+    return tuple(
+        _row(path, each, replaced=each.id in parents, committed=committed, pending=pending) for each in attempts
+    )
 
 
-def _row(path: Path, attempt: Attempt, *, replaced: bool, committed: bool) -> AttemptRow:
+def _row(path: Path, attempt: Attempt, *, replaced: bool, committed: bool, pending: str) -> AttemptRow:
     result = attempt.result
-    outcome = "running"
+    outcome = pending
     if result is not None:
         verified = {"passed": "passed", "failed": "failed"}.get(result.verified, "unverified")
         outcome = "infra" if result.infra is not None else verified
@@ -211,13 +252,14 @@ def _figures(bundle: Path, index_sha256: str) -> dict[str, Any]:
             return {}
         listed = parse_index(data).artifacts
         documents = {}
-        for name in (artifacts.REPORT, artifacts.METRICS):
+        for name in (artifacts.REPORT, artifacts.METRICS, *({artifacts.NODE} & listed.keys())):
             content = read_bounded(bundle / name, MAX_JSON_BYTES)
             if name not in listed or sha256_hex(content) != listed[name].sha256:
                 return {}
             documents[name] = content
         report = msgspec.json.decode(documents[artifacts.REPORT], type=_Report)
         metrics = msgspec.json.decode(documents[artifacts.METRICS], type=_Metrics)
+        node = msgspec.json.decode(documents.get(artifacts.NODE, b"{}"), type=_Node)
     except (OSError, ShapeError, msgspec.DecodeError):
         return {}
     used = report.tokens.get("gateway") or report.tokens.get("runtime_reported")
@@ -225,6 +267,7 @@ def _figures(bundle: Path, index_sha256: str) -> dict[str, Any]:
         "tokens": None if used is None else used.input_tokens + used.output_tokens,
         "calls": report.tool_calls,
         "seconds": None if metrics.turn_ms is None else metrics.turn_ms / 1000,
+        "node": node.name,
     }
 
 
@@ -264,10 +307,16 @@ def is_small(path: Path) -> bool:
         return True
 
 
-def run_mark(path: Path) -> tuple[int, ...]:
-    """Return a value that changes when the run does: its index, its ledger, and the log of the ledger."""
+def run_mark(path: Path) -> object:
+    """Return a value that changes when the run goes on or dies: its index, its ledger with its log, its state."""
     ledger = ledger_path(path.parent, path.name)
-    return files_mark(path / INDEX, path / "attempts", ledger, Path(f"{ledger}-wal"))
+    state = "" if os.path.lexists(path / INDEX) else describe(str(path)).state
+    return state, files_mark(path / INDEX, path / "attempts", ledger, Path(f"{ledger}-wal"))
+
+
+def evidence_mark(path: Path) -> object:
+    """Return a value that changes when the run does, and once it is committed, when any of its files does."""
+    return run_mark(path), tree_mark(path) if os.path.lexists(path / INDEX) else None
 
 
 def files_mark(*places: Path) -> tuple[int, ...]:

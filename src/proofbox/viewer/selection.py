@@ -142,9 +142,10 @@ def grid(view: RunView, query: Query) -> Grid:
     return Grid(strategies, rows, len(missions), page, pages)
 
 
-def run_values(at: str, view: RunView, query: Query, *, current: bool = True) -> dict[str, Any]:
+def run_values(at: str, view: RunView, query: Query, *, current: bool = True, checked_at: str = "") -> dict[str, Any]:
     """Return what the page of a run shows. A view that is not `current` is read again soon."""
-    values: dict[str, Any] = {"at": at, "run": view, "query": query, "current": current, "grid": None}
+    values: dict[str, Any] = {"at": at, "run": view, "query": query, "grid": None}
+    values |= {"current": current, "checked_at": checked_at}
     if view.checking:
         pages = max(1, -(-view.planned // ROWS))
         return {**values, "selection": Selection(view.rows, view.planned, min(query.page, pages), pages)}

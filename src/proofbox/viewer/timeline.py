@@ -6,24 +6,35 @@ Pages keep a long log quick: only the lines of one page are parsed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from proofbox.agents.steps import StepDecision
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
-from proofbox.viewer.reading import OpenedEvidence
+from proofbox.viewer.reading import OpenedEvidence, number, table, tables
 
 PAGE: Final = 100
 """Events of one page."""
+ENDS: Final = ("tool_call", "file_change")
+"""The events that end a call, each with a step of its own."""
 SOURCES: Final = ("observed", "gateway", "runtime_reported")
+MAX_VALUE: Final = 8 << 10
+"""Maximum number of characters of a text of an event on a page. Proofbox records less; forged evidence may not."""
+MAX_DECISIONS: Final = 20
+"""Maximum number of decisions about a step on a page."""
 IDLE_MS: Final = 2000.0
 """A pause without any event that is shown as idle time."""
 Kind = Literal[
     "turn", "message", "reasoning", "tool", "files", "decision", "model", "notice", "problem", "idle", "other"
 ]
+
+
+_T = TypeVar("_T")
 
 
 class StepRef(msgspec.Struct, frozen=True):
@@ -96,39 +107,78 @@ def read_timeline(evidence: OpenedEvidence, first: int = 0, count: int = PAGE) -
     """Return a page of the timeline, which begins with event number `first`."""
     events = evidence.lines(EVENTS, max(0, first - 1), count + 1 if first else count)
     before = events.pop(0) if first and events else {}
-    items = {
-        str(each["item"]) for each in events if each.get("event") in ("tool_call", "file_change") and "item" in each
-    }
-    steps = evidence.find(STEPS, StepLine, "item", items) if items else {}
-    calls = evidence.find(CALLS, CallLine, "call", items) if items else {}
+    joined = _Joined(evidence, events, first)
     total = evidence.line_count(EVENTS)
     more = len(events) == count and (total is None or first + count < total)
-    return TimelinePage(
-        tuple(_entries(events, first, before, steps, calls)), first, total, first + count if more else None
-    )
+    return TimelinePage(tuple(_entries(events, first, before, joined)), first, total, first + count if more else None)
+
+
+class EventRef(msgspec.Struct, frozen=True):
+    """The part of an event that says which call it ends."""
+
+    event: str = ""
+    item: str = ""
+
+
+class _Joined:
+    """The steps and calls of a page of events.
+
+    Ids are the agent's, which may use one several times: the second event with an id belongs to the second step and the
+    second call with that id.
+    """
+
+    def __init__(self, evidence: OpenedEvidence, events: Sequence[Mapping[str, Any]], first: int) -> None:
+        self._ends = Counter(str(each.get("item", "")) for each in events if each.get("event") in ENDS)
+        anything = dict.fromkeys(self._ends, sys.maxsize)
+        earlier = evidence.find(EVENTS, EventRef, "item", anything, before=first) if first and self._ends else {}
+        self._steps_before = Counter({id: sum(each.event in ENDS for each in refs) for id, refs in earlier.items()})
+        self._calls_before = Counter(
+            {id: sum(each.event == "tool_call" for each in refs) for id, refs in earlier.items()}
+        )
+        calls = Counter(str(each.get("item", "")) for each in events if each.get("event") == "tool_call")
+        self._steps = evidence.find(STEPS, StepLine, "item", self._steps_before + self._ends) if self._ends else {}
+        self._calls = evidence.find(CALLS, CallLine, "call", self._calls_before + calls) if calls else {}
+
+    def is_part_of_a_later_entry(self, event: Mapping[str, Any]) -> bool:
+        """Return whether an event is shown with the end of its call, which follows on the page."""
+        return event.get("event") in ("decision", "item_started") and self._ends[str(event.get("item", ""))] > 0
+
+    def next(self, event: Mapping[str, Any]) -> tuple[StepLine | None, CallLine | None]:
+        """Return the step and the call of the next event."""
+        if event.get("event") not in ENDS:
+            return None, None
+        item = str(event.get("item", ""))
+        self._ends[item] -= 1
+        step = _at(self._steps.get(item, []), self._steps_before[item])
+        self._steps_before[item] += 1
+        if event.get("event") != "tool_call":
+            return step, None
+        call = _at(self._calls.get(item, []), self._calls_before[item])
+        self._calls_before[item] += 1
+        return step, call
+
+
+def _at(entries: Sequence[_T], number: int) -> _T | None:
+    return entries[number] if number < len(entries) else None
 
 
 def _entries(
-    events: list[dict[str, Any]],
-    first: int,
-    before: Mapping[str, Any],
-    steps: Mapping[str, StepLine],
-    calls: Mapping[str, CallLine],
+    events: list[dict[str, Any]], first: int, before: Mapping[str, Any], joined: _Joined
 ) -> Iterator[TimelineEntry]:
-    last_ms = _number(before.get("at_ms"))
-    ended = {each.get("item") for each in events if each.get("event") in ("tool_call", "file_change")}
+    last_ms = number(before.get("at_ms"))
     totals: dict[tuple[str, str], int] = {}
-    for line, event in enumerate(events, first):
-        at_ms = _number(event.get("at_ms"))
-        name = event.get("event")
-        item = str(event.get("item", ""))
-        if name in ("decision", "item_started") and item in ended:
-            continue  # part of the entry of the call
+    for line, found in enumerate(events, first):
+        event = {name: value[:MAX_VALUE] if isinstance(value, str) else value for name, value in found.items()}
+        if not isinstance(event.get("output", ""), str):
+            del event["output"]
+        at_ms = number(event.get("at_ms"))
+        if joined.is_part_of_a_later_entry(event):
+            continue
         if last_ms and at_ms - last_ms > IDLE_MS:
             yield TimelineEntry("idle", line, last_ms, f"{(at_ms - last_ms) / 1000:.1f} s without an event")
         last_ms = max(last_ms, at_ms)
-        step = steps.get(item) if item else None
-        yield _entry(event, line, at_ms, step, calls.get(item) if item else None, totals)
+        step, call = joined.next(event)
+        yield _entry(event, line, at_ms, step, call, totals)
 
 
 def _entry(
@@ -140,7 +190,7 @@ def _entry(
     totals: dict[tuple[str, str], int],
 ) -> TimelineEntry:
     name = str(event.get("event", ""))
-    decisions = step.step.decisions if step is not None else ()
+    decisions = step.step.decisions[:MAX_DECISIONS] if step is not None else ()
 
     def entry(
         kind: Kind, title: str, member: str = "text", *facts: str, source: str = "runtime_reported"
@@ -179,7 +229,8 @@ def _entry(
             facts = (_exit(event), _took(event), "ended after its turn" if event.get("late") else "")
             return entry("tool", str(event.get("tool", "")), "command", *facts, source=str(event.get("source", "")))
         case "file_change":
-            paths = event.get("paths") or []
+            given = event.get("paths")
+            paths = given if isinstance(given, list) else []
             listed = ", ".join(map(str, paths[:8])) + (" …" if len(paths) > 8 else "")
             return entry("files", f"File change: {listed}", "-")
         case "item_started":
@@ -207,8 +258,8 @@ def _entry(
 
 
 def _usage(event: Mapping[str, Any], totals: dict[tuple[str, str], int]) -> tuple[str, ...]:
-    used = event.get("total") or {}
-    spent = int(_number(used.get("input_tokens")) + _number(used.get("output_tokens")))
+    used = table(event.get("total"))
+    spent = int(number(used.get("input_tokens")) + number(used.get("output_tokens")))
     source = str(event.get("source", ""))
     key = (source, str(event.get("thread", "")))
     before = totals.get(key)
@@ -219,8 +270,8 @@ def _usage(event: Mapping[str, Any], totals: dict[tuple[str, str], int]) -> tupl
 
 
 def _windows(event: Mapping[str, Any]) -> list[str]:
-    found = event.get("windows") or []
-    return [f"{each.get('name')}: {_number(each.get('used_percent')):.0f} % used" for each in found[:4]]
+    found = tables(event.get("windows"))[:4]
+    return [f"{each.get('name')}: {number(each.get('used_percent')):.0f} % used" for each in found]
 
 
 def _exit(event: Mapping[str, Any]) -> str:
@@ -230,7 +281,7 @@ def _exit(event: Mapping[str, Any]) -> str:
 
 def _took(event: Mapping[str, Any]) -> str:
     took = event.get("duration_ms")
-    return "" if took is None else duration(_number(took))
+    return "" if took is None else duration(number(took))
 
 
 def duration(milliseconds: float) -> str:
@@ -239,7 +290,3 @@ def duration(milliseconds: float) -> str:
         return f"{milliseconds:.0f} ms"
     seconds = milliseconds / 1000
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

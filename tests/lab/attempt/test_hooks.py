@@ -20,7 +20,7 @@ def test_cleanup_runs_in_a_box_after_the_result_and_never_changes_it(tmp_path: P
     outside = tmp_path / "outside.txt"
     source = (
         HEAD
-        + mission("clean", *WORKS, verify=ANSWER, cleanup=["grep -qx 42 answer.txt", f"! echo gone > {outside}"])
+        + mission("clean", *WORKS, verify=ANSWER, cleanup=["grep -qx 42 answer.txt", f"echo gone > {outside} || true"])
         + mission("broken", *WORKS, verify=ANSWER, cleanup=["echo why >&2; exit 3", "true"])
         + mission("late", *WORKS, verify=ANSWER, cleanup=["sleep 600"], hook_timeout=0.5)
         + mission("crashes", {"fault": "crash"}, verify=ANSWER, cleanup=["true"])

@@ -107,6 +107,12 @@ def test_unverified_mission_is_refused() -> None:
     assert problems_of(GOOD)[0].message == "nothing verifies mission 'answer'"
 
 
+def test_mission_with_several_turns_is_refused() -> None:
+    turn = {"prompt": "go on", "verify": ANSWER}
+    Path("suite.toml").write_text(HEAD + mission("answer", say("done"), verify=ANSWER, then=[turn]))
+    assert problems_of(GOOD)[0].message == "mission 'answer' has several turns, which campaigns do not support"
+
+
 def test_exam_refuses_an_oracle_that_the_agent_gets(here: Path) -> None:
     (here / "files" / "hidden").mkdir(parents=True)
     verify = {**ANSWER, "files": "files/hidden"}
@@ -200,10 +206,30 @@ def test_images_are_registered_by_digest_and_another_one_is_refused(
         require_same_images(campaign, registered)
 
 
+def test_campaign_with_the_value_of_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is committed, so it must not contain a secret, wherever that is."""
+    monkeypatch.setenv("MY_API_KEY", "value-of-the-key-0123")
+    monkeypatch.setenv("NAMED", "another-value-4567")
+    for text in (
+        GOOD.replace("[campaign]", '[campaign]\ntitle = "value-of-the-key-0123"', 1),
+        f"# value-of-the-key-0123\n{GOOD}",
+        GOOD.replace("[campaign]", '[campaign]\ntitle = "value-of-the\\u002dkey-0123"', 1),
+    ):
+        Path("campaign.toml").write_text(text)
+        with pytest.raises(CampaignInvalid, match="contains the value of MY_API_KEY, but evidence must not"):
+            read_campaign(Path("campaign.toml"))
+    runner = '{ type = "process", api_key_env = "NAMED", settings = { command = ["another-value-4567"] } }'
+    Path("campaign.toml").write_text(GOOD.replace('{ type = "scripted" }', runner, 1))
+    with pytest.raises(CampaignInvalid, match="contains the value of NAMED"):
+        read_campaign(Path("campaign.toml"))
+    Path("campaign.toml").write_text(GOOD)
+    assert read_campaign(Path("campaign.toml"))
+
+
 def test_lint_lists_problems_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     runner = '{ type = "process", api_key_env = "ABSENT_KEY", settings = { command = ["no-such-program"] } }'
     Path("campaign.toml").write_text(GOOD.replace('{ type = "scripted" }', runner))
-    assert main(["campaign", "lint", "campaign.toml", "--json"]) == 1
+    assert main(["campaign", "lint", "campaign.toml", "--trust", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [each["code"] for each in found["failures"]] == ["CAMPAIGN_KEY_ABSENT", "RUNTIME_STRATEGY_UNAVAILABLE"]
     assert [each["asks_for"] for each in found["widenings"]] == [
@@ -308,3 +334,8 @@ def test_gate_passes_only_within_its_bound(gate: Gate, passed: bool) -> None:
     comparison = compare("a", scores_a, "b", scores_b, margin=0.05)
     flows = [flow_report(flow=gate.flow or "a")]
     assert [each.passed for each in judge([gate], flows, [comparison])] == [passed]
+
+
+def test_budget_gate_fails_if_tokens_are_unknown() -> None:
+    [found] = judge([Gate(type="budget", max=1000)], [flow_report(tokens_unknown=2)], [])
+    assert (found.passed, found.detail) == (False, "the tokens of 2 attempts are unknown")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from campaign_files import ANSWER, CAMPAIGN, LIES, WORKS, interrupted, scores, write_files
-from suites import command, mission
+from suites import command, mission, toml
 
 import proofbox
 from proofbox.cli import main
@@ -19,6 +21,7 @@ from proofbox.config import consent
 from proofbox.errors import (
     CampaignChanged,
     CampaignExists,
+    CampaignNotReady,
     CampaignUnknown,
     ConsentRequired,
     CorruptError,
@@ -30,8 +33,9 @@ from proofbox.errors import (
 from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.lab.campaign.history import known_campaigns
-from proofbox.lab.campaign.registration import exclusive, read_manifest
+from proofbox.lab.campaign.registration import CampaignManifest, exclusive, read_manifest, registered_digest
 from proofbox.lab.reports.campaigns import children
+from proofbox.lab.run.events import SuiteEvent
 from proofbox.workspace import registry
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("campaign")]
@@ -311,6 +315,45 @@ def test_gc_keeps_what_can_be_resumed_and_removes_an_old_campaign_as_a_whole(
     assert [path.name for path in (other / "out").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": "../victim"},
+        {"run_id": "/victim"},
+        {"run_id": "run-01kcy3m8r0q4c5v7w9xbdfhj2n"},
+        {"campaign": "../victim"},
+        {"missions": ["../victim"]},
+        {"registered_at": "yesterday"},
+        {"runs": {"flow": "../../victim"}},
+        {"runs": {"run_id": ".."}},
+    ],
+)
+def test_manifest_of_a_stranger_cannot_name_files_elsewhere(begun: str, change: dict[str, Any]) -> None:
+    Path("victim").mkdir()
+    Path("victim/file").touch()
+    manifest = json.loads(Path(begun, "campaign.json").read_bytes())
+    run = {**manifest["runs"][0], **change.get("runs", {})}
+    Path(begun, "campaign.json").write_text(json.dumps({**manifest, **change, "runs": [run]}))
+    with pytest.raises(CorruptError):
+        proofbox.collect_garbage(begun, older_than=0, include_uncommitted=True)
+    assert Path("victim/file").exists()
+
+
+@pytest.mark.parametrize("link", ["flows", "flows/agent"])
+def test_gc_removes_no_run_behind_a_link(
+    begun: str, tmp_path: Path, link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "drop_store", lambda store: [])
+    monkeypatch.setattr(consent, "forget_run", lambda run_id: None)
+    elsewhere = tmp_path / "elsewhere"
+    Path(begun, link).rename(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
+    Path(begun, link).symlink_to(elsewhere)
+    freed = proofbox.collect_garbage(begun, older_than=0, include_uncommitted=True)
+    assert [each.free for each in freed.items if each.kind == "campaign"] == [True]
+    assert sorted(elsewhere.rglob("*")) == before
+
+
 def test_only_one_process_runs_a_campaign(begun: str) -> None:
     with exclusive(Path(begun)):
         with pytest.raises(RunBusy):
@@ -379,3 +422,103 @@ def test_new_campaign_finishes_green_and_is_publishable(
     assert proofbox.check_publishable("out").ok
     assert main(["suite", "lint", "suite.toml"]) == 0
     assert main(["new", "suite", "."]) == 2, "existing files are never replaced"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda manifest: manifest.update(campaign="renamed"), "campaign.json"),
+        (lambda manifest: manifest["runs"][0].update(model="gpt-99"), "campaign.json"),
+        (lambda manifest: manifest["runs"][0].update(strategy="codex_app_server"), "campaign.json"),
+        (lambda manifest: manifest.update(missions=["works", "phantom"]), "campaign.json"),
+        (lambda manifest: manifest.update(runs=manifest["runs"][1:]), "campaign.json"),
+        (lambda manifest: manifest["runs"].reverse(), "campaign.json"),
+    ],
+)
+def test_manifest_that_describes_another_campaign_is_a_finding(
+    finished: str, change: Callable[[dict[str, Any]], None], where: str
+) -> None:
+    """Also if its own digest is computed again."""
+    path = Path(finished, "campaign.json")
+    content = json.loads(path.read_bytes())
+    change(content)
+    manifest = msgspec.convert(content, CampaignManifest)
+    content["sha256"] = registered_digest(manifest.document, manifest.canary, manifest.runs)
+    path.write_text(json.dumps(content))
+    report = proofbox.load_campaign(finished)
+    assert where in {each.path for each in report.findings if each.code == "campaign_not_registered"}
+    assert not report.ok
+    refused = proofbox.check_publishable(finished)
+    assert "CAMPAIGN_CHANGED" in {each.code for each in refused.reasons}
+
+
+def test_run_of_another_agent_is_a_finding(finished: str) -> None:
+    """The run of the oracle takes the place of the agent's run, with a manifest that names it."""
+    path = Path(finished, "campaign.json")
+    content = json.loads(path.read_bytes())
+    agent, solver = content["runs"]
+    for name in (solver["run_id"], f"{solver['run_id']}.ledger"):
+        Path(finished, "flows/solver", name).rename(Path(finished, "flows/agent", name))
+    agent["run_id"] = solver["run_id"]
+    path.write_text(json.dumps(content))
+    details = [each.detail for each in proofbox.load_campaign(finished).findings]
+    assert "attempts were made by oracle" in details
+
+
+def test_attempt_with_a_result_cannot_be_retried(spec: Callable[..., str]) -> None:
+    spec(LIES, campaign=CAMPAIGN.partition('[[flow]]\nid = "solver"')[0])
+    stop = threading.Event()
+    with pytest.raises(RunInterrupted):
+        proofbox.run_campaign(
+            "campaign.toml",
+            out="out",
+            stop=stop,
+            on_event=lambda each: stop.set() if isinstance(each, SuiteEvent) and each.event == "ended" else None,
+        )
+    [run] = read_manifest(Path("out")).runs
+    ledger = sqlite3.connect(Path("out/flows/agent", f"{run.run_id}.ledger"), isolation_level=None)
+    row = "insert into attempt (number, id, mission, replicate, parent, planned_at) values (9, ?, 'lies', 1, ?, 1.0)"
+    ledger.execute(row, ("lies.1.r1", "lies.1"))
+    ledger.close()
+    report = proofbox.resume_campaign("out")
+    assert [(each.code, each.path.rpartition("/")[2]) for each in report.findings] == [
+        ("retry_unwarranted", "lies.1.r1.e2")
+    ]
+    found = proofbox.validate(Path("out/flows/agent", run.run_id))
+    assert "it retries lies.1, which has a result" in {each.detail for each in found.findings}
+
+
+def test_exam_refuses_mounts_that_show_the_hidden_files(spec: Callable[..., str]) -> None:
+    settings = {"command": ["true"], "mounts": [f"{Path.cwd()}:/answers:ro"]}
+    flow = f'[[flow]]\nid = "cheat"\nrunner = {toml({"type": "process", "settings": settings})}\n'
+    spec(LIES, campaign=f'[campaign]\nid = "exam"\nprompt_mode = "exam"\n[[missions]]\nsuite = "suite.toml"\n{flow}')
+    with pytest.raises(CampaignNotReady, match=r"the agent can read verify\.files"):
+        proofbox.run_campaign("campaign.toml", out="out", trust=True)
+
+
+def test_comparison_names_changed_missions(finished: str) -> None:
+    Path("suite.toml").write_text(Path("suite.toml").read_text().replace("grep -qx 42 answer.txt", "true"))
+    proofbox.run_campaign("campaign.toml", out="later")
+    assert "the missions of agent" in proofbox.compare_campaigns(finished, "later").changed_inputs
+
+
+def test_verify_checks_the_runs_of_a_campaign(finished: str, capsys: pytest.CaptureFixture[str]) -> None:
+    packet = proofbox.check_publishable(finished).packet
+    assert packet is not None
+    whole = proofbox.verify(finished)
+    assert (whole.ok, whole.checked.bundles) == (True, 1 + 2 * (1 + 4))
+    run = read_manifest(Path(finished)).run("agent")
+    attempt = Path("flows/agent", run.run_id, "attempts/works.1.e1/prompt.txt")
+    Path(finished, attempt).write_text("changed")
+    for path in (finished, packet):
+        assert [(each.code, each.path) for each in proofbox.verify(path).findings] == [
+            ("size_mismatch", str(attempt))
+        ]
+    assert main(["verify", finished]) == 1
+    assert "size_mismatch" in capsys.readouterr().out
+    shutil.move(Path(finished, "flows/agent"), "elsewhere")
+    moved = proofbox.verify(finished)
+    assert (moved.ok, [note for note in moved.notes if run.run_id in note]) == (
+        True,
+        [f"the run flows/agent/{run.run_id} is not here, so it was not checked"],
+    )

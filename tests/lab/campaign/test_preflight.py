@@ -12,7 +12,8 @@ from campaign_files import ANSWER, CAMPAIGN, WORKS, scores, write_files
 from suites import command, mission, say, toml
 
 import proofbox
-from proofbox.errors import CampaignNotReady
+from proofbox.cli import main
+from proofbox.errors import CampaignNotReady, ConsentRequired
 from proofbox.lab.campaign import preflight
 from proofbox.lab.run import pressure
 from proofbox.lab.statistics import describe
@@ -29,7 +30,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 def failures(spec: str) -> list[tuple[str, str]]:
     """Return flow and code of each failure, after checking that each has a fix and that nothing was written."""
-    found = proofbox.lint_campaign(spec)
+    found = proofbox.lint_campaign(spec, trust=True)
     assert not found.ok
     assert found.error is not None
     assert found.error.code == "CAMPAIGN_NOT_READY"
@@ -59,6 +60,35 @@ def test_incompatible_runtime_is_reported(spec: Callable[..., str], tmp_path: Pa
     assert failures(spec(more=flow(type="codex_app_server", settings={"binary": str(old)}))) == [
         ("other", "RUNTIME_COMPATIBILITY")
     ]
+
+
+def test_lint_runs_no_program_of_a_campaign_without_consent(
+    spec: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent, marker = tmp_path / "agent", tmp_path / "made-on-the-host"
+    agent.write_text(f"#!/bin/sh\ntouch {marker}\necho 0.1.0\n")
+    agent.chmod(0o755)
+    runners = {id: {"type": id, "settings": {"binary": str(agent)}} for id in ("claude_code", "codex_app_server")}
+    more = "".join(f'[[flow]]\nid = "{id}"\nrunner = {toml(runner)}\n' for id, runner in runners.items())
+    file = spec(more=more)
+    found = proofbox.lint_campaign(file)
+    assert (found.ok, found.failures, found.sha256) == (False, (), None)
+    assert found.error is not None
+    assert (found.error.code, found.error.fix_hints) == (
+        "SANDBOX_CONSENT_REQUIRED",
+        ("read it, and if you agree: proofbox campaign lint campaign.toml --trust",),
+    )
+    assert main(["campaign", "lint", file]) == 1
+    shown = capsys.readouterr().out
+    assert "not checked without your consent to that: runtimes and sandboxes" in shown
+    assert "proofbox campaign lint campaign.toml --trust" in shown
+    assert not marker.exists()
+    with pytest.raises(ConsentRequired):
+        proofbox.run_campaign(file, out="out")
+    assert not marker.exists()
+    assert main(["campaign", "lint", file, "--trust"]) == 1
+    assert marker.exists()
+    assert "not checked" not in capsys.readouterr().out
 
 
 def test_sandbox_that_cannot_enforce_a_mission_is_reported(spec: Callable[..., str]) -> None:

@@ -142,7 +142,7 @@ def test_campaigns_are_compared_by_effort_with_its_confidence(
     monkeypatch.chdir(place)
     main(["campaign", "compare", "before", "after"])
     text = capsys.readouterr().out
-    assert "agent tokens   1000     1500   +50.0%  +500 to +500" in text
+    assert "agent tokens   1000     1500   +50.0 %  +500 to +500" in text
     assert "agent: more tokens than before: corrected p = 0.016" in text
     assert max(map(len, text.splitlines())) <= 80
     main(["campaign", "compare", "after", "after"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,19 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import RayCluster, ray_cluster, worker_processes
+from ray_cluster import RayCluster, worker_processes
 from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
 from proofbox import Sandboxes
 from proofbox.config.engine import EngineSettings
-from proofbox.errors import EngineLost, EngineUnavailable
-from proofbox.evidence.verify.verifier import verify
-from proofbox.lab.reports.totals import final_attempts
-from proofbox.lab.run.conductor import Conductor
-from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import ledger_path
+from proofbox.core.interpreter import ChildInterpreter, module_child
+from proofbox.errors import EngineUnavailable
+from proofbox.lab.run.crews.cluster import connection
+from proofbox.viewer.runs import RunReader
 
-pytestmark = [pytest.mark.needs("bubblewrap", "ray"), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.needs("bubblewrap", "ray"), pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 WORKS = mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER, replicates=6)
@@ -59,6 +58,8 @@ def test_run_on_two_nodes_records_the_node_of_each_attempt_and_leaks_no_key(
         assert record["name"] == each["node"]
         assert record["kernel"] == os.uname().release
         assert set(record["checks"].values()) == {"passed"}
+    shown = RunReader().read(tmp_path / found["bundle"])
+    assert Counter(row.node for row in shown.rows) == nodes
     for value in (SECRET, cluster.token):
         searched = subprocess.run(["grep", "-rlaF", value, cluster.place, tmp_path], capture_output=True, text=True)
         assert searched.stdout == ""
@@ -68,7 +69,7 @@ def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(
     tmp_path: Path, out: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODEL_API_KEY", SECRET)
-    made = plan(HEAD + WORKS, out, tmp_path, engine=on(cluster), flags={"api_key_env": "MODEL_API_KEY"})
+    made = plan(HEAD + WORKS, out, tmp_path, concurrency=2, engine=on(cluster), flags={"api_key_env": "MODEL_API_KEY"})
     with pytest.raises(EngineUnavailable, match="MODEL_API_KEY is not set there; keys are never sent") as refused:
         conduct(made, out)
     assert len(refused.value.details["nodes"]) == 2
@@ -78,7 +79,7 @@ def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(
 @pytest.mark.parametrize(
     ("resources", "token", "reason"),
     [
-        ({"unicorn": 1}, None, "no node of the cluster has"),
+        ({"unicorn": 1.0}, None, "no node of the cluster has"),
         ({}, "0" * 64, "could not be joined"),
         ({}, "", "no token for the cluster"),
     ],
@@ -109,68 +110,22 @@ def test_boxes_cannot_use_the_cluster_with_any_network_policy(tmp_path: Path, cl
         for network in ("none", "allow:example.org"):
             done = boxes.exec(["bash", "-c", reach], provider="bubblewrap", network=network)
             assert done.exit_code != 0, network
-        # With the whole network, a box reaches the port, but has no token, and the cluster refuses it.
-        probe = (
-            "import os, sys; os.environ['RAY_AUTH_MODE'] = 'disabled'; import ray;"
-            f"ray._raylet.GcsClient(address='{cluster.address}').get_all_node_info(timeout=10)"
-        )
-        done = boxes.exec([sys.executable, "-c", probe], provider="bubblewrap", network="full", timeout=60)
-        assert done.exit_code != 0
-        assert "InvalidAuthToken" in done.stderr.decode() if isinstance(done.stderr, bytes) else done.stderr
-        environment = boxes.exec(["env"], provider="bubblewrap", network="full")
-        assert cluster.token not in str(environment.stdout)
+        # With the whole network, a box reaches the port, but has no token.
+        done = boxes.exec(["bash", "-c", f"{reach}; env; cat {cluster.place}/*"], provider="bubblewrap", network="full")
+        assert cluster.token not in f"{done.stdout!r}{done.stderr!r}"
+    child = module_child(connection.__name__, cluster.address, env={**os.environ, "RAY_AUTH_MODE": "disabled"})
+    child.env.pop("RAY_AUTH_TOKEN")
+    refused = subprocess.run(child.argv, env=child.env, cwd=child.cwd, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "InvalidAuthToken" in refused.stderr
 
 
-def test_cluster_without_authentication_is_refused_unless_allowed(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ray_cluster(1, 1, authenticated=False) as cluster:
-        made = plan(HEAD + WORKS, out, tmp_path, engine=on(cluster))
-        monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-        with pytest.raises(EngineUnavailable, match="requires no token"):
-            conduct(made, out)
-
-
-def test_lost_node_and_lost_head_end_in_types_and_the_run_resumes(tmp_path: Path, out: Path) -> None:
-    """The attempts of a dead node are retried on another one. A dead head ends the run, which resumes elsewhere."""
-    source = HEAD + WAITS.replace('"waits"', '"first"') + WAITS
-    with ray_cluster(2, 1) as cluster, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_TOKEN", cluster.token)
-        made = plan(source, out, tmp_path, concurrency=2, engine=on(cluster))
-        running: list[str] = []
-
-        def act(event: dict[str, Any]) -> None:
-            if event["event"] == "running":
-                running.append(event["attempt_id"])
-                if len(running) == 2:
-                    cluster.command("kill 0")
-                elif len(running) == 3:
-                    cluster.command("behead")
-
-        with pytest.raises(EngineLost):
-            conduct(made, out, act)
-    found = attempts(made, out)
-    lost = {id: each.result.infra for id, each in found.items() if each.result is not None}
-    assert "ATTEMPT_NODE_LOST" in lost.values()
-    assert set(lost.values()) <= {"ATTEMPT_NODE_LOST", "ATTEMPT_WORKER_LOST"}
-    assert "claimed" not in {each.state for each in found.values()}
-
-    with ray_cluster(1, 1) as another, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_TOKEN", another.token)
-
-        def interrupt(event: dict[str, Any]) -> None:
-            if event["event"] == "running":
-                with Ledger(ledger_path(out, made.run_id)) as ledger:
-                    ledger.interrupt(event["attempt_id"])
-
-        conductor = Conductor(out, made.run_id, on_event=interrupt, engine=on(another))
-        assert verify(conductor.conduct()).ok
-        conductor.close()
-    ended = final_attempts(list(attempts(made, out).values()))
-    assert {each.mission: each.result and each.result.reason for each in ended} == {
-        "first": "interrupted",
-        "waits": "interrupted",
-    }
+@pytest.mark.parametrize("answers", [True, False])
+def test_cluster_that_answers_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    child = ChildInterpreter(["true" if answers else "false"], "/", dict(os.environ))
+    monkeypatch.setattr(connection, "module_child", lambda *_, **__: child)
+    with pytest.raises(EngineUnavailable, match="requires no token") if answers else contextlib.nullcontext():
+        connection._refuse_open("127.0.0.1:6379")
 
 
 def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cluster: RayCluster) -> None:
@@ -192,3 +147,18 @@ def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cl
     run.stdout.close()
     assert not worker_processes(cluster.token)
     assert not place.exists()
+
+
+def test_gc_removes_what_a_killed_worker_left_on_a_node(tmp_path: Path, cluster: RayCluster) -> None:
+    left = Path(os.environ["TMPDIR"]) / f"proofbox-nodes-{os.getuid()}" / "run-1.worker-1"
+    left.parent.mkdir(mode=0o700)
+    left.mkdir()
+    (left / "data").write_bytes(b"0" * 10_000)
+    left.with_name(f"{left.name}.lock").touch()
+    argv = [sys.executable, "-m", "proofbox", "gc", "--engine", f"ray:{cluster.address}", "--json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [each for each in json.loads(done.stdout)["items"] if each["kind"] == "node"]
+    assert [each["path"] for each in found] == [str(left)], "one of the nodes on this machine found it"
+    assert found[0]["bytes"] >= 10_000
+    assert not left.parent.exists()

@@ -25,7 +25,7 @@ from proofbox.lab.run.crews.local import LocalCrew
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 
-pytestmark = [pytest.mark.needs("bubblewrap")]
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(600)]
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 WORKS = mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER, replicates=4)
@@ -132,7 +132,7 @@ def test_attempt_of_a_killed_worker_is_retried_by_the_ledger(tmp_path: Path, out
 
 
 def test_requested_interrupt_reaches_a_running_attempt(tmp_path: Path, out: Path, engine: Engine) -> None:
-    made = plan(HEAD + WAITS, out, tmp_path, **engine.options)
+    made = plan(HEAD + WAITS, out, tmp_path, concurrency=1, **engine.options)
     run = Watched(made, out)
 
     def act(event: dict[str, Any]) -> None:
@@ -177,7 +177,13 @@ def test_stopped_run_leaves_no_claimed_attempt_and_is_resumed(tmp_path: Path, ou
 
 def test_result_of_an_attempt_that_was_taken_over_is_refused(tmp_path: Path, out: Path, engine: Engine) -> None:
     """As after a suspended machine: the lease has expired, and another process has ended the attempt."""
-    made = plan(HEAD + mission("answer", say("done"), verify={"commands": ["true"]}), out, tmp_path, **engine.options)
+    made = plan(
+        HEAD + mission("answer", say("done"), verify={"commands": ["true"]}),
+        out,
+        tmp_path,
+        concurrency=1,
+        **engine.options,
+    )
     run = Watched(made, out)
 
     def take(event: dict[str, Any]) -> None:
@@ -192,3 +198,5 @@ def test_result_of_an_attempt_that_was_taken_over_is_refused(tmp_path: Path, out
     assert found["answer.1"] == ("none", "none", "ATTEMPT_WORKER_LOST", "worker_lost"), "the late result is refused"
     assert found["answer.1.r1"][1:] == ("passed", None, "completed")
     assert [each["attempt_id"] for each in run.events if each["event"] == "lost"] == ["answer.1"]
+    kept = out / f"{made.run_id}.refused" / "answer.1.e1"
+    assert kept.exists() == bool(engine.options), "a bundle from a node is kept next to the run"

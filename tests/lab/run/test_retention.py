@@ -117,6 +117,7 @@ def test_old_runs_are_removed_and_protected_ones_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     runs = [conduct(plan(SUITE, out, tmp_path), out) for _ in range(4)]
     (out / f"{runs[0].name}.pin").touch()
+    (out / f"{runs[2].name}.refused/answer.1.e1").mkdir(parents=True)
     packet = emit_promotion(runs[1])
     assert packet.promotable
     (out / f"{runs[1].name}.promotion.json").touch()
@@ -167,6 +168,16 @@ def test_leftovers_of_a_killed_conductor_are_freed(tmp_path: Path, capsys: pytes
     for wrong in (["--older-than", "-1"], ["--pin", "nothing"], ["--pin", "../x"]):
         assert main(["gc", str(out), *wrong]) == 2
     capsys.readouterr()
+
+
+def test_gc_removes_nothing_behind_a_link_to_another_directory(tmp_path: Path) -> None:
+    """The output directory may have been received, with a link in place of its work directory."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "files").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.work").symlink_to(elsewhere)
+    assert main(["gc", str(tmp_path / "out"), "--older-than", "0"]) == 0
+    assert (elsewhere / "files").exists()
 
 
 def test_path_that_is_not_utf_8_is_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
@@ -63,6 +63,7 @@ def test_sign_flips_equal_scipy(differences: list[int]) -> None:
     assert ours.p == near(theirs.pvalue)
 
 
+@settings(max_examples=25)  # SciPy's paired test is slow
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=8))
 def test_compared_means_equal_a_paired_t_test(values: list[tuple[int, int]]) -> None:
     a, b = ({str(number): value[side] for number, value in enumerate(values)} for side in (0, 1))

@@ -87,6 +87,17 @@ def test_provider_flag_and_user_config_need_no_consent(base: Path, tmp_path: Pat
         ({"image": "someone/else:1"}, 'image = "someone/else:1"'),
         ({"env": ["MY_SETTING"]}, 'env = ["MY_SETTING"]'),
         ({"verify": {"commands": ["true"], "network": "full"}}, 'verify.network = "full"'),
+        (
+            {
+                "verify": {"commands": ["true"]},
+                "then": [{"prompt": "x", "verify": {"commands": ["true"], "network": "full"}}],
+            },
+            'then.0.verify.network = "full"',
+        ),
+        (
+            {"then": [{"prompt": "x", "solution": "../beside/key"}]},
+            'then.0.solution = "{beside}/key" outside',
+        ),
         ({"capabilities": "developer"}, 'capabilities = "developer" with network = '),
         ({"capabilities": "net.toml"}, 'capabilities = "net.toml" with network = "full"'),
         ({"workspace": "../beside"}, 'workspace = "{beside}" outside'),

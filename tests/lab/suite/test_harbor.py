@@ -16,6 +16,7 @@ from harbor_tasks import PASSES_IF, TOML, Ran, put, task
 from proofbox.errors import ImageAbsent, StartFailed, SuiteInvalid, UsageError
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.suite.harbor import task_tree
 from proofbox.lab.suite.harbor.task_image import BUILD
 from proofbox.lab.suite.harbor.tasks import HOST_ROOT, read_tasks
@@ -300,13 +301,72 @@ def test_unusable_workdir_is_refused(tmp_path: Path, workdir: str) -> None:
         assert problems(root, host_root=True)[0].startswith(f"WORKDIR {workdir}")
 
 
-def test_several_steps_and_several_containers_are_refused(tmp_path: Path) -> None:
-    root = task(tmp_path / "t")
+def test_several_containers_and_files_before_a_step_are_refused(tmp_path: Path) -> None:
+    root = task(tmp_path / "t", toml=TOML + '[[steps]]\nname = "one"\n')
     put(root / "environment/docker-compose.yaml", "services: {}\n")
-    (root / "steps").mkdir()
+    put(root / "steps/one/instruction.md", "do it")
+    put(root / "steps/one/workdir/setup.sh", "true")
     found = problems(root)
     assert len(found) == 2
     assert all("not supported" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "",
+        '[[steps]]\nname = "one"\n[[steps]]\nname = "one"\n',
+        '[[steps]]\nname = "../x"\n',
+        "[[steps]]\n",
+        '[[steps]]\nname = "missing"\n',
+        'multi_step_reward_strategy = "best"\n[[steps]]\nname = "one"\n',
+    ],
+)
+def test_invalid_steps_are_refused(tmp_path: Path, steps: str) -> None:
+    root = task(tmp_path / "t", toml=steps + TOML if steps.startswith("multi") else TOML + steps)
+    put(root / "steps/one/instruction.md", "do it")
+    assert problems(root)
+
+
+def stepped(root: Path, strategy: str = "mean", min_reward: str = "") -> Path:
+    """A task of two steps: a 1 in a.txt, then a 2 in b.txt instead of it. The second shares a helper with the first."""
+    steps = f'[[steps]]\nname = "one"\n{min_reward}\n[[steps]]\nname = "two"\n[steps.agent]\ntimeout_sec = 50.0\n'
+    task(root, toml=f'multi_step_reward_strategy = "{strategy}"\n{TOML}{steps}', solve=None)
+    (root / "instruction.md").unlink()
+    put(root / "tests/test.sh", PASSES_IF.format(condition=". /tests/helper; [ $(cat a.txt) = $wanted ]"))
+    put(root / "tests/helper", "wanted=1\n")
+    put(root / "steps/one/instruction.md", "Write 1 into a.txt\n")
+    put(root / "steps/one/solution/solve.sh", "#!/bin/sh\necho 1 > /app/a.txt\n")
+    put(root / "steps/two/instruction.md", "Replace it with a 2 in b.txt\n")
+    put(root / "steps/two/solution/solve.sh", "#!/bin/sh\n[ -e a.txt ] && rm a.txt && echo 2 > b.txt\n")
+    put(root / "steps/two/tests/test.sh", PASSES_IF.format(condition="[ ! -e a.txt ] && [ $(cat b.txt) = 2 ]"))
+    return root
+
+
+@pytest.mark.needs("bubblewrap")
+def test_steps_are_turns_and_each_is_verified_at_its_own_end(tmp_path: Path) -> None:
+    oracle = Ran(stepped(tmp_path / "t"), tmp_path / "out", "oracle")
+    assert oracle.verdict() == ("passed", None, "completed")
+    reward = oracle.document("verification.json")["reward"]
+    assert reward == {"value": 1.0, "values": {"turn 1": 1.0, "turn 2": 1.0}}
+    assert len(oracle.document("verification.json")["commands"]) == 2
+    assert oracle.document("attempt.report.json")["turns"] == 2
+    assert [call["exit_code"] for call in oracle.calls()] == [0, 0]
+    assert validate(load_bundle(oracle.path), strict=True) == []
+    mission = read_tasks(tmp_path / "t", host_root=True).missions[0]
+    assert [mission.timeout, *(turn.timeout for turn in mission.then)] == [60.0, 50.0]
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize(
+    ("strategy", "min_reward", "value"), [("mean", "", 0.5), ("final", "", 1.0), ("final", "min_reward = 1.0", 0.0)]
+)
+def test_rewards_of_steps_are_combined(tmp_path: Path, strategy: str, min_reward: str, value: float) -> None:
+    root = stepped(tmp_path / "t", strategy, min_reward)
+    put(root / "tests/helper", "wanted=3\n")
+    ran = Ran(root, tmp_path / "out", "oracle")
+    assert ran.document("verification.json")["reward"]["value"] == value
+    assert ran.verdict() == ("passed" if value == 1.0 else "failed", None, "completed")
 
 
 def test_tasks_in_categories_are_a_suite(tmp_path: Path) -> None:

@@ -102,10 +102,11 @@ async def _find(runtime: AgentRuntime) -> None:
 def _run(check: RuntimeCheck, runtime: AgentRuntime, provider: str | None) -> tuple[CheckResult, str]:
     began = time.monotonic()
     context = RuntimeCheckContext(runtime, rig_for(runtime), provider)
+    seconds = max(check.seconds, 3 * context.timeout)  # a check waits for several things, one after the other
 
     async def bounded() -> None:
         try:
-            with anyio.fail_after(check.seconds):
+            with anyio.fail_after(seconds):
                 await check.run(context)
         except BaseExceptionGroup as group:
             error: BaseException = group
@@ -124,7 +125,7 @@ def _run(check: RuntimeCheck, runtime: AgentRuntime, provider: str | None) -> tu
     except NotChecked as error:
         outcome, detail = "not_checked", str(error)
     except TimeoutError:
-        outcome, detail = "failed", f"timed out after {check.seconds:g} s"
+        outcome, detail = "failed", f"timed out after {seconds:g} s"
     except Exception as error:
         ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "conformance" in frame.filename]
         where = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""

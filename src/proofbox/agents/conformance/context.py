@@ -121,6 +121,7 @@ class RuntimeCheckContext:
                 provider=self.provider,
                 settings=settings,
                 stall_timeout=stall_timeout,
+                request_timeout=max(self.timeout, 30.0),
             )
             probe = await self.runtime.probe(settings)
             expect(probe.available and probe.compatible, f"the probe failed: {probe.reason!r}")

@@ -20,7 +20,7 @@ from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionO
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted_session import HostedSession
 from proofbox.agents.runtimes.scripted.runtime import BoxedTools, ScriptedRuntime, ScriptedSession
-from proofbox.agents.runtimes.scripted.script import AgentScript, ScriptStep
+from proofbox.agents.runtimes.scripted.script import AgentScript, ScriptStep, ScriptTurn
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
@@ -30,6 +30,8 @@ from proofbox.sandbox.options import PolicyOptions
 
 VERSION = "1"
 PLACE = "/solution"
+FURTHER = "/solutions"
+"""Where the solutions of further turns are; each is copied to its place when its turn begins."""
 ENTRY = "solve.sh"
 MAX_SECONDS = 3600.0
 """Timeout in seconds for a solution: the longest timeout that the command tool accepts."""
@@ -70,6 +72,8 @@ class NopSession(HostedSession):
 class OracleSettings(msgspec.Struct, frozen=True):
     solution: str = ""
     """The path of a script, or of a directory with `solve.sh` in it."""
+    further: tuple[str, ...] = ()
+    """The same for each further turn; empty: nothing is done in that turn."""
     env: dict[str, str] = {}
     """Additional environment variables for the solution."""
 
@@ -93,13 +97,22 @@ class OracleRuntime:
         copy = options.scratch / "solution"
         await run_sync(_copy, settings.solution, copy)
         policy: PolicyOptions = options.policy.copy()
-        policy["mounts"] = [*(policy.get("mounts") or ()), Mount(copy, PLACE, writable=True)]
-        args = {"command": f"{PLACE}/{ENTRY}", "timeout": MAX_SECONDS, "env": settings.env}
-        step = ScriptStep(tool="run_command", args=args)
+        mounts = [Mount(copy, PLACE, writable=True)]
+        turns = [ScriptTurn((_step(f"{PLACE}/{ENTRY}", settings),))]
+        for number, further in enumerate(settings.further):
+            if not further:
+                turns.append(ScriptTurn())
+                continue
+            other = options.scratch / f"solution-{number}"
+            await run_sync(_copy, further, other)
+            mounts.append(Mount(other, f"{FURTHER}/{number}"))
+            replace = f"rm -rf {PLACE}/* && cp -R {FURTHER}/{number}/. {PLACE}/ && exec {PLACE}/{ENTRY}"
+            turns.append(ScriptTurn((_step(replace, settings),)))
+        policy["mounts"] = [*(policy.get("mounts") or ()), *mounts]
         session = ScriptedSession(
             self,
             msgspec.structs.replace(options, policy=policy, approvals=()),  # the solution needs no approval
-            AgentScript((step,)),
+            AgentScript(turn=tuple(turns)),
             BoxedTools,
             anyio.sleep,
             clock=clock,
@@ -107,6 +120,11 @@ class OracleRuntime:
         )
         await session.open()
         return session
+
+
+def _step(command: str, settings: OracleSettings) -> ScriptStep:
+    args = {"command": command, "timeout": MAX_SECONDS, "env": settings.env}
+    return ScriptStep(tool="run_command", args=args)
 
 
 def _copy(solution: str, dest: Path) -> None:

@@ -20,6 +20,7 @@ main { max-width: 68rem; }
 .badge.closed { color: var(--failed); background: var(--failed-ground); }
 .actions { display: flex; gap: .6rem; margin: 1rem 0; }
 button.merge, .sign-in button { background: var(--accent); border-color: var(--accent); color: var(--paper); }
+button.merge:hover, .sign-in button:hover { color: var(--paper); text-decoration: underline; }
 .pane { max-height: none; }
 .pane.diff .file { border-top: 1px solid var(--line); padding-top: .4rem; margin-top: .4rem; }
 .pane.diff .file:first-child { border-top: 0; padding-top: 0; margin-top: 0; }

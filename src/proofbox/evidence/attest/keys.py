@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import KeyInvalid
-from proofbox.evidence.bundle.paths import enclosing, read_bounded, shown
+from proofbox.evidence.bundle.paths import is_inside_bundle, read_bounded, shown
 
 MAX_KEY_BYTES = 1 << 14
 _Path = str | os.PathLike[str]
@@ -101,8 +101,7 @@ def load_public_key(path: _Path) -> PublicKey:
 
 
 def refuse_inside_bundle(place: str) -> None:
-    parent = os.path.dirname(os.path.realpath(place))
-    if os.path.lexists(os.path.join(enclosing(parent), "run_status.json")):
+    if is_inside_bundle(os.path.dirname(os.path.realpath(place))):
         raise _refusal(place, "is inside a bundle", "keep keys outside of evidence")
 
 

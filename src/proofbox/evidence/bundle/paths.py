@@ -27,6 +27,8 @@ LOCK = ".runtime.lock"
 RESERVED = frozenset({INDEX, STATUS, REPAIR_LOG, LOCK})
 
 MAX_PATH = 1024
+NESTED_LEVELS = 2
+"""Maximum number of directories between a nested bundle and the one around it, such as `attempts/NAME`."""
 # Limits on files that are read whole, so that no reader needs more than 200 MB. An index entry takes 110 bytes plus its
 # path, so about 150,000 entries fit. Logs are read line by line; their limit only bounds the time.
 MAX_STATUS_BYTES = 1 << 24
@@ -262,11 +264,26 @@ def list_runs(out: _Path) -> list[str]:
 
 
 def enclosing(directory: _Path) -> str:
-    """Return the outermost bundle that contains `directory`; itself, unless it is nested."""
+    """Return the outermost bundle that contains the bundle `directory`; itself, unless it is nested.
+
+    A nested bundle is at most `NESTED_LEVELS` directories below the next. Directories further up may belong to other
+    people, whose files decide nothing about a bundle.
+    """
     place = os.path.realpath(directory)
-    outermost = place
-    while (parent := os.path.dirname(place)) != place:
+    outermost, left = place, NESTED_LEVELS
+    while left and (parent := os.path.dirname(place)) != place:
         place = parent
+        left -= 1
         if os.path.lexists(os.path.join(place, STATUS)):
-            outermost = place
+            outermost, left = place, NESTED_LEVELS
     return outermost
+
+
+def is_inside_bundle(directory: _Path) -> bool:
+    """Return whether a directory is a bundle, or anywhere in one."""
+    place = os.path.realpath(directory)
+    while not os.path.lexists(os.path.join(place, STATUS)):
+        if (parent := os.path.dirname(place)) == place:
+            return False
+        place = parent
+    return True

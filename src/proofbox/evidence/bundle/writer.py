@@ -30,7 +30,7 @@ from proofbox.core.files.atomic import write_document
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import preview
-from proofbox.errors import BundleExists, BundleSecretFound, UsageError
+from proofbox.errors import BundleExists, BundlePathRefused, BundleSecretFound, UsageError
 from proofbox.evidence.bundle.content import pieces_of, sync_all, write_new
 from proofbox.evidence.bundle.covering import cover, measured
 from proofbox.evidence.bundle.creation import checked_run_id, create_nested, create_run
@@ -38,7 +38,7 @@ from proofbox.evidence.bundle.identity import is_alive, process_identity, world,
 from proofbox.evidence.bundle.index import Anchor, Artifact, bounded_bytes, index_of, stated_schema
 from proofbox.evidence.bundle.lock import Mode, RunLock, holding
 from proofbox.evidence.bundle.log import SYNC_EVERY, BundleLog
-from proofbox.evidence.bundle.paths import INDEX, LATEST, STATUS, check_artifact_path
+from proofbox.evidence.bundle.paths import INDEX, LATEST, NESTED_LEVELS, STATUS, check_artifact_path, shown
 from proofbox.evidence.bundle.status import SCHEMA as STATUS_SCHEMA
 from proofbox.evidence.bundle.status import RunStatus
 from proofbox.evidence.bundle.takeover import continued, last_status, left_behind, require_left, require_ours, set_aside
@@ -433,7 +433,14 @@ def _in_output(out: _Path, run_id: str, mode: Mode, timeout: float, options: Wri
 
 
 def _inside(directory: _Path, path: str) -> Path:
-    return Path(directory) / check_artifact_path(path, "bundle nested")
+    checked = check_artifact_path(path, "bundle nested")
+    if checked.count("/") >= NESTED_LEVELS:
+        raise BundlePathRefused(
+            f"a nested bundle is at most {NESTED_LEVELS} directories below the outer one: {shown(path)}",
+            op="bundle nested",
+            fix_hints=["use a path such as attempts/NAME"],
+        )
+    return Path(directory) / checked
 
 
 def _at(place: Path) -> _Place:

@@ -20,18 +20,17 @@ from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.errors import BundleCorrupt, BundleSchemaUnknown
 from proofbox.evidence.bundle.index import SchemaUnknown, refuse_other_schema
-from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES, RUN_ID, is_artifact_path, read_bounded, shown
+from proofbox.evidence.bundle.paths import INDEX, RUN_ID, is_artifact_path, read_bounded, shown
 from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.packet import SUFFIX
+from proofbox.evidence.verify.campaign_runs import pinned_runs
 from proofbox.evidence.verify.verification import Verification
 
 SCHEMA = "proofbox.embedded_evidence/1"
 OPENING = b'<script type="application/json" id="proofbox-evidence">'
 CLOSING = b"</script>"
 MAX_HTML_BYTES = 256 << 20
-RUNS = "runs.json"
-"""The artifact of a campaign that pins the index of each of its runs."""
 PAGE_NOTE = "the evidence in the file was checked; the text and scripts of the page around it were not"
 _ELEMENT = re.compile(rb"id\s*=\s*[\"']?proofbox-evidence\b", re.IGNORECASE)
 
@@ -119,7 +118,7 @@ def verify_embedded(path: str, check: Callable[[str, str | None], Verification],
             found = check(directory, own_key)
             _add(total, found, each["name"], len(document["bundles"]))
             if found.signed_by is not None and found.ok:
-                pinned |= _pinned_runs(directory)
+                pinned |= {run.index_sha256 for run in pinned_runs(directory)}
             elif own_key is None:
                 unsigned[each["name"]] = sha256_hex(_decoded(each["files"].get(INDEX, "")))
     for name, index in unsigned.items() if key is not None else ():
@@ -130,15 +129,6 @@ def verify_embedded(path: str, check: Callable[[str, str | None], Verification],
     if len(document["left_out"]) > 20:
         total.notes.append(f"left out of the file: {len(document['left_out']) - 20} more")
     return total
-
-
-def _pinned_runs(directory: str) -> set[str]:
-    """Return the digests of the indexes that a verified campaign pins; empty for another bundle."""
-    try:
-        document = parse_strict(read_bounded(os.path.join(directory, RUNS), MAX_JSON_BYTES))
-        return {str(run["index_sha256"]) for run in document["runs"]}
-    except (OSError, ValueError, KeyError, TypeError):  # also CanonicalError
-        return set()
 
 
 def _add(total: Verification, found: Verification, name: str, count: int) -> None:

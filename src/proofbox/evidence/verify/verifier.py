@@ -14,7 +14,7 @@ Without --key and without a digest from another source, this detects damage, not
 bundle can create another consistent one.
 
 Codes of findings, besides those of `check`: packet_malformed, packet_mismatch (with the bundle),
-verdict_wrong, policy_misnamed, signature_absent, signature_wrong, bundle_absent.
+verdict_wrong, policy_misnamed, signature_absent, signature_wrong, bundle_absent, run_mismatch (with a campaign).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from proofbox.evidence.promotion.packet import PREDICATE_TYPES, SUFFIX, Packet, 
 from proofbox.evidence.promotion.packet_v02 import bundle_of_v02, differences_v02
 from proofbox.evidence.promotion.policy import is_built_in
 from proofbox.evidence.promotion.verdict import differences
+from proofbox.evidence.verify.campaign_runs import verify_runs
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.evidence.verify.embedded import verify_embedded
 from proofbox.evidence.verify.verification import Verification
@@ -63,9 +64,12 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
     if place.endswith(HTML_SUFFIX) and os.path.isfile(place):
         if bundle is not None:
             raise UsageError("--bundle can't be used with an HTML file, which contains its evidence", op="verify")
-        return verify_embedded(place, lambda directory, signer: verify(directory, key=signer), key)
+        return verify_embedded(place, lambda directory, signer: _verify_directory(directory, signer), key)
     if os.path.isfile(place):
-        return verify_packet(place, key=key, bundle=bundle)
+        result = verify_packet(place, key=key, bundle=bundle)
+        if result.bundle is not None:
+            verify_runs(result, result.bundle)
+        return result
     directory = resolve(place)
     if bundle is not None:
         raise UsageError(
@@ -73,19 +77,25 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
             op="verify",
             fix_hints=["give the path of the packet, and its bundle with --bundle"],
         )
+    result = _verify_directory(directory, key)
+    verify_runs(result, directory)
+    result.path = place
+    _note_newer(result, directory)
+    return result
+
+
+def _verify_directory(directory: str, key: str | None) -> Verification:
+    """Verify a bundle with the packet beside it, without the runs of a campaign."""
     beside = os.path.join(
         os.path.dirname(os.path.abspath(directory)), os.path.basename(os.path.abspath(directory)) + SUFFIX
     )
     if os.path.lexists(beside):
-        result = verify_packet(beside, key=key, bundle=directory)
-    else:
-        result = Verification(place)
-        _verify_bundle(result, directory)
-        if key is not None:
-            _public_key(key)
-            result.found("signature_absent", "", "a key was given, but there is no signed packet")
-    result.path = place
-    _note_newer(result, directory)
+        return verify_packet(beside, key=key, bundle=directory)
+    result = Verification(directory)
+    _verify_bundle(result, directory)
+    if key is not None:
+        _public_key(key)
+        result.found("signature_absent", "", "a key was given, but there is no signed packet")
     return result
 
 

@@ -121,9 +121,11 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The host name and the beginning of the node's id in the cluster."""
     kernel: str
+    """The release of its kernel."""
     machine: str
     """The processor architecture."""
     python: str
+    """The version of Python."""
     proofbox: str
     """The version of proofbox on the node."""
     provider: str
@@ -137,6 +139,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()
     """The names of the run's key variables that are set on the node."""
     measured_at: str
+    """When the node was measured, by its own clock."""
 
 
 @stored("proofbox.torn_attempt/1", at="BUNDLE/attempt.torn.json of an attempt")

@@ -7,14 +7,15 @@ before they are matched.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes
+from proofbox.errors import UsageError
 from proofbox.lab.attempt.claims import Feedback
 from proofbox.lab.attempt.final_tree import Find
-from proofbox.lab.suite.spec import CommandCondition, Expect, FileCondition
+from proofbox.lab.suite.spec import CommandCondition, Expect, FileCondition, Mission
 
 MATCHED_TEXT = 16 * 1024
 """The number of characters that a pattern is matched against, which bounds backtracking."""
@@ -44,6 +45,13 @@ class ObservedCall(msgspec.Struct, frozen=True):
     started: bool = True
     """False if the call is known not to have run."""
     exit_code: int | None = None
+
+
+def refuse_expect(missions: Iterable[Mission], op: str) -> None:
+    """Raise `UsageError` if a mission has conditions. Stored files alone, without the agent, cannot decide them."""
+    for mission in missions:
+        if mission.expect.asks:
+            raise UsageError(f"mission {mission.id} has conditions in expect, which need the agent", op=op)
 
 
 def unmet(

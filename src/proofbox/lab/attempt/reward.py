@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +39,22 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def passed(self) -> bool | None:
         return None if self.value is None else self.value >= PASSING
+
+
+def combine_rewards(turns: Sequence[tuple[Reward | None, float | None]], how: Literal["mean", "final"]) -> Reward:
+    """Combine the rewards of several turns, each with its minimum. Turns after one below its minimum do not count.
+
+    None instead of a reward: the turn did not begin.
+    """
+    values: list[float] = []
+    stopped = False
+    for number, (reward, least) in enumerate(turns, 1):
+        if reward is not None and reward.value is None and not stopped:
+            return Reward(problem=reward.problem, detail=f"turn {number}: {reward.detail}")
+        values.append(0.0 if stopped or reward is None or reward.value is None else reward.value)
+        stopped = stopped or (least is not None and values[-1] < least)
+    value = values[-1] if how == "final" else sum(values) / len(values)
+    return Reward(value=value, values={f"turn {number}": each for number, each in enumerate(values, 1)})
 
 
 def read_reward(directory: Path) -> Reward:

@@ -58,11 +58,11 @@ from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.sharing import Started, refuse_to_share
 from proofbox.lab.attempt.states import Reason, State, States
 from proofbox.lab.attempt.trace import Trace
-from proofbox.lab.attempt.verifier import VerifierResult, check, lay_beside, lay_out
+from proofbox.lab.attempt.verifier import VerifierResult, check, combine_turns, lay_beside, lay_out, not_run
 from proofbox.lab.run import pressure
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Attempt, Ended
-from proofbox.lab.suite.spec import Mission
+from proofbox.lab.suite.spec import Mission, Verify, verifiers_of
 from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.workspace import Workspace
@@ -166,6 +166,8 @@ class Supervisor:
         self._incomplete_reason = ""
         self._session: AgentSession | None = None
         self._given = ""
+        self._turn_ends: list[str] = []
+        """The snapshots at the end of the turns that further turns followed."""
         self._final: Snapshot | None = None
         self._workspace: Workspace | None = None
         self.place = context.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
@@ -213,7 +215,8 @@ class Supervisor:
 
     async def _carry_out(self, bundle: BundleWriter) -> None:
         prompt = await run_sync(self.context.suite.prompt_of, self._mission)
-        bundle.write_bytes(artifacts.PROMPT, self.context.redactor.redact(prompt).encode())
+        prompts = "\n\n".join([prompt, *(turn.prompt for turn in self._mission.then)])
+        bundle.write_bytes(artifacts.PROMPT, self.context.redactor.redact(prompts).encode())
         if self._control.is_interrupted:
             raise _Interrupted("before it started")
         self.enter("preparing")
@@ -324,7 +327,13 @@ class Supervisor:
                 recording.start(thread)
             turn = await session.start_turn(thread, prompt)
             self._runner |= {"thread_id": thread, "turn_id": turn}
-            self._result = await self._wait(session, thread, turn)
+            self._result = await self._wait(session, thread, turn, self._timeout)
+            for further in self._mission.then:
+                if self._result.status != "completed" or self._control.reason is not None:
+                    break
+                self._turn_ends.append(trace.steps[-1].snapshot_after)
+                turn = await session.start_turn(thread, further.prompt)
+                self._result = await self._wait(session, thread, turn, further.timeout)
         finally:
             self.enter("stopping")
             with anyio.CancelScope(shield=True):
@@ -359,7 +368,8 @@ class Supervisor:
             settings = {**settings, "script": {"step": list(mission.script.step)}}
         elif runtime.id == "oracle":
             solution = "" if mission.solution is None else str(context.suite.at(mission.solution))
-            settings = {**settings, "solution": solution, "env": mission.solution_env}
+            further = [str(context.suite.at(turn.solution)) if turn.solution else "" for turn in mission.then]
+            settings = {**settings, "solution": solution, "further": further, "env": mission.solution_env}
         environment = decide_environment(mission.env, model_keys=_model_keys(settings))
         self._environment = environment.record
         return SessionOptions(
@@ -385,7 +395,7 @@ class Supervisor:
         """Return the requested options of the agent's box, for the record."""
         return requested_options(self._mission)
 
-    async def _wait(self, session: AgentSession, thread: str, turn: str) -> TurnResult:
+    async def _wait(self, session: AgentSession, thread: str, turn: str, seconds: float | None) -> TurnResult:
         """Wait until the turn ends, times out or is stopped. Time spent in the queue does not count."""
 
         async def interrupt_when_stopped() -> None:
@@ -405,8 +415,8 @@ class Supervisor:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(interrupt_when_stopped)
-            if self._timeout is not None:
-                tasks.start_soon(interrupt_on_timeout, self._timeout)
+            if seconds is not None:
+                tasks.start_soon(interrupt_on_timeout, seconds)
             if self._mission.watchdog is not None:
                 tasks.start_soon(self._watchdog.watch, self._mission.watchdog)
             if self._mission.limits.disk_mb is not None:
@@ -462,25 +472,14 @@ class Supervisor:
         final = self._seal(bundle, workspace)
         if self._infra is not None:
             return
-        verify = self._mission.verify
-        if verify.commands:
-            files = None if verify.files is None else self.context.suite.at(verify.files)
-            verified = self.place / "verified"
-            beside = lay_beside(verify, self.context.suite.at, self.place / "beside")
-            with (
-                lay_out(workspace, self._given, final.id, verify, files, verified) as (put_back, left_out),
-                self._boxes.over(verified) as boxes,
-            ):
-                found = check(
-                    boxes,
-                    verify,
-                    self.context.redactor,
-                    provider=self._boxes.provider,
-                    policy=self._boxes.policy(verified),
-                    beside=beside,
-                    clock=self.context.clock,
-                )
-            self._checked = msgspec.structs.replace(found, put_back=put_back, left_out=left_out)
+        verifiers = [verify for _, verify in verifiers_of(self._mission)]
+        if any(verify.commands for verify in verifiers):
+            ends = [*self._turn_ends, final.id]
+            results = [
+                self._check(workspace, ends[number], verify, number) if number < len(ends) else not_run(verify)
+                for number, verify in enumerate(verifiers)
+            ]
+            found = self._checked = combine_turns(results, verifiers, self._mission.turn_rewards)
             unscored = found.passed is None and found.reward is not None and found.reward.problem
             if unscored and self._reason == "completed":
                 self._reason = unscored
@@ -494,6 +493,26 @@ class Supervisor:
         )
         if workspace.lower is not None:
             workspace.lower.require_unchanged()
+
+    def _check(self, workspace: Workspace, snapshot: str, verify: Verify, turn: int) -> VerifierResult:
+        """Verify the files at the end of one turn."""
+        files = None if verify.files is None else self.context.suite.at(verify.files)
+        verified = self.place / f"verified-{turn}"
+        beside = lay_beside(verify, self.context.suite.at, self.place / f"beside-{turn}")
+        with (
+            lay_out(workspace, self._given, snapshot, verify, files, verified) as (put_back, left_out),
+            self._boxes.over(verified) as boxes,
+        ):
+            found = check(
+                boxes,
+                verify,
+                self.context.redactor,
+                provider=self._boxes.provider,
+                policy=self._boxes.policy(verified),
+                beside=beside,
+                clock=self.context.clock,
+            )
+        return msgspec.structs.replace(found, put_back=put_back, left_out=left_out)
 
     def _verified(self) -> Verified:
         """Return `passed` only if something decided it: commands that passed, or conditions that were all met."""

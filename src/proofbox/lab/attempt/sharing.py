@@ -92,7 +92,8 @@ def _decided(mission: Mission, provider: str | None, chain: Chain) -> dict[str, 
         "tools": msgspec.to_builtins(mission.tools),
     }
     if any(candidate.strategy == "oracle" for candidate in chain.candidates):
-        decided |= {"solution": mission.solution, "solution_env": mission.solution_env}
+        solutions = [mission.solution, *(turn.solution for turn in mission.then)]
+        decided |= {"solution": solutions, "solution_env": mission.solution_env}
     return decided
 
 

@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -31,7 +31,7 @@ from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import gap, preview, preview_end
 from proofbox.errors import SuiteInvalid
 from proofbox.evidence.bundle.paths import shown
-from proofbox.lab.attempt.reward import Reward, read_reward
+from proofbox.lab.attempt.reward import Reward, combine_rewards, read_reward
 from proofbox.lab.attempt.runner_files import COMPILED, Protection, imported_as
 from proofbox.lab.suite.harbor.task_tree import tree_sha256
 from proofbox.lab.suite.spec import Verify, VerifyCommand
@@ -221,6 +221,39 @@ def check(
         isolation=info.isolation.value,
         duration_ms=round((clock.monotonic() - began) * 1000, 3),
     )
+
+
+def combine_turns(
+    results: Sequence[VerifierResult], verifiers: Sequence[Verify], how: Literal["mean", "final"]
+) -> VerifierResult:
+    """Combine the results of the turns of a mission."""
+    if len(results) == 1:
+        return results[0]
+    runs = tuple(run for each in results for run in each.commands)
+    turns = [(each.reward, verify.min_reward) for each, verify in zip(results, verifiers, strict=True)]
+    reward = combine_rewards(turns, how) if verifiers[0].reward is not None else None
+    return VerifierResult(
+        passed=decided_by(runs, reward),
+        commands=runs,
+        put_back=tuple(dict.fromkeys(path for each in results for path in each.put_back)),
+        left_out=tuple(dict.fromkeys(path for each in results for path in each.left_out)),
+        reward=reward,
+        provider=results[0].provider,
+        isolation=results[0].isolation,
+        duration_ms=round(sum(each.duration_ms for each in results), 3),
+    )
+
+
+def not_run(verify: Verify) -> VerifierResult:
+    """Return the result of a turn that did not begin, because the one before it did not complete."""
+    argv = [argv_of(each.run if isinstance(each, VerifyCommand) else each) for each in verify.commands[:1]]
+    empty, why = sha256_hex(b""), "the turn that it verifies did not begin"
+    nothing = {"stdout": "", "stderr": "", "stdout_sha256": empty, "stderr_sha256": empty}
+    runs = [
+        CommandRun(command=each, passed=False, exit_code=-1, timed_out=False, duration_ms=0.0, why=why, **nothing)
+        for each in argv
+    ]
+    return VerifierResult(passed=False, commands=tuple(runs))
 
 
 def decided_by(runs: Sequence[CommandRun], reward: Reward | None) -> bool | None:

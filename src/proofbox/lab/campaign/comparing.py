@@ -141,5 +141,7 @@ def _changed(old: CampaignManifest, new: CampaignManifest, flows: list[str]) -> 
     found = set()
     for flow in flows:
         a, b = old.run(flow).inputs, new.run(flow).inputs
-        found |= {path for path in a.keys() & b if a[path] != b[path]}
+        found |= {path for path in a.keys() | b.keys() if a.get(path) != b.get(path)}
+        if old.run(flow).suite_sha256 != new.run(flow).suite_sha256:
+            found.add(f"the missions of {flow}")
     return found

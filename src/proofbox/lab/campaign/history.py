@@ -20,7 +20,7 @@ from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CampaignChanged
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.lab.campaign.registration import MANIFEST, CampaignManifest, is_running, registered_digest
+from proofbox.lab.campaign.registration import MANIFEST, CampaignManifest, is_running, manifest_digest
 from proofbox.lab.reports.campaigns.loading import REPORT, load_campaign
 from proofbox.lab.reports.campaigns.results import CampaignResults, FlowReport
 
@@ -41,6 +41,8 @@ class KnownCampaign(msgspec.Struct, frozen=True, kw_only=True):
     """The campaign's file."""
     sha256: str
     """The registered digest."""
+    manifest_sha256: str = ""
+    """The digest of the whole manifest; empty in records of earlier versions."""
     registered_at: str
     """When it was registered, in UTC."""
 
@@ -72,6 +74,7 @@ def remember(manifest: CampaignManifest, out: Path) -> None:
         out=str(out.resolve()),
         path=manifest.path,
         sha256=manifest.sha256,
+        manifest_sha256=manifest_digest(manifest),
         registered_at=manifest.registered_at,
     )
     with locked(state_dir() / ".campaigns.lock"):
@@ -81,9 +84,9 @@ def remember(manifest: CampaignManifest, out: Path) -> None:
 
 def require_known(manifest: CampaignManifest, out: Path) -> None:
     """Raise `CampaignChanged` unless the manifest is the one that was registered here, with all its content."""
-    digest = registered_digest(manifest.document, manifest.canary, manifest.runs)
-    known = {each.run_id: each.sha256 for each in known_campaigns()}
-    if digest == manifest.sha256 == known.get(manifest.run_id):
+    digest = manifest_digest(manifest)
+    known = {each.run_id: each.manifest_sha256 for each in known_campaigns()}
+    if digest == known.get(manifest.run_id):
         return
     raise CampaignChanged(
         f"{out / MANIFEST} is not the manifest that was registered here",

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from proofbox.agents.settings import with_absolute_mounts
 from proofbox.config.engine import EngineSettings
 from proofbox.errors import CampaignNotReady, ProofboxError
 from proofbox.lab.attempt.mission_box import requested_options
@@ -23,6 +24,7 @@ from proofbox.lab.run import pressure
 from proofbox.lab.run.plan import Plan, box_settings
 from proofbox.lab.run.running import prepare_run
 from proofbox.lab.suite.spec import Mission
+from proofbox.sandbox.paths import parse_mount
 from proofbox.sandbox.service import Sandboxes
 
 _SECONDS: Final = 60.0
@@ -40,11 +42,15 @@ class PreflightFailure(msgspec.Struct, frozen=True):
     fix_hints: tuple[str, ...]
 
 
-def preflight(campaign: Campaign, out: Path) -> None:
-    """Raise `CampaignNotReady` with everything that prevents a flow from running here."""
+def preflight(campaign: Campaign, out: Path, *, consented: bool = True) -> None:
+    """Raise `CampaignNotReady` with everything that prevents a flow from running here.
+
+    Runtimes and sandboxes are checked by starting them as the campaign states, which may run any program on this
+    machine. So they are checked only if the user has `consented` to everything that the campaign asks for.
+    """
     failures = [
-        *_runtimes(campaign),
-        *_sandboxes(campaign),
+        *(_runtimes(campaign) if consented else ()),
+        *(_sandboxes(campaign) if consented else ()),
         *_budgets(campaign),
         *_resources(out),
     ]
@@ -100,8 +106,15 @@ def _sandboxes(campaign: Campaign) -> Iterator[PreflightFailure]:
     exam = campaign.document.campaign.prompt_mode == "exam"
     tried: set[bytes] = set()
     for flow, suite in campaign.suites.items():
+        mounted = _mounted(campaign, flow)
         for mission in suite.missions:
             oracle = oracle_files(mission.verify, suite.base, mission.solution) if exam else {}
+            for field, path in oracle.items():
+                real = path.resolve()
+                if any(real.is_relative_to(each) or each.is_relative_to(real) for each in mounted):
+                    yield _reachable(
+                        flow, mission, field, path, "remove the mount from the settings of the flow's agent"
+                    )
             policy = (mission.provider, requested_options(mission), sorted(map(str, oracle.values())))
             key = msgspec.json.encode(policy, enc_hook=str)
             if key in tried:
@@ -109,14 +122,23 @@ def _sandboxes(campaign: Campaign) -> Iterator[PreflightFailure]:
             tried.add(key)
             try:
                 for field in _reached(mission, oracle):
-                    yield PreflightFailure(
-                        flow,
-                        "CAMPAIGN_ORACLE_REACHABLE",
-                        f"mission {mission.id!r}: the agent can read {field} at {oracle[field]}",
-                        ("move the suite to a directory that no box shows, for example below your home directory",),
-                    )
+                    hint = "move the suite to a directory that no box shows, for example below your home directory"
+                    yield _reachable(flow, mission, field, oracle[field], hint)
             except ProofboxError as error:
                 yield _failure(flow, error)
+
+
+def _reachable(flow: str, mission: Mission, field: str, path: Path, hint: str) -> PreflightFailure:
+    why = f"mission {mission.id!r}: the agent can read {field} at {path}"
+    return PreflightFailure(flow, "CAMPAIGN_ORACLE_REACHABLE", why, (hint,))
+
+
+def _mounted(campaign: Campaign, flow: str) -> list[Path]:
+    """Return the directories of the host that the settings of a flow's agent mount."""
+    runner = next(each.runner for each in campaign.document.flow if each.id == flow)
+    tables = with_absolute_mounts({runner.type: runner.settings}, campaign.path.parent)
+    mounts = tables[runner.type].get("mounts", ())
+    return [parse_mount(each).host.resolve() for each in mounts if isinstance(each, str)]
 
 
 def _reached(mission: Mission, oracle: dict[str, Path]) -> list[str]:

@@ -12,13 +12,14 @@ import msgspec
 
 from proofbox.core.results import Document, ErrorBody
 from proofbox.core.words import counted
-from proofbox.errors import BundleError, CampaignNotPublishable
+from proofbox.errors import BundleError, CampaignChanged, CampaignNotPublishable
 from proofbox.evidence.attest.keys import load_private_key
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.packet import SUFFIX
 from proofbox.evidence.verify.verification import Verification
 from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.campaign.history import require_known
 from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
 from proofbox.lab.reports.campaigns.loading import load_campaign, run_path
 from proofbox.lab.reports.campaigns.results import CampaignReport
@@ -113,6 +114,10 @@ def _objections(found: Verification) -> Iterator[PublishReason]:
 
 def _reasons(out: Path, manifest: CampaignManifest, report: CampaignReport) -> Iterator[PublishReason]:
     results = report.results
+    try:
+        require_known(manifest, out)
+    except CampaignChanged as error:
+        yield PublishReason(error.code, error.message)
     if manifest.canary is not None:
         yield PublishReason("canary", "the results of a canary can never be published")
     if not report.committed:

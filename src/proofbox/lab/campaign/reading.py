@@ -21,6 +21,7 @@ from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
 from proofbox.core.words import counted
 from proofbox.errors import CampaignInvalid, NotFoundError, ProofboxError, SuiteInvalid
 from proofbox.lab.campaign.spec import PROMPT, CampaignDocument, Flow, Gate, MissionChoice, other_table
+from proofbox.lab.run.plan import secrets_in
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import LARGEST_PROMPT, check_values
 from proofbox.lab.suite.opening import open_suite
@@ -84,6 +85,7 @@ def parse_campaign(text: str, path: Path, *, first: int | None = None) -> Campai
     if not problems.found:
         document = msgspec.convert(values, CampaignDocument)
         _check(document, problems)
+        _check_secrets(document, text, problems)
         base = path.parent.resolve()
         chosen = _chosen(document.missions, base, problems)[:first]
         _check_missions(document, chosen, base, problems)
@@ -129,6 +131,17 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
             problems.add(at, f"no flow uses the model {each.model[:200]!r}", nearest(each.model, priced))
         elif each.model in [earlier.model for earlier in document.price[:number]]:
             problems.add(at, f"duplicate price of {each.model!r}", "a model has one price")
+
+
+def _check_secrets(document: CampaignDocument, text: str, problems: Problems) -> None:
+    """Refuse a campaign that contains a secret known to this process: its text becomes part of the evidence."""
+    keys = [flow.runner.api_key_env for flow in document.flow if flow.runner.api_key_env is not None]
+    texts = [text.encode(), msgspec.json.encode(document)]
+    found = secrets_in(texts, keys, os.environ)
+    if found is not None:
+        names = ", ".join(found)
+        what = f"the file contains the value of {names}, but evidence must not contain secrets"
+        problems.add(("campaign",), what, f"remove it, or if it is not secret: unset {' '.join(found)}")
 
 
 def _check_gate(gate: Gate, at: tuple[str | int, ...], flows: list[str], problems: Problems) -> None:
@@ -208,6 +221,8 @@ def _check_missions(document: CampaignDocument, chosen: list[_Chosen], base: Pat
     for each in chosen:
         mission, at = each.mission, ("missions", each.number)
         verify, expect = _verify(document, mission), evaluation.expect or mission.expect
+        if mission.then:
+            problems.add(at, f"mission {mission.id!r} has several turns, which campaigns do not support")
         if not verify.commands and not expect.asks:
             hint = "define when it is done: verify.commands, or expect"
             problems.add(at, f"nothing verifies mission {mission.id!r}", hint)

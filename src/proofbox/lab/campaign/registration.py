@@ -19,12 +19,12 @@ import msgspec
 from proofbox.config import consent
 from proofbox.config.consent import Widening
 from proofbox.config.settings import toml_value
-from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.clock import Clock, SystemClock, isoformat, parse_isoformat
 from proofbox.core.digest import digest_of
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.atomic import create_only
 from proofbox.core.files.locks import is_locked, locked
-from proofbox.core.ids import IdSource
+from proofbox.core.ids import IdSource, is_id
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
@@ -35,6 +35,7 @@ from proofbox.lab.run.plan import box_settings
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.pinning import digest_inputs
 from proofbox.lab.suite.reading import Suite
+from proofbox.lab.suite.spec import Name
 from proofbox.lab.suite.widening import widenings
 from proofbox.sandbox.containers.images import image_digest
 from proofbox.sandbox.images.catalogue import resolve_default_image
@@ -187,6 +188,11 @@ def registered_digest(document: CampaignDocument, canary: int | None, runs: Sequ
     return digest_of({"spec": msgspec.to_builtins(document), "canary": canary, "flows": flows})
 
 
+def manifest_digest(manifest: CampaignManifest) -> str:
+    """Return the digest of a whole manifest, with the ids of its runs; the campaign's file may have been moved."""
+    return digest_of(msgspec.to_builtins(msgspec.structs.replace(manifest, path="")))
+
+
 def refuse_existing(out: Path) -> None:
     """Raise `CampaignExists` if the directory has a campaign."""
     if (out / MANIFEST).exists():
@@ -227,9 +233,25 @@ def read_manifest(out: Path) -> CampaignManifest:
         raise CampaignUnknown(f"there is no campaign in {out}", op="campaign") from None
     require_version(data, SCHEMA, path)
     try:
-        return parse_json(data, CampaignManifest)
-    except msgspec.DecodeError as error:
+        manifest = parse_json(data, CampaignManifest)
+        _check_names(manifest)
+    except (msgspec.DecodeError, ValueError) as error:
         raise CorruptError(f"{path} is malformed: {error}", op="campaign") from None
+    return manifest
+
+
+def _check_names(manifest: CampaignManifest) -> None:
+    """Raise `ValueError` unless every member that names a file is a name, and the time of registration is one.
+
+    A manifest may come from a stranger, and `gc` removes what it names.
+    """
+    ids = [("campaign", manifest.run_id), *(("run", each.run_id) for each in manifest.runs)]
+    for prefix, id in ids:
+        if not is_id(id, prefix):
+            raise ValueError(f"{id[:80]!r} is not the id of a {prefix}")
+    names = (manifest.campaign, *(each.flow for each in manifest.runs), *manifest.missions)
+    msgspec.convert(names, tuple[Name, ...])
+    parse_isoformat(manifest.registered_at)
 
 
 def require_registered(found: CampaignManifest, registered: CampaignManifest) -> None:
@@ -254,15 +276,17 @@ def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> set[str]:
     return {path for path in a.keys() | b.keys() if a.get(path) != b.get(path)}
 
 
-def require_consent(campaign: Campaign, *, trust: bool) -> None:
-    """Raise `ConsentRequired` unless the user has consented to all requests; `trust` is that consent."""
+def require_consent(campaign: Campaign, *, trust: bool, command: str = "") -> None:
+    """Raise `ConsentRequired` unless the user has consented to all requests; `trust` is that consent.
+
+    `command` is the command line that records the consent, by default that of `campaign run`.
+    """
     asked = requests(campaign)
     if trust and asked:
         consent.agree(campaign.path, asked)
     if asked:
-        consent.require(
-            campaign.path, asked, command=f"proofbox campaign run {quote(str(campaign.path))} --out OUT --trust"
-        )
+        command = command or f"proofbox campaign run {quote(str(campaign.path))} --out OUT --trust"
+        consent.require(campaign.path, asked, command=command)
 
 
 def requests(campaign: Campaign) -> tuple[Widening, ...]:

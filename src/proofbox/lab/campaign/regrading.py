@@ -19,6 +19,7 @@ from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import FinalSnapshot
+from proofbox.lab.attempt.expectations import refuse_expect
 from proofbox.lab.attempt.final_tree import stored_trees
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
@@ -136,9 +137,7 @@ def _require_same_design(new: Campaign, manifest: CampaignManifest) -> None:
     flows = tuple(run.flow for run in manifest.runs)
     if tuple(new.suites) != flows or new.missions != manifest.missions:
         raise UsageError(f"{new.path} has other flows or missions than the campaign", op="campaign regrade")
-    asking = [mission.id for suite in new.suites.values() for mission in suite.missions if mission.expect.asks]
-    if asking:
-        raise UsageError(f"mission {asking[0]} has conditions in expect, which need the agent", op="campaign regrade")
+    refuse_expect((mission for suite in new.suites.values() for mission in suite.missions), "campaign regrade")
 
 
 def _flow(run_dir: Path, flow: str, suite: Suite, scratch: Path) -> list[RegradedAttempt]:
@@ -150,7 +149,7 @@ def _flow(run_dir: Path, flow: str, suite: Suite, scratch: Path) -> list[Regrade
             attempt_id=each.id,
             mission_id=each.mission,
             before=each.result.verified,
-            after=_verified(each, run.nested[each.path], suite, scratch / flow / each.id),
+            after=_verified(each, run.nested[each.path], suite, scratch / flow / str(each.number)),
             index_sha256=each.result.index_sha256,
         )
         for each in final_attempts(attempts)

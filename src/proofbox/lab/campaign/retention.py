@@ -49,8 +49,8 @@ def survey_campaign(out: Path, rules: RetentionRules, now: datetime) -> Iterator
     fields = path_fields(os.fspath(out))
     yield RetentionItem(kind="campaign", **fields, bytes=size, free=free, reason=stays or why or "within the limits")
     if not free:
-        for run in manifest.runs:
-            yield from leftover_work(flow_out(out, run.flow))
+        for place, _ in _runs(out, manifest):
+            yield from leftover_work(place)
 
 
 def collect_campaign(item: RetentionItem) -> RetentionItem:
@@ -81,11 +81,18 @@ def _protected(out: Path, manifest: CampaignManifest, rules: RetentionRules) -> 
     return ""
 
 
+def _runs(out: Path, manifest: CampaignManifest) -> Iterator[tuple[Path, str]]:
+    """Yield the output directory and the id of each run. What a link leads to is not part of the campaign."""
+    for run in manifest.runs:
+        place = flow_out(out, run.flow)
+        if not place.is_symlink() and not place.parent.is_symlink():
+            yield place, run.run_id
+
+
 def _remove(out: Path, manifest: CampaignManifest) -> str:
     """Remove the runs, then the bundle, and the manifest last: until then, `gc` finds what is left."""
-    for run in manifest.runs:
-        path = flow_out(out, run.flow) / run.run_id
-        if left := remove_run(path):
+    for place, run_id in _runs(out, manifest):
+        if left := remove_run(place / run_id):
             return left
     for name in (FLOWS, manifest.run_id, f"{manifest.run_id}{SUFFIX}", LATEST, RUNTIME_LOCK, MANIFEST, LOCK):
         for left_over in remove_tree(out / name):

@@ -21,7 +21,7 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.errors import RunInterrupted, UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
-from proofbox.evidence.verify.embedded import RUNS
+from proofbox.evidence.verify.campaign_runs import RUNS
 from proofbox.lab.campaign.history import remember, require_known
 from proofbox.lab.campaign.preflight import plan_flow, preflight
 from proofbox.lab.campaign.reading import Campaign, read_campaign

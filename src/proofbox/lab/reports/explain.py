@@ -148,7 +148,7 @@ def _explanation(attempt: Attempt, result: Ended, bundle: Path, replacement: str
     if documents.get(artifacts.RUNNER, {}).get("shared"):
         yield "It shared the agent's process with other attempts, which could interfere with it."
     if attempt.parent is not None:
-        yield f"It retries {attempt.parent}, which failed because of the infrastructure."
+        yield f"It retries {attempt.parent}."
     report = documents.get(artifacts.REPORT, {})
     if unstated := report.get("responses_without_usage"):
         yield f"{counted(unstated, 'model response')} did not state token usage, so the token count is incomplete."

@@ -28,6 +28,8 @@ from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import Plan, read_plan
 
 DISAGREES = "ledger_disagrees"
+UNWARRANTED = "retry_unwarranted"
+_ENVIRONMENT = "environment.json"
 _EPOCH = re.compile(r"\.e([0-9]{1,9})\Z")
 
 
@@ -70,8 +72,10 @@ def _committed(run_dir: Path, recorded: Sequence[Attempt], plan: Plan) -> RunRes
         findings.append(
             EvidenceFinding(DISAGREES, row.path, f"the run's ledger has attempt {row.id}, which was never planned")
         )
+    findings += _unwarranted(attempts)
     stated_plan = _stated_plan(checked, plan)
-    for name, path in (("suite_source", plan.source_name), ("isolation", "environment.json")):
+    stated = (("suite_source", plan.source_name), ("isolation", _ENVIRONMENT), ("chain", _ENVIRONMENT))
+    for name, path in stated:
         if getattr(stated_plan, name) != getattr(plan, name):
             findings.append(EvidenceFinding(DISAGREES, path, "the run's ledger has a different value"))
     return RunResults(tuple(attempts), True, stated_plan, tuple(findings))
@@ -153,6 +157,15 @@ def _disagreements(attempt: Attempt, row: Attempt | None, *, complete: bool) -> 
             yield EvidenceFinding(DISAGREES, attempt.path, detail)
 
 
+def _unwarranted(attempts: Sequence[Attempt]) -> Iterator[EvidenceFinding]:
+    """Yield the retries of attempts that did not fail because of the infrastructure: they would replace a result."""
+    by_id = {each.id: each for each in attempts}
+    for each in attempts:
+        parent = by_id.get(each.parent or "")
+        if parent is not None and parent.result is not None and parent.result.infra is None:
+            yield EvidenceFinding(UNWARRANTED, each.path, f"it retries {parent.id}, which has a result")
+
+
 def _facts(attempt: Attempt, *, complete: bool) -> dict[str, Any]:
     """Return the facts on which ledger and evidence must agree."""
     facts: dict[str, Any] = {
@@ -175,7 +188,8 @@ def _stated_plan(checked: BundleCheck, plan: Plan) -> Plan:
     try:
         bundle = as_bundle(checked)
         source = bundle.read_bytes(plan.source_name, limit=MAX_JSON_BYTES).decode()
-        isolation = bundle.read_json("environment.json")["isolation"]
+        environment = bundle.read_json(_ENVIRONMENT)
+        isolation, chain = environment["isolation"], environment["chain"]["strategies"]
     except (BundleError, UnicodeDecodeError, KeyError, TypeError):
         return plan
-    return msgspec.structs.replace(plan, suite_source=source, isolation=isolation)
+    return msgspec.structs.replace(plan, suite_source=source, isolation=isolation, chain=chain)

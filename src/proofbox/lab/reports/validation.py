@@ -160,6 +160,9 @@ def _placed(run: Bundle) -> Iterator[Found]:
         yield from same(path, "attempt_id", record["attempt_id"], each.attempt)
         yield from same(path, "parent", record["parent"], each.parent)
         yield from same(path, "run_id", record["run_id"], run.run_id)
+        retried = None if each.parent is None else run.nested.get(planned[each.parent].path)
+        if retried is not None and not _infra(retried):
+            yield "contradiction", path, f"it retries {each.parent}, which has a result"
         yield from same(path, "mission and replicate", f"{record['mission_id']}.{record['replicate']}", root.attempt)
 
 

@@ -93,7 +93,15 @@ def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | Non
     with SuiteFiles(Path(plan.base)) as files:
         chain = plan.parsed_chain()
         refuse_idle(chain, plan.strategy or chain.candidates[0].strategy, suite.missions)
-        require_consent(plan, suite, files, trust=trust)
+        require_consent(
+            suite,
+            files,
+            plan.box_settings,
+            name=plan.suite_name,
+            provider=plan.provider,
+            trust=trust,
+            command=f"proofbox suite run {quote(plan.suite_name)} --trust",
+        )
         refuse_secrets(plan, os.environ, files)
         if plan.isolation == "shared":
             refuse_unshareable(suite.missions, plan.provider, chain)

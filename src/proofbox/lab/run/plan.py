@@ -39,6 +39,8 @@ WORK = ".work"
 TEMPLATES = "templates"
 STORES = "stores"
 LEDGER_SUFFIX = ".ledger"
+REFUSED_SUFFIX = ".refused"
+"""Of a directory next to the run, with bundles from nodes whose attempts had been taken over. They do not count."""
 
 SHORTEST_SECRET = 8
 
@@ -234,9 +236,9 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None 
                 texts.append(files.read(files.find(mission.prompt_file), LARGEST_PROMPT).encode())
             elif mission.prompt_file is not None:
                 texts.append(suite.at(mission.prompt_file).read_bytes())
-    if not any(map(redactor_of(plan, env).contains_secret, texts)):
+    found = secrets_in(texts, key_names(plan), env)
+    if found is None:
         return
-    found = [name for name in sorted(env) if any(map(redactor_of(plan, {name: env[name]}).contains_secret, texts))]
     raise SuiteInvalid(
         f"the suite contains the value of {', '.join(found)}, but evidence must not contain secrets",
         op="suite",
@@ -246,6 +248,14 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None 
         ],
         details={"variables": found},
     )
+
+
+def secrets_in(texts: Sequence[bytes], keys: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
+    """Return the variables whose values these texts contain, if the values are secrets: those of `keys`, and of
+    variables whose names mark them as secrets. None: the texts contain no secret."""
+    if not any(map(redactor_for(keys, env).contains_secret, texts)):
+        return None
+    return [name for name in sorted(env) if any(map(redactor_for(keys, {name: env[name]}).contains_secret, texts))]
 
 
 def key_names(plan: Plan) -> list[str]:

@@ -30,7 +30,7 @@ from proofbox.evidence.bundle.paths import INDEX, MAX_STATUS_BYTES, list_runs, r
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.home import HOME_SUFFIX, attempts_dir
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
+from proofbox.lab.run.plan import REFUSED_SUFFIX, WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.run.pressure import size_of
 from proofbox.lab.run.template import forget_workspaces
 from proofbox.sandbox.host import cgroups
@@ -48,7 +48,7 @@ CAMPAIGN = "campaign.json"
 """The manifest of a campaign, in a directory that belongs to one (`proofbox.lab.campaign.retention`)."""
 STARTING = 3600.0
 """Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
-Kind = Literal["run", "campaign", "work", "attempt", "home", "session", "decoys", "schema_cache", "image"]
+Kind = Literal["run", "campaign", "work", "attempt", "home", "session", "decoys", "schema_cache", "image", "node"]
 _RESUMABLE = "its run can be resumed"
 
 
@@ -60,7 +60,7 @@ class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
     `attempt`: evidence of an attempt of `runtime try`, in the state directory. `home`: the files that its agent kept
     for itself. `session`: what is left of a sandbox session. `decoys`: the targets of probes that a killed plan run
     left. `schema_cache`: cached schemas of an agent's protocol. `image`: the archive or the unpacked files of an
-    image."""
+    image. `node`: working files of a killed worker on a node of a cluster."""
     path: str
     path_b64: str | None = None
     """The exact bytes, if the path is not UTF-8."""
@@ -203,7 +203,8 @@ def remove_run(path: Path) -> str:
         return left
     for suffix in ("", "-wal", "-shm"):
         left = left or _remove(Path(f"{ledger_path(path.parent, path.name)}{suffix}"))
-    left = left or _remove(Path(f"{path}{NOTES_SUFFIX}"))
+    for suffix in (NOTES_SUFFIX, REFUSED_SUFFIX):
+        left = left or _remove(Path(f"{path}{suffix}"))
     if not left:
         consent.forget_run(path.name)
     return left or in_store
@@ -283,6 +284,8 @@ def leftover_work(out: Path, going: Collection[str] = ()) -> Iterator[RetentionI
     """Yield work directories of runs that are committed or removed: their conductor was killed. The directory itself
     may be gone, with its workspaces still registered in the state directory."""
     work = out / WORK
+    if work.is_symlink():  # in a directory that was received; what it leads to is not ours to remove
+        return
     real = os.path.realpath(work)
     names = {os.path.relpath(each.path, real).split("/")[0] for each in registry.registered_below(work)}
     for name in sorted(names.union(os.listdir(work) if work.is_dir() else ())):

@@ -42,7 +42,7 @@ from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import check_provider
 from proofbox.lab.suite.selecting import select_missions
-from proofbox.lab.suite.spec import Isolation
+from proofbox.lab.suite.spec import Isolation, verifiers_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -249,7 +249,9 @@ def load_run(run: _Path = "out") -> SuiteRun:
         found = read_run(out / run_id, ledger)
     suite = found.plan.suite()
     figures = totals(found.attempts)
-    verifiable = any(each.verify.commands or each.expect.asks for each in suite.missions)
+    verifiable = any(
+        each.expect.asks or any(verify.commands for _, verify in verifiers_of(each)) for each in suite.missions
+    )
     error = _error(found, figures, out / run_id, verifiable=verifiable)
     return SuiteRun(
         ok=error is None,

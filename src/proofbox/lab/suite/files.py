@@ -19,7 +19,7 @@ import msgspec
 
 from proofbox.core.files.nofollow import READ, open_below
 from proofbox.core.spec_files.text_files import Absent, Unreadable, decode, kind_of
-from proofbox.lab.suite.spec import Mission
+from proofbox.lab.suite.spec import Mission, verifiers_of
 from proofbox.workspace.capabilities.grants import PRESETS
 
 
@@ -36,19 +36,23 @@ class NamedFile(msgspec.Struct, frozen=True):
     """The target of a link that is copied as a link and not followed."""
 
 
-def paths_of(mission: Mission) -> Iterator[tuple[tuple[str, ...], str]]:
+def paths_of(mission: Mission) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield every path of this host that a mission names, with the field that names it."""
     for field in ("workspace", "prompt_file", "solution"):
         if (path := getattr(mission, field)) is not None:
             yield (field,), path
     if mission.capabilities is not None and mission.capabilities not in PRESETS:
         yield ("capabilities",), mission.capabilities
-    if mission.verify.files is not None:
-        yield ("verify", "files"), mission.verify.files
     for place, path in mission.files.items():
         yield ("files", place), path
-    for place, path in mission.verify.mounts.items():
-        yield ("verify", "mounts", place), path
+    for number, turn in enumerate(mission.then):
+        if turn.solution is not None:
+            yield ("then", number, "solution"), turn.solution
+    for at, verify in verifiers_of(mission):
+        if verify.files is not None:
+            yield (*at, "files"), verify.files
+        for place, path in verify.mounts.items():
+            yield (*at, "mounts", place), path
 
 
 class SuiteFiles:
@@ -81,7 +85,7 @@ class SuiteFiles:
             self._found[key] = (self._find_link(path) if keep_link else None) or self._resolve(path)
         return self._found[key]
 
-    def named_by(self, mission: Mission) -> Iterator[tuple[tuple[str, ...], NamedFile]]:
+    def named_by(self, mission: Mission) -> Iterator[tuple[tuple[str | int, ...], NamedFile]]:
         """Yield every file that a mission names, with the field that names it."""
         for field, path in paths_of(mission):
             yield field, self.find(path, keep_link=field[0] == "files")

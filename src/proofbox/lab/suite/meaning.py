@@ -15,7 +15,7 @@ from proofbox.core.spec_files.problems import Problems
 from proofbox.core.spec_files.text_files import Unreadable
 from proofbox.errors import CapabilitiesRefused, ProofboxError
 from proofbox.lab.suite.files import SuiteFiles, paths_of
-from proofbox.lab.suite.spec import CommandCondition, Mission, SuiteFields, VerifyCommand
+from proofbox.lab.suite.spec import CommandCondition, Mission, SuiteFields, VerifyCommand, verifiers_of
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import refuse_execute
 from proofbox.workspace.capabilities.grants import PRESETS, SIZE_LIMIT, parse
@@ -25,7 +25,10 @@ MAX_NESTING = MAX_DEPTH // 2  # records that repeat a part of a suite nest it de
 LONGEST_NAME = 255
 MAX_GROUPS = 100
 """The maximum in one pattern: Python's compiler recurses as deeply as they are nested."""
-_KINDS: Mapping[tuple[str, ...], tuple[str, ...]] = {("prompt_file",): ("file",), ("verify", "files"): ("directory",)}
+_KINDS: Mapping[tuple[str | int, ...], tuple[str, ...]] = {
+    ("prompt_file",): ("file",),
+    ("verify", "files"): ("directory",),
+}
 """Fields that must name a file or a directory."""
 _FREE = ("prompt", "script", "expect", "title")
 """Fields with free text. All other texts become paths, commands and variables, which cannot contain a NUL."""
@@ -92,10 +95,15 @@ def check_meaning(
                 problems.add(
                     (*at, "files", place), f"{place[:200]!r} is not a path in the workspace", "write it from its root"
                 )
-        for field, places in (("files", mission.files), ("mounts", mission.verify.mounts)):
+        mounts = [((*field, "mounts"), verify.mounts) for field, verify in verifiers_of(mission)]
+        for field, places in ((("files",), mission.files), *mounts):
             for place in places:
                 if any(len(name.encode()) > LONGEST_NAME for name in place.split("/")) or len(place) > 1024:
-                    problems.add((*at, *(("verify",) * (field == "mounts")), field, place), "the path is too long")
+                    problems.add((*at, *field, place), "the path is too long")
+        kinds = {(bool(verify.commands), verify.reward is not None) for _, verify in verifiers_of(mission)}
+        if len(kinds) > 1:
+            what = f"mission {mission.id!r}: some turns have commands in verify, or a reward, and others do not"
+            problems.add((*at, "then"), what, "verify every turn in the same way")
         for path, command in _commands(mission, at):
             if not (command if isinstance(command, str) else "".join(command[:1])).strip():
                 problems.add(path, f"{problems.shown(path)} is an empty command", "add a command or remove it")
@@ -112,7 +120,7 @@ def _check_files(mission: Mission, files: SuiteFiles, problems: Problems, at: Pa
     for path, value in paths_of(mission):
         if path == ("capabilities",):  # checked with its content
             continue
-        kinds = _KINDS.get(path, ("file", "directory"))
+        kinds = _KINDS.get(path[2:] if path[0] == "then" else path, ("file", "directory"))
         wrong = ""
         try:
             found = files.find(value)
@@ -177,9 +185,10 @@ def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[st
     for field, commands in (("setup", mission.setup), ("cleanup", mission.cleanup)):
         for number, words in enumerate(commands):
             yield (*at, field, number), words
-    for number, command in enumerate(mission.verify.commands):
-        place = (*at, "verify", "commands", number)
-        yield ((*place, "run"), command.run) if isinstance(command, VerifyCommand) else (place, command)
+    for path, verify in verifiers_of(mission):
+        for number, command in enumerate(verify.commands):
+            place = (*at, *path, "commands", number)
+            yield ((*place, "run"), command.run) if isinstance(command, VerifyCommand) else (place, command)
 
 
 def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
@@ -190,9 +199,10 @@ def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
         yield ((*place, "match"), condition.match) if isinstance(condition, CommandCondition) else (place, condition)
     for number, each in enumerate(mission.expect.no_commands):
         yield (*at, "expect", "no_commands", number), each
-    for number, command in enumerate(mission.verify.commands):
-        if isinstance(command, VerifyCommand) and command.stdout is not None:
-            yield (*at, "verify", "commands", number, "stdout"), command.stdout
+    for field, verify in verifiers_of(mission):
+        for number, command in enumerate(verify.commands):
+            if isinstance(command, VerifyCommand) and command.stdout is not None:
+                yield (*at, *field, "commands", number, "stdout"), command.stdout
 
 
 def _check_pattern(path: Path, pattern: str, problems: Problems) -> None:

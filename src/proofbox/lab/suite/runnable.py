@@ -31,7 +31,7 @@ from proofbox.errors import (
     StrategyUnsupported,
 )
 from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.suite.spec import Mission, SuiteFields
+from proofbox.lab.suite.spec import Mission, SuiteFields, verifiers_of
 from proofbox.sandbox.client.requests import encode_env
 from proofbox.sandbox.options import check_limit
 from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
@@ -75,7 +75,8 @@ def check_suite(suite: SuiteFields, problems: Problems) -> None:
 def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
     if mission.provider is not None:
         _check_provider(mission.provider, problems, (*at, "provider"))
-    for path, network in ((("network",), mission.network), (("verify", "network"), mission.verify.network)):
+    networks = [((*field, "network"), verify.network) for field, verify in verifiers_of(mission)]
+    for path, network in ((("network",), mission.network), *networks):
         try:
             parse_network(network)
         except RequestInvalid as error:
@@ -91,7 +92,8 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
             problems.add((*at, "limits", limit), error.message, "; ".join(error.fix_hints))
     for number, each in enumerate(mission.env):
         _check_variable(each, problems, (*at, "env", number))
-    for path, env in ((("verify", "env"), mission.verify.env), (("solution_env",), mission.solution_env)):
+    variables = [((*field, "env"), verify.env) for field, verify in verifiers_of(mission)]
+    for path, env in (*variables, (("solution_env",), mission.solution_env)):
         for name, value in env.items():
             try:
                 encode_env({name: value})

@@ -13,6 +13,7 @@ from `[defaults]`. Paths are relative to the suite's file.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -79,6 +80,8 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A directory, initially empty, where the commands write a reward: `reward.txt` with a number, or `reward.json`
     with an object of numbers. The reward then decides instead of exit codes: 1.0 or more is passed, less is failed, and
     without a valid number the result is unknown."""
+    min_reward: float | None = None
+    """With a lower reward, the turns after this one do not count: their reward is 0."""
     network: str | None = None
     """The network of the verifier's box. None: the provider's default, which is no network if that can be enforced."""
 
@@ -243,6 +246,18 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     replicates: Count = 1
 
 
+class FurtherTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A further prompt, in the same thread and workspace, given when the turn before it is completed."""
+
+    prompt: Text
+    timeout: Seconds = 600.0
+    """Timeout of this turn."""
+    verify: Verify = Verify()
+    """Decides on the files at the end of this turn."""
+    solution: str | None = None
+    """What the `oracle` control runs in this turn."""
+
+
 class Mission(MissionFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One task."""
 
@@ -257,8 +272,20 @@ class Mission(MissionFields, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What the `oracle` control runs: a script, or a directory with `solve.sh`. No other strategy sees it."""
     solution_env: dict[str, str] = {}
     """Environment variables of the solution script."""
+    then: tuple[FurtherTurn, ...] = ()
+    """Further turns of the agent. `verify` then decides on the files at the end of the first turn. The mission passes
+    if every turn passes; with rewards, `turn_rewards` says how they are combined. `expect` is checked at the end."""
+    turn_rewards: Literal["mean", "final"] = "mean"
+    """The reward of a mission with several turns: the mean of all turns, or the reward of the last one."""
     origin: Origin | None = None
     """The origin of a mission that was written for another system; otherwise null."""
+
+
+def verifiers_of(mission: Mission) -> Iterator[tuple[tuple[str | int, ...], Verify]]:
+    """Yield the verifier of each turn of a mission, with the field that defines it."""
+    yield ("verify",), mission.verify
+    for number, turn in enumerate(mission.then):
+        yield ("then", number, "verify"), turn.verify
 
 
 def comparability(mission: Mission) -> dict[str, Any]:

@@ -25,15 +25,19 @@ def warnings_of(mission: Mission, files: SuiteFiles) -> Iterator[str]:
         for source, found in given:
             if not found.outside and found.link is None and secret.real.is_relative_to(found.real):
                 yield (
-                    f"{'.'.join(source)} contains {'.'.join(field)} ({secret.path}), so the agent can see what it is "
+                    f"{_dotted(source)} contains {_dotted(field)} ({secret.path}), so the agent can see what it is "
                     "verified with: move it outside"
                 )
     laid = files.find(verify.files) if verify.files is not None else None
     yield from unprotected(verify, _paths_below(laid))
 
 
-def _is_hidden(field: tuple[str, ...]) -> bool:
-    return field == ("solution",) or field[0] == "verify"
+def _dotted(field: tuple[str | int, ...]) -> str:
+    return ".".join(map(str, field))
+
+
+def _is_hidden(field: tuple[str | int, ...]) -> bool:
+    return field == ("solution",) or field[0] in ("verify", "then")
 
 
 def _paths_below(found: NamedFile | None) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from shlex import quote
 
 import msgspec
 
@@ -17,11 +16,10 @@ from proofbox.agents.environment import is_allowed
 from proofbox.config import consent
 from proofbox.config.consent import Widening
 from proofbox.config.settings import Settings
-from proofbox.lab.run.plan import Plan
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import capabilities_of
 from proofbox.lab.suite.reading import Suite
-from proofbox.lab.suite.spec import Mission
+from proofbox.lab.suite.spec import Mission, verifiers_of
 from proofbox.sandbox.providers import ALIASES
 from proofbox.workspace.capabilities.compiling import network_of
 
@@ -34,16 +32,21 @@ def widenings(suite: Suite, files: SuiteFiles, users: Settings, *, provider: str
     return tuple(sorted(found))
 
 
-def require_consent(plan: Plan, suite: Suite, files: SuiteFiles, *, trust: bool) -> None:
-    """Raise `ConsentRequired` unless the user has consented to all requests of the suite; `trust` is that consent."""
-    requests = widenings(suite, files, plan.box_settings, provider=plan.provider)
+def require_consent(
+    suite: Suite, files: SuiteFiles, users: Settings, *, name: str, provider: str | None, trust: bool, command: str
+) -> None:
+    """Raise `ConsentRequired` unless the user has consented to all requests of the suite; `trust` is that consent.
+
+    `name` is the suite's file as the user named it, and `command` the command line that records the consent.
+    """
+    requests = widenings(suite, files, users, provider=provider)
     if not requests:
         return
-    file = files.base / Path(plan.suite_name).name
+    file = files.base / Path(name).name
     path = file if file.is_file() else files.base  # a directory of tasks
     if trust:
         consent.agree(path, requests)
-    consent.require(path, requests, command=f"proofbox suite run {quote(plan.suite_name)} --trust")
+    consent.require(path, requests, command=command)
 
 
 def _requests(mission: Mission, files: SuiteFiles, users: Settings, provider: str | None) -> Iterator[str]:
@@ -61,7 +64,9 @@ def _requests(mission: Mission, files: SuiteFiles, users: Settings, provider: st
     for name in mission.env:
         if "=" not in name and name not in users.env and not is_allowed(name):
             yield f"env = [{_quoted(name)}]"
-    yield from (f"verify.{each}" for each in Settings(network=mission.verify.network).widening(users))
+    for field, verify in verifiers_of(mission):
+        place = ".".join(map(str, field))
+        yield from (f"{place}.{each}" for each in Settings(network=verify.network).widening(users))
     grants = capabilities_of(mission, files)
     if grants is not None:
         allowed = Settings(network=network_of(grants.network)).widening(users)
@@ -69,7 +74,7 @@ def _requests(mission: Mission, files: SuiteFiles, users: Settings, provider: st
     for field, found in files.named_by(mission):
         if found.outside:
             what = ", with everything it allows," if field == ("capabilities",) else ""
-            yield f"{'.'.join(field)} = {_quoted(str(found.real))}{what} outside the suite's directory"
+            yield f"{'.'.join(map(str, field))} = {_quoted(str(found.real))}{what} outside the suite's directory"
 
 
 def _quoted(value: str | None) -> str:

@@ -35,6 +35,7 @@
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/time.h>
@@ -102,7 +103,11 @@ static int opened(const char *path, int flags, mode_t mode) {
         return -1;
     }
     int fd = open(path, flags | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, mode);
-    if (fd < 0) return fd;
+    if (fd < 0) {
+        struct statvfs mounted; /* of a program that runs, the kernel reports ETXTBSY before it looks at the mount */
+        if (errno == ETXTBSY && !statvfs(path, &mounted)) errno = mounted.f_flag & ST_RDONLY ? EROFS : ETXTBSY;
+        return fd;
+    }
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, answer.path, sizeof answer.path - 1);

@@ -143,7 +143,9 @@ class ActiveCall:
             truncated=Truncated(stdout=out.omitted > 0, stderr=err.omitted > 0),
             duration_ms=end.wall_us / 1000,
             usage=ResourceUsage(
-                cpu_ms=(end.user_us + end.sys_us) / 1000, max_rss_kb=end.max_rss_kb, oom_killed=oom_killed
+                cpu_ms=(end.user_us + end.sys_us) / 1000,
+                max_rss_kb=end.max_rss_kb,
+                oom_killed=oom_killed or end.oom_killed,
             ),
             diagnostics=diagnostics,
             survivors=end.survivors,

@@ -91,6 +91,8 @@ class Exit(msgspec.Struct, frozen=True):
     killed: bool
     pipes_held: bool
     survivors: bool
+    oom_killed: bool
+    """By the control group that the agent has, as in a virtual machine."""
     wall_us: int
     user_us: int
     sys_us: int
@@ -203,7 +205,7 @@ def parse_chunk(payload: bytes) -> tuple[int, int, bytes]:
 
 def parse_exit(payload: bytes) -> Exit:
     code, signal, why, flags, *counts = _unpack(_EXIT, payload)
-    return Exit(code, signal, why == 1, why == 2, bool(flags & 1), bool(flags & 2), *counts)
+    return Exit(code, signal, why == 1, why == 2, bool(flags & 1), bool(flags & 2), bool(flags & 4), *counts)
 
 
 def parse_failed(payload: bytes) -> tuple[int, int]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Outcome = Literal["passed", "failed", "not_applicable", "not_checked"]
 LIMIT = 60.0
+SLOW = 5
+"""How much longer checks may take with a virtual machine, which may be emulated and has to boot."""
 SCHEMA = "proofbox.conformance/1"
 
 

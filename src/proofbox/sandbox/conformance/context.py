@@ -21,9 +21,10 @@ from proofbox.config.settings import Settings, load, render
 from proofbox.core.dirs import config_dir
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import ProofboxError
-from proofbox.sandbox.conformance.check import Failed, expect
-from proofbox.sandbox.contract import Enforcement, ExecResult, Provider
+from proofbox.sandbox.conformance.check import SLOW, Failed, expect
+from proofbox.sandbox.contract import Enforcement, ExecResult, Isolation, Provider
 from proofbox.sandbox.host import cgroups
+from proofbox.sandbox.images.image import images_dir
 from proofbox.sandbox.options import ExecOptions, PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 
@@ -68,8 +69,12 @@ class CheckContext:
 
     def sh(self, session: Session, script: str, *args: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a script with the box's shell, with the marker as its $0 so that it can be found on the host."""
-        options.setdefault("timeout", COMMAND_TIMEOUT)
+        options.setdefault("timeout", self.patience(COMMAND_TIMEOUT))
         return session.exec(["sh", "-c", script, self.marker, *args], **options)
+
+    def patience(self, seconds: float) -> float:
+        """Return how long to wait with this provider for what takes at most this long with the others."""
+        return seconds * (SLOW if self.isolation is Isolation.VM else 1)
 
     def once(self, script: str, *args: str, **policy: Unpack[PolicyOptions]) -> ExecResult:
         """Run a script in a new box and stop the box."""
@@ -150,15 +155,19 @@ class CheckContext:
 def own_directories(settings: Settings) -> Iterator[None]:
     """Use temporary state, cache and configuration directories instead of the user's own.
 
-    `settings` become the configuration in these directories, so that processes started by a check use them as well.
+    The user's images are also there. `settings` become the configuration in these directories, so that processes
+    started by a check use them as well.
 
     This changes the environment of the whole process: nothing else in it may use proofbox in the meantime.
     """
+    images = images_dir()
     with (
         tempfile.TemporaryDirectory(prefix="proofbox-conformance-state-") as directory,
         with_environment(**{name: f"{directory}/{name.split('_')[1].lower()}" for name in _DIRECTORIES}),
     ):
         (config_dir() / "config.toml").write_text(render(settings))
+        if images.is_dir():
+            images_dir().symlink_to(images)
         yield
 
 

@@ -27,7 +27,7 @@ from proofbox.errors import ImageBuildFailed, ImageUnknown, UsageError
 from proofbox.sandbox.images.image import architecture, images_dir
 from proofbox.sandbox.images.local import keep, new_archive
 from proofbox.sandbox.images.pull import PulledImage, check_lock, lock_image
-from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, DEFAULT, RECIPES, Recipe
+from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, DEFAULT, KERNEL, RECIPES, Recipe
 from proofbox.sandbox.paths import resolve_project
 
 OnLine = Callable[[str], None]
@@ -60,8 +60,13 @@ def build_image(
 
     `mirror` is the address of a Debian mirror; by default, the one that this machine's apt uses.
     With `update`, a lock with another digest is replaced; otherwise it is an error. With `project_root=None`, no
-    project is locked.
+    project is locked. The name `kernel` stands for the kernel of virtual machines, which no project is locked to.
     """
+    if name == KERNEL:
+        from proofbox.sandbox.machines.kernel import build_kernel
+
+        image = build_kernel(on_line)
+        return PulledImage(image, image.archive, True)
     project = None if project_root is None else resolve_project(project_root)
     recipe = _recipe(name)
     arch = architecture()
@@ -95,7 +100,9 @@ def _recipe(name: str) -> Recipe:
         raise ImageUnknown(
             f"there is no built-in image {name[:80]!r}",
             op="images build",
-            fix_hints=list(dict.fromkeys((nearest(name, tuple(RECIPES)), f"known: {', '.join(RECIPES)}"))),
+            fix_hints=list(
+                dict.fromkeys((nearest(name, (*RECIPES, KERNEL)), f"known: {', '.join((*RECIPES, KERNEL))}"))
+            ),
             details={"image": name[:80]},
         )
     return found

@@ -17,11 +17,12 @@ from proofbox.config.project_files import write_project_file
 from proofbox.core.documents import require_version, stored
 from proofbox.core.files.plain import read_inside
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import ImageLocked, UsageError
+from proofbox.errors import ImageLocked, ImageUnknown, UsageError
 from proofbox.sandbox.images.catalogue import find_image, list_images, resolve_default_image
 from proofbox.sandbox.images.download import OnProgress, download
 from proofbox.sandbox.images.image import Image, images_dir
 from proofbox.sandbox.images.local import verified
+from proofbox.sandbox.images.recipes import KERNEL
 from proofbox.sandbox.paths import resolve_project
 
 LOCK_FILE = Path(".proofbox/images.lock")
@@ -103,6 +104,8 @@ def named_image(name: str, project: Path) -> Image | None:
     """
     for image in list_images():
         if name in (image.name, image.reference):
+            if image.name == KERNEL:
+                raise ImageUnknown(f"{KERNEL!r} is the kernel of virtual machines, not a root file system", op="start")
             if not image.sha256:
                 verified(image)
             check_lock(project, image)

@@ -24,6 +24,8 @@ class Recipe(msgspec.Struct, frozen=True):
 
 _COMMON = ("ca-certificates", "git")
 DEFAULT: Final = "debian-12"
+KERNEL: Final = "kernel"
+"""The kernel of virtual machines, which is built and kept like an image but is not a root."""
 RECIPES: Final = {
     recipe.name: recipe
     for recipe in (

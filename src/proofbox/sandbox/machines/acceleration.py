@@ -8,7 +8,9 @@ import socket
 import subprocess
 from pathlib import Path
 
-from proofbox.sandbox.host.trials import Trials, boot_identity
+from proofbox.core.files.atomic import write_document
+from proofbox.sandbox.machines.initramfs import make_initramfs
+from proofbox.sandbox.machines.kernel import find_kernel
 from proofbox.sandbox.machines.qemu import Acceleration, find_qemu, qemu_base
 
 BOOT_SECONDS = 10.0
@@ -20,16 +22,25 @@ def find_acceleration(kernel: Path, initramfs: Path) -> Acceleration:
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"
     st = os.stat(find_qemu())
-    identity = f"{boot_identity()} {find_qemu()}:{st.st_ino}:{st.st_mtime_ns} {initramfs.name} uid {os.geteuid()}"
-    known = Trials.load()
-    for name in ("kvm", "tcg"):
-        if known.worked.get(f"vm {name}") == identity:
-            return "kvm" if name == "kvm" else "tcg"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    identity = f"{boot} {find_qemu()}:{st.st_ino}:{st.st_mtime_ns} uid {os.geteuid()}"
+    cached = initramfs.with_suffix(".acceleration")
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        known = cached.read_text()
+        if known == f"tcg {identity}":
+            return "tcg"
+        if known == f"kvm {identity}":
+            return "kvm"
     found: Acceleration = "kvm" if _boots(kernel, initramfs) else "tcg"
-    known = Trials.load()  # another process may have saved a trial meanwhile
-    known.worked[f"vm {found}"] = identity
-    known.save()
+    write_document(cached, f"{found} {identity}".encode())
     return found
+
+
+def describe_acceleration() -> str:
+    """Return a line for results: how the machine runs that this process started last."""
+    kernel = find_kernel()
+    found = find_acceleration(kernel / "vmlinux", make_initramfs(kernel))
+    return f"acceleration: {found}" + (" (emulated, which is slow: KVM does not work here)" if found == "tcg" else "")
 
 
 def _boots(kernel: Path, initramfs: Path) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from proofbox.core.files.atomic import write_document
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.images.image import images_dir
 
 _DIRECTORY, _FILE, _DEVICE = 0o040755, 0o100755, 0o020600
 
@@ -18,7 +17,7 @@ def make_initramfs(kernel: Path) -> Path:
     sources |= {f"modules/{path.name}": path for path in sorted((kernel / "modules").iterdir())}
     stats = [(name, path.stat()) for name, path in sources.items()]
     identity = f"{kernel.name} " + " ".join(f"{name}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}" for name, st in stats)
-    place = images_dir() / f"{hashlib.sha256(identity.encode()).hexdigest()}.initramfs"
+    place = kernel.parent / f"{hashlib.sha256(identity.encode()).hexdigest()}.initramfs"
     if not place.exists():
         write_document(place, _archive(sources))
     return place

@@ -21,13 +21,14 @@ from proofbox.core.text import printable
 from proofbox.errors import ImageBuildFailed, ProviderUnavailable
 from proofbox.sandbox.images.image import Image, architecture, images_dir
 from proofbox.sandbox.images.local import keep, local_images, new_archive
+from proofbox.sandbox.images.recipes import KERNEL
 from proofbox.sandbox.images.tree import unpacked
 from proofbox.sandbox.machines.vmlinux import extract_vmlinux
 
-KERNEL = "kernel"
 MODULES = ("virtio", "virtio_ring", "virtio_mmio", "virtio_console", "fuse", "virtiofs")
 NETWORK_MODULES = ("failover", "net_failover", "virtio_net")
 DOWNLOAD_SECONDS = 900.0
+_WANTED = {f"{name}.ko": f"modules/{name}.ko" for name in (*MODULES, *NETWORK_MODULES)}
 _META_PACKAGE = "linux-image-cloud-amd64"
 _PACKAGE = re.compile(r"linux-image-[0-9][a-z0-9.+~-]*")
 _FIXES = ["sudo apt-get update", "this needs apt on Debian 12 or newer, and its mirror: check the network"]
@@ -35,6 +36,9 @@ _FIXES = ["sudo apt-get update", "this needs apt on Debian 12 or newer, and its 
 
 def find_kernel() -> Path:
     """Return the directory with the kernel's files, or raise `ProviderUnavailable` if it has not been prepared."""
+    for known in _found:
+        if known.is_dir():
+            return known
     image = recorded_kernel()
     if image is None or not image.archive.exists():
         raise ProviderUnavailable(
@@ -42,7 +46,20 @@ def find_kernel() -> Path:
             op="probe",
             fix_hints=["proofbox images build kernel"],
         )
-    return unpacked(image)
+    _found[:] = [unpacked(image)]
+    return _found[0]
+
+
+_found: list[Path] = []  # by this process; the cache may be redirected meanwhile, as conformance checks do
+
+
+def prepare_kernel(on_line: Callable[[str], None]) -> None:
+    """Build the kernel, unless this machine has it."""
+    if not any(known.is_dir() for known in _found) and (
+        (image := recorded_kernel()) is None or not image.archive.exists()
+    ):
+        on_line("preparing the kernel of virtual machines, once")
+        build_kernel(on_line)
 
 
 def recorded_kernel() -> Image | None:
@@ -61,24 +78,34 @@ def build_kernel(on_line: Callable[[str], None] | None = None) -> Image:
         new_archive() as archive,
         tempfile.TemporaryDirectory(prefix="proofbox-kernel-") as scratch,
     ):
-        name = _package_name()
-        tell(f"downloading {name}")
-        package = _download(name, Path(scratch))
-        tell(f"unpacking {name}")
-        files = _files(package)
+        installed = installed_release()
+        if installed is None:
+            name = _package_name()
+            tell(f"downloading {name}")
+            package = _download(name, Path(scratch))
+            name += f" {_run(['dpkg-deb', '--field', str(package), 'Version'], Path(scratch)).strip()}"
+            tell(f"unpacking {name}")
+            files = _unpack(package)
+        else:
+            name = f"linux-image-{installed}"
+            tell(f"using {name}, which is installed")
+            files = _read_installed(installed)
+        missing = {"vmlinux", *_WANTED.values()} - set(files)
+        if missing:
+            raise ImageBuildFailed(f"{name} has no {', '.join(sorted(missing))}", op="images build")
+        files["vmlinux"] = extract_vmlinux(files["vmlinux"])
         with tarfile.open(archive, "w", format=tarfile.USTAR_FORMAT) as tar:
             for path, data in sorted(files.items()):
                 entry = tarfile.TarInfo(path)  # no time, no owner: the same package has the same digest
                 entry.size, entry.mode = len(data), 0o644
                 tar.addfile(entry, io.BytesIO(data))
-        version = _run(["dpkg-deb", "--field", str(package), "Version"], Path(scratch)).strip()
         record = keep(
             archive,
             KERNEL,
             architecture(),
             source="build",
-            origin=f"{name} {version}",
-            description=f"the kernel of virtual machines ({name})",
+            origin=name,
+            description="the kernel of virtual machines",
         )
     return record.image()
 
@@ -102,28 +129,38 @@ def _download(name: str, scratch: Path) -> Path:
     return found[0]
 
 
-def _files(package: Path) -> dict[str, bytes]:
-    wanted = {f"{name}.ko": f"modules/{name}.ko" for name in (*MODULES, *NETWORK_MODULES)}
+def _unpack(package: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
-    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as unpacking:
-        with tarfile.open(fileobj=unpacking.stdout, mode="r|") as tar:
-            for entry in tar:
-                name = Path(entry.name).name
-                member = tar.extractfile(entry) if entry.isreg() else None
-                if member is None:
-                    continue
-                if entry.name.startswith("./boot/vmlinuz-"):
-                    files["vmlinux"] = extract_vmlinux(member.read())
-                elif name in wanted:
-                    files[wanted[name]] = member.read()
-    missing = {"vmlinux", *wanted.values()} - set(files)
-    if missing or unpacking.returncode:
-        raise ImageBuildFailed(
-            f"{package.name} has no {', '.join(sorted(missing)) or 'readable contents'}",
-            op="images build",
-            details={"missing": sorted(missing)},
-        )
+    with (
+        subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as unpacking,
+        tarfile.open(fileobj=unpacking.stdout, mode="r|") as tar,
+    ):
+        for entry in tar:
+            name = _wanted(entry.name)
+            member = tar.extractfile(entry) if name is not None and entry.isreg() else None
+            if name is not None and member is not None:
+                files[name] = member.read()
     return files
+
+
+def installed_release() -> str | None:
+    """Return the release of the newest kernel of that package that is installed here."""
+    found = [path.name.removeprefix("vmlinuz-") for path in Path("/boot").glob("vmlinuz-*-cloud-amd64")]
+    found = [
+        each for each in found if Path("/lib/modules", each).is_dir() and os.access(f"/boot/vmlinuz-{each}", os.R_OK)
+    ]
+    return max(found, key=lambda each: [int(part) for part in re.findall(r"\d+", each)], default=None)
+
+
+def _read_installed(release: str) -> dict[str, bytes]:
+    paths = [Path(f"/boot/vmlinuz-{release}"), *Path("/lib/modules", release, "kernel").rglob("*.ko")]
+    named = {name: path for path in paths if (name := _wanted(str(path))) is not None}
+    return {name: path.read_bytes() for name, path in named.items()}
+
+
+def _wanted(path: str) -> str | None:
+    """Return the name in the archive of a file in the package; None if machines don't need it."""
+    return "vmlinux" if "/boot/vmlinuz-" in path else _WANTED.get(path.rpartition("/")[2])
 
 
 def _run(words: list[str], cwd: Path) -> str:
@@ -143,7 +180,5 @@ def _run(words: list[str], cwd: Path) -> str:
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ImageBuildFailed(
-            f"{words[0]} failed: {printable(lines[-1])[:500]}", op="images build", fix_hints=_FIXES
-        )
+        raise ImageBuildFailed(f"{words[0]} failed: {printable(lines[-1])[:500]}", op="images build", fix_hints=_FIXES)
     return done.stdout

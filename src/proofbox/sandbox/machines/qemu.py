@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ GUEST_MEMORY_MB = 128
 """What the guest's kernel needs beside the memory limit of the commands."""
 SYSTEM, FILES = "system", "files"
 _CACHE_SECONDS = 86400
+_MOST_FILES = 1_000_000
 _QEMU = "qemu-system-x86_64"
 _VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd", "/usr/libexec/qemu/virtiofsd")
 # The kernel's calibration loops fail under emulation on a busy host: give it the results (`timing`).
@@ -95,7 +97,10 @@ def virtiofsd_command(name: str, *, cached: bool) -> list[str]:
     """
     options = [f"source=/{name}", "sandbox=chroot", "log_level=warn"]
     options += ["cache=always", f"timeout={_CACHE_SECONDS}"] if cached else ["cache=auto", "timeout=0"]
-    return [find_virtiofsd(), "-f", f"--fd=@{name}", *(word for option in options for word in ("-o", option))]
+    # It holds a descriptor for every file that the guest knows. By default it demands more than a user may have.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limit = f"--rlimit-nofile={_MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)}"
+    return [find_virtiofsd(), "-f", f"--fd=@{name}", limit, *(word for option in options for word in ("-o", option))]
 
 
 def timing() -> str:

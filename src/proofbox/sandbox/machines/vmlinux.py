@@ -42,6 +42,8 @@ def _unpack_lz4(data: bytes) -> bytes:
         at += 4 + size
         if len(out) > _MAX_SIZE:
             raise ImageBuildFailed("the kernel can't be unpacked: it is too large", op="images build")
+    if data[at:] != struct.pack("<I", len(out)):
+        raise EOFError("its size is wrong")
     return bytes(out)
 
 

@@ -236,7 +236,16 @@ def command_line(project: Path, policy: Policy) -> list[str]:
     if not ids.root:
         return [bwrap_program(), *options]
     drop = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv", "--no-new-privs", "--inh-caps", "-all"]
-    return [bwrap_program(), *options, *drop, "--clear-groups", "--reuid", str(ids.command[0]), "--regid", str(ids.command[1])]
+    return [
+        bwrap_program(),
+        *options,
+        *drop,
+        "--clear-groups",
+        "--reuid",
+        str(ids.command[0]),
+        "--regid",
+        str(ids.command[1]),
+    ]
 
 
 def refuse_missing_places(policy: Policy) -> None:

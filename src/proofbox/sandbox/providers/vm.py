@@ -2,8 +2,9 @@
 
 The machine's root is composed as the root of a `bubblewrap` box, by bubblewrap, in two directories that virtiofsd
 shares with the guest: the host's programs or an image, which the guest may cache, and the project and other mounts with
-the requested access. In the guest, init (`boxvm`) builds the root from them and starts the box agent. Its stream, the ports of an allowlist and
-doors are channels of one console port; there is no network device unless the policy asks for the host's network.
+the requested access. In the guest, init (`boxvm`) builds the root from them and starts the box agent. Its stream, the
+ports of an allowlist and doors are channels of one console port; there is no network device unless the policy asks for
+the host's network.
 
 QEMU and virtiofsd run in that bubblewrap sandbox, without capabilities over the host, as users of their own if root
 starts them: a guest that takes over QEMU is in a `bubblewrap` box with the same files.
@@ -49,7 +50,18 @@ _BOXVM, _KERNEL, _INITRAMFS = "/run/boxvm", "/run/kernel", "/run/initramfs"
 _TARGETS = "/run/targets"
 _GUEST_FD, _GUEST_GROUP_FD = "20", "21"
 # What virtiofsd needs over the files of the ids that are mapped for it.
-_SHARING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID", "MKNOD", "SETFCAP", "SYS_CHROOT", "SETPCAP")
+_SHARING = (
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "SETGID",
+    "SETUID",
+    "MKNOD",
+    "SETFCAP",
+    "SYS_CHROOT",
+    "SETPCAP",
+)
 # How many words follow each of bubblewrap's options that compose a root; the last is a place, except for --perms.
 _WORDS = {"--symlink": 2, "--ro-bind": 2, "--bind": 2, "--dir": 1, "--tmpfs": 1, "--remount-ro": 1}
 
@@ -60,7 +72,13 @@ class Vm:
     systems = frozenset({"Linux"})
 
     def identity(self) -> str:
-        paths = [Path(bwrap_program()), Path(find_qemu()), Path(find_virtiofsd()), program("boxvm"), program("boxagent")]
+        paths = [
+            Path(bwrap_program()),
+            Path(find_qemu()),
+            Path(find_virtiofsd()),
+            program("boxvm"),
+            program("boxagent"),
+        ]
         parts = [f"uid {os.geteuid()}", find_kernel().name]
         parts += [f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}" for path in paths for st in [path.stat()]]
         return " ".join(parts)
@@ -120,6 +138,7 @@ class Vm:
             own += ["--dev-bind", "/dev/kvm", "/dev/kvm"] if acceleration == "kvm" else []
             own += ["--perms", "0755", "--tmpfs", "/run", "--ro-bind", str(program("boxvm")), _BOXVM]
             own += ["--ro-bind", str(kernel / "vmlinux"), _KERNEL, "--ro-bind", str(initramfs), _INITRAMFS]
+            own += directory(Path(_TARGETS))
             for count, (source, _) in enumerate(sockets):
                 own += ["--ro-bind", str(source), f"{_TARGETS}/{count}"]
             for name, options in (
@@ -132,9 +151,15 @@ class Vm:
             command += [word for count in range(len(sockets)) for word in ("--target", f"{_TARGETS}/{count}")]
             command += [f"--{SYSTEM}", *virtiofsd_command(SYSTEM, cached=True)]
             command += [f"--{FILES}", *virtiofsd_command(FILES, cached=False)]
-            network = policy.network == "full"
-            limits = {"memory_mb": policy.memory_mb, "cpus": policy.cpus}
-            command += ["--qemu", *qemu_command(acceleration, _KERNEL, _INITRAMFS, **limits, network=network)]
+            qemu = qemu_command(
+                acceleration,
+                _KERNEL,
+                _INITRAMFS,
+                memory_mb=policy.memory_mb,
+                cpus=policy.cpus,
+                network=policy.network == "full",
+            )
+            command += ["--qemu", *qemu]
             command += ["--guest", *_init_options(spec, policy, files, [place for _, place in sockets])]
             launcher = launcher_command(spec, policy, ids, shifts, staged, with_)
             return [*launcher, bwrap_program(), *own, *command]
@@ -252,7 +277,10 @@ def _sockets(spec: CheckedSpec, policy: Policy) -> list[tuple[Path, str]]:
         found += [spec.sockets / forward.socket for forward in spec.forwards]
     found += [door.socket for door in policy.doors]
     named = [(path, f"{NET_INSIDE}/{count}") for count, path in enumerate(found)]
-    return [*named, *((each.source, each.place) for each in spec.placed if each.source is not None and _is_socket(each))]
+    return [
+        *named,
+        *((each.source, each.place) for each in spec.placed if each.source is not None and _is_socket(each)),
+    ]
 
 
 def _is_socket(mount: Placed) -> bool:

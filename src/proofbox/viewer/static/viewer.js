@@ -47,7 +47,7 @@
     if (busy) return;
     busy = true;
     try {
-      const answer = await fetch(location.href, { credentials: "same-origin" });
+      const answer = await fetch(location.href, { credentials: "same-origin", headers: { "X-Refresh": "yes" } });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = page.getElementById("main");
       const main = document.getElementById("main");

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl
 
 import anyio
 import anyio.to_thread
@@ -32,14 +33,14 @@ from proofbox.viewer.attempts import (
     output_name,
     read_attempt,
 )
-from proofbox.viewer.background import BackgroundReader
+from proofbox.viewer.background import BackgroundReader, Reading
 from proofbox.viewer.bundles import bundle_values
-from proofbox.viewer.campaigns import campaign_mark, plots_of
+from proofbox.viewer.campaigns import campaign_evidence_mark, campaign_mark, plots_of
 from proofbox.viewer.catalog import find_items, kind_of, place_of
 from proofbox.viewer.compare import compare_attempts, compare_flows
 from proofbox.viewer.reading import EvidenceCache
-from proofbox.viewer.rendering import STYLE, Renderer, assets, cut
-from proofbox.viewer.runs import RunReader, is_small, run_mark, unchecked_view
+from proofbox.viewer.rendering import STYLE, Renderer, address, assets, cut
+from proofbox.viewer.runs import RunReader, evidence_mark, is_small, run_mark, unchecked_view
 from proofbox.viewer.selection import ROWS, Query, run_values
 from proofbox.viewer.snapshots import file_after, files_after
 from proofbox.viewer.timeline import read_timeline
@@ -63,8 +64,8 @@ class ViewerPages:
         self._access = access
         self._renderer = Renderer()
         self._evidence = EvidenceCache()
-        self._runs = BackgroundReader(RunReader().read, run_mark)
-        self._campaigns = BackgroundReader(load_campaign, campaign_mark)
+        self._runs = BackgroundReader(RunReader().read, run_mark, evidence_mark)
+        self._campaigns = BackgroundReader(load_campaign, campaign_mark, campaign_evidence_mark)
 
     def routes(self) -> list[Route]:
         home = PREFIX + "{session}/"
@@ -126,6 +127,8 @@ class ViewerPages:
                 if request.headers.get("hx-request") == "true":  # htmx shows nothing of a failed request
                     return HTMLResponse(self._renderer.render("_problem.html", text=error.message))
                 return self._message(error.code, error.message, 404, hints=error.fix_hints)
+            except OSError as error:
+                return self._message("Not readable", f"The files of this page cannot be read: {error.strerror}", 404)
 
         return answer
 
@@ -156,8 +159,8 @@ class ViewerPages:
         return HTMLResponse(self._renderer.render(template, root=str(self._root), **values))
 
     def _place(self, request: Request) -> tuple[str, Path]:
-        at = request.query_params.get("at", ".")
-        path = place_of(self._root, at)
+        given = dict(parse_qsl(request.url.query, errors="surrogateescape"))  # a name may be no UTF-8
+        path = place_of(self._root, given.get("at", "."))
         return os.path.relpath(path, self._root), path
 
     def _home(self, request: Request) -> Response:
@@ -180,38 +183,42 @@ class ViewerPages:
         """Redirect to the page for what a directory contains."""
         at, path = self._place(request)
         page = {"run": "run", "campaign": "campaign", "attempt": "attempt"}.get(str(kind_of(path)), "bundle")
-        return RedirectResponse(f"{page}?{urlencode({'at': at})}", 303)
+        return RedirectResponse(address(page, at=at), 303)
 
     def _run(self, request: Request) -> Response:
         at, path = self._place(request)
         query = Query.of(request.query_params)
-        known = self._runs.get(path, SMALL_WAIT if is_small(path) else LARGE_WAIT)
+        wait = SMALL_WAIT if is_small(path) else LARGE_WAIT
+        known = self._runs.get(path, wait, reload=_is_reload(request))
         view = known.result
-        if view is None or (view.committed and not known.current):
+        if view is None or (view.committed and known.changed):
             view = unchecked_view(path, (query.page - 1) * ROWS, ROWS)
-        return self._page("run.html", **run_values(at, view, query, current=known.current))
+        values = run_values(at, view, query, current=known.current, checked_at=known.checked_at)
+        return self._page("run.html", **values)
 
     def _campaign(self, request: Request) -> Response:
         at, path = self._place(request)
-        report = self._report(path)
-        plots = None if report is None else plots_of(report)
-        return self._page("campaign.html", at=at, report=report, plots=plots, place=path.name)
+        known = self._report(request, path)
+        plots = None if known.result is None else plots_of(known.result)
+        return self._page("campaign.html", at=at, plots=plots, place=path.name, **_report_values(known))
 
-    def _report(self, path: Path) -> CampaignReport | None:
-        """Return the results of a campaign; None while they are being read and checked."""
-        known = self._campaigns.get(path, SMALL_WAIT)
-        return known.result if known.current or (known.result and not known.result.committed) else None
+    def _report(self, request: Request, path: Path) -> Reading[CampaignReport]:
+        """Return the results of a campaign, without a result while it is being read and checked."""
+        known = self._campaigns.get(path, SMALL_WAIT, reload=_is_reload(request))
+        hidden = known.changed and known.result is not None and known.result.committed
+        return replace(known, result=None) if hidden else known
 
     def _flows(self, request: Request) -> Response:
         """Compare two flows of a campaign."""
         at, path = self._place(request)
-        report = self._report(path)
+        known = self._report(request, path)
+        report = known.result
         if report is None:
-            return self._page("campaign.html", at=at, report=None, plots=None, place=path.name)
+            return self._page("campaign.html", at=at, plots=None, place=path.name, **_report_values(known))
         given = request.query_params
         show, page = given.get("show", ""), max(1, _number(given.get("page", "1")))
         found = compare_flows(report, given.get("a", ""), given.get("b", ""), show=show, page=page)
-        return self._page("flows.html", at=at, report=report, found=found, show=show)
+        return self._page("flows.html", at=at, found=found, show=show, **_report_values(known))
 
     def _attempt(self, request: Request) -> Response:
         at, path = self._place(request)
@@ -269,7 +276,9 @@ class ViewerPages:
             at = str(path.relative_to(self._root))
         except ProofboxError as error:
             return self._message(error.code, error.message, 400, hints=error.fix_hints)
-        return RedirectResponse(f"{self._access.session.path}open?{urlencode({'at': at})}", 303)
+        except OSError as error:
+            return self._message("Not stored", f"The note cannot be stored: {error.strerror}", 400)
+        return RedirectResponse(self._access.session.path + address("open", at=at), 303)
 
     # Fragments, which htmx puts into a page; without a script, they are pages
 
@@ -389,13 +398,20 @@ def _when(step: int) -> str:
     return f"after step {step}" if step else "at the end"
 
 
+def _report_values(known: Reading[CampaignReport]) -> dict[str, Any]:
+    return {"report": known.result, "current": known.current, "checked_at": known.checked_at}
+
+
+def _is_reload(request: Request) -> bool:
+    """Return whether a person asks for the page, and not its script, which waits for the end of a check."""
+    return "x-refresh" not in request.headers
+
+
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
 async def _form(request: Request) -> dict[str, str]:
-    from urllib.parse import parse_qsl
-
     body = b""
     async for piece in request.stream():
         body += piece

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ def application(root: Path, access: Access, host: str = "127.0.0.1") -> ASGIApp:
 
 def serve(root: Path, *, host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], None]) -> None:
     """Serve until interrupted. `ready` is called with the URL, which contains the token, once the port is open."""
+    sys.setswitchinterval(
+        0.0005
+    )  # a page waits for the interpreter's lock at each row of a ledger while a run is checked
     with _listening(root, host, port) as (server, listener, url):
         ready(url)
         server.run(sockets=[listener])

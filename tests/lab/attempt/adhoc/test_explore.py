@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import say, write
+from suites import HEAD, mission, say, write
 
 from proofbox.agents.contract import RuntimeProbe, SessionOptions
 from proofbox.agents.registry import Registry
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
-from proofbox.errors import UsageError
+from proofbox.errors import ConsentRequired, UsageError
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt.adhoc.explore import ExploredBranch, best, explore_attempt
 from proofbox.lab.attempt.adhoc.request import AttemptRun
-from proofbox.lab.attempt.adhoc.run import run_attempt
+from proofbox.lab.attempt.adhoc.run import MISSION, run_attempt
 from proofbox.lab.reports.validation import validate
 from proofbox.workspace.workspace import Workspace
 
@@ -120,6 +120,38 @@ def test_branch_that_does_not_start_is_reported_and_the_others_continue(tmp_path
     first, second = done.exploration.branches
     assert (first.status, first.code, first.bundle) == ("not_started", "RUNTIME_STRATEGY_UNSUPPORTED", "")
     assert (second.verified, done.exploration.kept) == ("passed", 2)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_suite_of_a_stranger_runs_nothing_before_the_user_has_consented(tmp_path: Path, attempt: AttemptRun) -> None:
+    marker = tmp_path / "made-on-the-host"
+    verify = {"commands": [f"touch {marker}"]}
+    suite = tmp_path / "suite.toml"
+    suite.write_text(HEAD + mission(MISSION, say("done"), verify=verify, provider="off"))
+
+    def explored(out: str, *, trust: bool = False) -> bool:
+        place = tmp_path / out
+        return explore_attempt(
+            attempt.bundle, 1, place, prompt="go", branches=1, suite=suite, trust=trust, settings={"script": FIRST}
+        ).ok
+
+    with pytest.raises(ConsentRequired, match='asks for provider = "off"'):
+        explored("refused")
+    assert not (tmp_path / "refused").exists()
+    assert not marker.exists()
+    assert explored("trusted", trust=True)
+    assert marker.exists()
+    marker.unlink()
+    assert explored("again"), "the consent was recorded"
+
+
+@pytest.mark.needs("bubblewrap")
+def test_conditions_of_a_mission_are_refused_instead_of_ignored(tmp_path: Path, attempt: AttemptRun) -> None:
+    suite = tmp_path / "suite.toml"
+    expect = {"claimed": "failure", "min_tool_calls": 50}
+    suite.write_text(HEAD + mission(MISSION, say("done"), verify={"commands": ["true"]}, expect=expect))
+    with pytest.raises(UsageError, match="conditions in expect"):
+        explore_attempt(attempt.bundle, 1, tmp_path / "tries", prompt="go", branches=1, suite=suite)
 
 
 @pytest.mark.needs("bubblewrap")

@@ -25,6 +25,7 @@ from proofbox.agents.events import (
     ToolStatus,
     Unrecognized,
 )
+from proofbox.agents.runtimes.item_ids import ItemIds
 from proofbox.core.text import preview
 
 PAYLOAD = 64 << 10
@@ -98,7 +99,7 @@ class AcpDecoder:
         self.states_failures = False
         """The exit code of a completed command is 0, even if the agent does not state it."""
         self._open: dict[str, OpenCall] = {}
-        self._begun: dict[str, int] = {}
+        self._items = ItemIds()
         self._count = 0
         self._text = ""
         self._text_kind = ""
@@ -199,10 +200,7 @@ class AcpDecoder:
         if id not in self._open:
             if len(self._open) >= MAX_OPEN:
                 events += self._end(next(iter(self._open)), "abandoned")
-            times = self._begun[id] = self._begun.pop(id, 0) + 1
-            if len(self._begun) > 2 * MAX_OPEN:
-                del self._begun[next(iter(self._begun))]
-            self._open[id] = OpenCall(item=id if times == 1 else f"{id}#{times}", turn=self.turn)
+            self._open[id] = OpenCall(item=self._items.next(id), turn=self.turn)
         call = self._open[id]
         call.read(update)
         if not call.started and (status in ("in_progress", "completed", "failed") or "command" in call.arguments):

@@ -31,6 +31,7 @@ from proofbox.agents.events import (
     Unrecognized,
 )
 from proofbox.agents.gateway.failures import kind_of
+from proofbox.agents.runtimes.item_ids import ItemIds
 from proofbox.core.text import preview
 
 PAYLOAD = 64 << 10
@@ -38,7 +39,6 @@ PIECE = 256 << 10
 NOTE = 2000
 ID = 200
 MAX_OPEN = 10_000
-REMEMBERED = 20_000
 _EXIT = re.compile(r"(?:Error: )?Exit code (\d{1,3})(?:\n|$)")
 _ENDED_WITH = re.compile(r"\(exit code (\d{1,3})\)|failed with exit code (\d{1,3})")
 _FILE_TOOLS = {"Write": "file_path", "Edit": "file_path", "MultiEdit": "file_path", "NotebookEdit": "notebook_path"}
@@ -83,8 +83,7 @@ class ClaudeDecoder:
         self.declined: set[str] = set()
         """The calls that were declined."""
         self._open: dict[str, OpenCall] = {}
-        self._begun: dict[str, int] = {}
-        """How often a call with this id began. Ids that are used again become separate items."""
+        self._items = ItemIds()
         self._count = 0
 
     def decode(self, message: JsonObject) -> list[Event]:
@@ -147,11 +146,7 @@ class ClaudeDecoder:
         before = self._ended(id, "abandoned") if id in self._open else []
         if len(self._open) >= MAX_OPEN:
             before += self._ended(next(iter(self._open)), "abandoned")
-        times = self._begun.pop(id, 0) + 1
-        self._begun[id] = times
-        if len(self._begun) > REMEMBERED:
-            del self._begun[next(iter(self._begun))]
-        item = id if times == 1 else f"{id}#{times}"
+        item = self._items.next(id)
         call = OpenCall(item, self.turn, *tool_and_command(name, arguments), changed_paths(name, arguments))
         self._open[id] = call
         return [*before, ItemStarted(session="", turn=self.turn, item=item, kind=name, command=call.command)]

@@ -47,8 +47,11 @@ class CampaignSchemaDocument(Document, frozen=True, kw_only=True):
     """The JSON Schema of campaign files, in draft 2020-12."""
 
 
-def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
+def lint(spec: SpecPath, *, trust: Trust = False, json: flags.Json = False) -> int:
     """Check a campaign file and list every problem, and what prevents its flows from running here. Exit 1 on any.
+
+    Checking a runtime may run a program that the campaign names. So runtimes and sandboxes are checked only after you
+    have consented to everything that the campaign asks for beyond your settings.
 
     For example:
       proofbox campaign lint campaign.toml
@@ -56,7 +59,7 @@ def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
     from proofbox.config.consent import describe
     from proofbox.lab.campaign.linting import lint_campaign
 
-    found = lint_campaign(spec)
+    found = lint_campaign(spec, trust=trust)
 
     def text() -> str:
         if found.campaign is None:
@@ -67,6 +70,9 @@ def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
             lines.append(f"{f'flow {each.flow}: ' if each.flow else ''}{each.message} ({each.code})")
             lines += [f"  fix: {hint}" for hint in each.fix_hints]
         lines += [f"asks for {each}" for each in describe(found.widenings)]
+        if found.error is not None and found.error.code == ConsentRequired.code:
+            lines.append("not checked without your consent to that: runtimes and sandboxes")
+            lines += [f"  fix: {hint}" for hint in found.error.fix_hints]
         return printable("\n".join(lines))
 
     show(found, text, as_json=json)

@@ -104,14 +104,15 @@ def publish_check(
     For example:
       proofbox campaign publish-check out
     """
+    from proofbox.cli.health import wrapped
     from proofbox.lab.campaign.publishing import check_publishable
 
     found = check_publishable(out, sign=sign)
 
     def text() -> str:
-        lines = [f"{each.code}: {each.detail}" for each in found.reasons]
-        state = "can be published" if found.ok else "cannot be published"
-        lines.append(f"{found.campaign} {state}; registered as {found.sha256}")
+        lines = [f"{found.campaign} can{'' if found.ok else 'not'} be published"]
+        lines += [wrapped(f"{each.code}: {each.detail}") for each in found.reasons]
+        lines.append(f"registered: {found.sha256}")
         if found.packet is not None:
             lines.append(f"packet: {found.packet}")
         return printable("\n".join(lines))

@@ -32,7 +32,8 @@ def explore(
     run: Run = Path("out"),
     attempt: AttemptArgs = NO_FLAGS,
     trust: Annotated[
-        bool, Parameter(name="--trust", help="Consent to what an attempt made elsewhere requests for its box.")
+        bool,
+        Parameter(name="--trust", help="Consent to what the suite, or an attempt made elsewhere, requests for a box."),
     ] = False,
     box: flags.Box = flags.NO_BOX_FLAGS,
     json: flags.Json = False,

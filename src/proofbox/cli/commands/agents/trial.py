@@ -43,7 +43,9 @@ class AttemptFlags(msgspec.Struct, frozen=True):
     script: Annotated[
         Path | None, Parameter(name="--script", help="The script for the scripted agent: a TOML file.")
     ] = None
-    command: Annotated[str | None, Parameter(name="--command", help="The command line of the agent, for process and acp.")] = None
+    command: Annotated[
+        str | None, Parameter(name="--command", help="The command line of the agent, for process and acp.")
+    ] = None
     set_: flags.Settings = ()
     timeout: Annotated[
         float | None, Parameter(name="--timeout", help="Kill the agent and its children after this many seconds.")

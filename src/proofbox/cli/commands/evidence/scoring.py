@@ -81,6 +81,10 @@ def gc(
         bool, Parameter(name="--include-uncommitted", help="Also delete runs that were never committed.")
     ] = False,
     dry_run: Annotated[bool, Parameter(name="--dry-run", help="Only show what would be deleted.")] = False,
+    engine: Annotated[
+        str | None,
+        Parameter(name="--engine", help="Also delete what killed workers left on the nodes of ray:HOST:PORT."),
+    ] = None,
     json: flags.Json = False,
 ) -> int:
     """Delete old runs. Without a rule, only delete leftovers of killed processes and ended sessions.
@@ -90,6 +94,7 @@ def gc(
     For example:
       proofbox gc out --older-than 30 --dry-run
       proofbox gc out --pin run-01…
+      proofbox gc --engine ray:10.0.0.1:6379
     """
     from proofbox.lab.garbage import collect_garbage
 
@@ -102,6 +107,7 @@ def gc(
         include_promoted=include_promoted,
         include_uncommitted=include_uncommitted,
         dry_run=dry_run,
+        engine=engine,
     )
     show(found, lambda: _freed(found), as_json=json)
     return 1 if found.error else 0

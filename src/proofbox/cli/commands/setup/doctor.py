@@ -22,7 +22,7 @@ def doctor(
     *,
     provider: Annotated[
         str | None,
-        Parameter(name="--provider", help="Check only this one: bubblewrap, docker, off, apple-vm. Default: all."),
+        Parameter(name="--provider", help="Check only this one: bubblewrap, docker, vm, off, apple-vm. Default: all."),
     ] = None,
     quick: Annotated[bool, Parameter(name="--quick", help="Run only a few checks.")] = False,
     deep: Annotated[

@@ -71,7 +71,7 @@ class PulledDocument(Document, frozen=True, kw_only=True):
     downloaded: bool
     """Whether it was downloaded or built now; false if it was already present with the right digest."""
     lock: str
-    """The project's lock file, which now pins the image by digest."""
+    """The project's lock file, which now pins the image by digest; empty for the kernel."""
 
 
 def list_(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = False) -> int:
@@ -143,7 +143,7 @@ def pull(
 
 def build(
     name: Annotated[
-        str | None, Parameter(help="The built-in image, as `images list` shows it. Default: debian-12.")
+        str | None, Parameter(help="A built-in image, as `images list` shows it, or kernel. Default: debian-12.")
     ] = None,
     /,
     *,
@@ -157,11 +157,12 @@ def build(
     """Build an image from Debian's signed packages with mmdebstrap, and lock the project to it.
 
     Two builds from the same state of the mirror have the same digest. As root, the packages' scripts run as root in a
-    chroot.
+    chroot. `kernel` gets the kernel of virtual machines (--provider vm), from Debian's package and without mmdebstrap.
 
     For example:
       proofbox images build
       proofbox images build debian-12-python --json
+      proofbox images build kernel
     """
     from proofbox.sandbox.images.build import build_image
     from proofbox.sandbox.images.recipes import DEFAULT
@@ -195,12 +196,13 @@ def import_(
 
 def _show_pulled(pulled: PulledImage, project: Path, *, json: bool) -> int:
     from proofbox.sandbox.images.pull import LOCK_FILE
+    from proofbox.sandbox.images.recipes import KERNEL
 
     document = PulledDocument(
         image=ImageFacts.of(pulled.image),
         path=str(pulled.path),
         downloaded=pulled.downloaded,
-        lock=str(resolve_project(project) / LOCK_FILE),
+        lock="" if pulled.image.name == KERNEL else str(resolve_project(project) / LOCK_FILE),
     )
     show(document, lambda: f"{pulled.image.name} {pulled.image.sha256}", as_json=json)
     return 0

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Literal, Unpack, cast
 
 import anyio
@@ -29,14 +30,17 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.fork import fork_attempt_async
 from proofbox.lab.attempt.adhoc.request import AttemptOptions, AttemptRun
 from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot
+from proofbox.lab.attempt.expectations import refuse_expect
 from proofbox.lab.attempt.final_tree import stored_trees
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.attempt.result import Verified
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
 from proofbox.lab.reports.steps import diff_attempt, load_attempt
 from proofbox.lab.run.plan import box_settings, redactor_for
+from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.reading import read_suite
 from proofbox.lab.suite.spec import Mission, Verify
+from proofbox.lab.suite.widening import require_consent
 from proofbox.sandbox.client.signals import interrupting_waits
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.service import Sandboxes
@@ -122,8 +126,11 @@ def explore_attempt(
         done = proofbox.explore_attempt("t1", 2, "tries", prompt="fix the test", branches=4, verify=["pytest -q"])
         print(done.exploration.kept, done.bundle)
 
-    The branches are verified with the commands in `verify`, or as the mission of the attempt in the file `suite`. With
-    several `strategies`, the branches use them in turn. `directory` is new, for the workspaces and the evidence of
+    The branches are verified with the commands in `verify`, or as the mission of the attempt in the file `suite`. Like
+    `run_suite`, this needs the user's consent to everything that the suite asks for beyond the user's settings; `trust`
+    is that consent, and the one of `fork_attempt`. A mission with conditions in `expect` is refused.
+
+    With several `strategies`, the branches use them in turn. `directory` is new, for the workspaces and the evidence of
     all branches. The other parameters are those of `fork_attempt`.
     """
     run = partial(
@@ -167,7 +174,7 @@ async def explore_attempt_async(
     source = await run_sync(load_attempt, Path(attempt))
     record = msgspec.convert(source.read_json(artifacts.ATTEMPT), AttemptRecord)
     given = msgspec.convert(source.read_json(artifacts.FINAL_SNAPSHOT), FinalSnapshot).given
-    mission, at = _mission(record, verify, suite)
+    mission, at = _mission(record, verify, suite, trust=trust)
     place = await run_sync(_new_directory, Path(directory))
     chosen = options.get("strategies")
     strategies = [str(each.strategy) for each in parse_chain(chosen, "flag").candidates] if chosen else []
@@ -220,9 +227,10 @@ def best(branches: Sequence[ExploredBranch]) -> int | None:
 
 
 def _mission(
-    record: AttemptRecord, verify: Sequence[str], suite: _Path | None
+    record: AttemptRecord, verify: Sequence[str], suite: _Path | None, *, trust: bool
 ) -> tuple[Mission, Callable[[str], Path]]:
-    """Return a mission with the verification, and where the files that it names are."""
+    """Return a mission with the verification, and where the files that it names are. A suite needs the user's consent
+    to all its requests, as before a run."""
     if bool(verify) == (suite is not None):
         raise UsageError(
             "state how to verify the branches: either commands, or the attempt's suite",
@@ -235,6 +243,15 @@ def _mission(
     mission = next((each for each in read.missions if each.id == record.mission_id), None)
     if mission is None or not mission.verify.commands:
         raise UsageError(f"{suite} has no mission {record.mission_id} with commands in verify", op="explore")
+    if mission.then:
+        raise UsageError(
+            f"mission {record.mission_id} has several turns, so its branches can't be verified", op="explore"
+        )
+    refuse_expect([mission], "explore")
+    name = os.fspath(suite)
+    with SuiteFiles(read.base) as files:
+        command = f"proofbox explore --suite {quote(name)} --trust …"
+        require_consent(read, files, box_settings(), name=name, provider=None, trust=trust, command=command)
     return mission, read.at
 
 

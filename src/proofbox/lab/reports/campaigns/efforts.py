@@ -27,6 +27,8 @@ _MEASURES: Final[Mapping[str, Callable[[AttemptMetrics], float | None]]] = {
 COST: Final = "cost"
 DEAD_ENDS: Final = "dead_ends"
 MEASURES: Final = (*_MEASURES, COST, DEAD_ENDS)
+SHARES: Final = ("repeated_calls", "idle", DEAD_ENDS)
+"""Measures that are shares: of attempts, or of a turn."""
 
 
 def has_repeated(metrics: AttemptMetrics) -> bool:

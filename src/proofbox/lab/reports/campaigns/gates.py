@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proofbox.core.words import counted
 from proofbox.lab.campaign.spec import Gate
 from proofbox.lab.reports.campaigns.results import FlowReport, GateResult
 from proofbox.lab.statistics import Comparison, Verdict
@@ -38,6 +39,8 @@ def _measured(gate: Gate, flow: FlowReport) -> tuple[bool, str]:
         return _at_most(flow.contradicted_claims, gate.max or 0.0)
     if gate.type == "cleanup":
         return _at_most(sum(flow.cleanup_failures.values()), gate.max or 0.0)
+    if flow.tokens_unknown:
+        return False, f"the tokens of {counted(flow.tokens_unknown, 'attempt')} are unknown"
     return _at_most(flow.tokens_spent, gate.max or 0.0)
 
 

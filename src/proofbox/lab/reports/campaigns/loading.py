@@ -19,8 +19,8 @@ from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.verify.campaign_runs import RUNS
 from proofbox.evidence.verify.check import check_bundle
-from proofbox.evidence.verify.embedded import RUNS
 from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
 from proofbox.lab.campaign.prices import Price, price_of
 from proofbox.lab.campaign.registration import (
@@ -124,6 +124,7 @@ def load_with_efforts(place: Path) -> tuple[CampaignReport, Mapping[str, Efforts
     findings: list[EvidenceFinding] = []
     if registered_digest(document, manifest.canary, manifest.runs) != manifest.sha256:
         findings.append(EvidenceFinding(NOT_REGISTERED, MANIFEST, "it does not match its registered digest"))
+    findings += _misdescribed(manifest, document)
     planned = len(manifest.runs) * len(manifest.missions) * document.campaign.replicates
     flows = read_flows(place, manifest, planned, lambda flow: read_flow(place, manifest, flow))
     findings += [finding for each in flows for finding in each.findings]
@@ -174,7 +175,7 @@ def read_flow(out: Path, manifest: CampaignManifest, flow: str) -> FlowResults:
     if found is not None:
         where, suite = run_path(run), found.plan.suite()
         findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
-        findings += _unregistered(found, suite, run)
+        findings += _unregistered(found, suite, run, manifest)
         cleaned = frozenset(each.id for each in suite.missions if each.cleanup)
     return _flow(out, run, found, cleaned, manifest, tuple(findings))
 
@@ -320,10 +321,34 @@ def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int
 # Checks
 
 
-def _unregistered(found: RunResults, suite: Suite, run: FlowRun) -> Iterator[EvidenceFinding]:
-    """Yield a finding if a run used other missions or files than were registered."""
+def _misdescribed(manifest: CampaignManifest, document: CampaignDocument) -> Iterator[EvidenceFinding]:
+    """Yield a finding if the manifest names something else than the campaign's file that it contains."""
+    flows = [(flow.id, flow.runner.type, flow.runner.model) for flow in document.flow]
+    if manifest.campaign != document.campaign.id:
+        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "its campaign is not that of the registered file")
+    if [(run.flow, run.strategy, run.model) for run in manifest.runs] != flows:
+        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "its flows are not those of the registered file")
+
+
+def _unregistered(
+    found: RunResults, suite: Suite, run: FlowRun, manifest: CampaignManifest
+) -> Iterator[EvidenceFinding]:
+    """Yield a finding if a run used other missions, files or agents than were registered."""
     if suite.sha256 != run.suite_sha256 or found.plan.inputs != run.files:
         yield EvidenceFinding(NOT_REGISTERED, run_path(run), "its missions or files are not the registered ones")
+    if {each.id for each in suite.missions} != set(manifest.missions):
+        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, f"its missions are not those of {run_path(run)}")
+    plan, fields = found.plan, manifest.document.campaign
+    flow = next((each for each in manifest.document.flow if each.id == run.flow), None)
+    asked = (f"{run.strategy}!", fields.replicates, max(0, fields.retries), run.model)
+    if (plan.chain, plan.replicates, plan.retries, plan.flags.get("model")) != asked:
+        yield EvidenceFinding(NOT_REGISTERED, run_path(run), "its agent or retries are not the registered ones")
+    used, settings = plan.runtimes.get(run.strategy, {}), {} if flow is None else flow.runner.settings
+    if any(used.get(name) != value for name, value in settings.items() if name != "mounts"):  # they become absolute
+        yield EvidenceFinding(NOT_REGISTERED, run_path(run), "the settings of its agent are not the registered ones")
+    others = {each.result.strategy for each in found.attempts if each.result is not None} - {"", run.strategy}
+    if others:
+        yield EvidenceFinding(NOT_REGISTERED, run_path(run), f"attempts were made by {', '.join(sorted(others))}")
 
 
 def _contradictions(out: Path, manifest: CampaignManifest, results: CampaignResults) -> Iterator[EvidenceFinding]:

@@ -8,6 +8,7 @@ from typing import Final
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.lab.campaign.comparing import CampaignComparison
+from proofbox.lab.reports.campaigns.efforts import SHARES
 from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport
 from proofbox.lab.statistics import Comparison, Distribution, PassRate, Verdict
 
@@ -70,7 +71,8 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> Rows:
     for each in comparisons:
         interval = f"{_points(each.low)} to {_points(each.high)}"
         names = f"{each.first} - {each.second}"
-        rows.append([names, _points(each.difference), interval, f"{each.corrected_p:.2g}", str(each.verdict)])
+        difference = f"{_points(each.difference)} pt"
+        rows.append([names, difference, interval, f"{each.corrected_p:.2g}", str(each.verdict)])
     return rows
 
 
@@ -82,10 +84,14 @@ def regression_tables(found: CampaignComparison) -> list[Rows]:
     efforts = [["PER ATTEMPT", "EARLIER", "LATER", "CHANGE", "95 % INTERVAL", "P"]]
     for each in found.efforts:
         means = each.means
-        interval = "-" if means.low is None or means.high is None else f"{means.low:+.3g} to {means.high:+.3g}"
-        change = f"{means.difference / means.second:+.1%}" if means.second else f"{means.difference:+.3g}"
-        figures = [f"{means.second:.4g}", f"{means.first:.4g}", change, interval, f"{means.corrected_p:.2g}"]
-        efforts.append([f"{each.flow} {each.measure.replace('_', ' ')}", *figures])
+        scale, unit = (100, " %") if each.measure in SHARES else (1, "")
+        low, high = ("-" if end is None else f"{end * scale:+.3g}" for end in (means.low, means.high))
+        relative = means.difference / means.second * 100 if means.second else None
+        change = f"{means.difference * scale:+.3g}{unit}" if relative is None else f"{relative:+.1f} %"
+        figures = [f"{mean * scale:.4g}{unit}" for mean in (means.second, means.first)]
+        interval = "-" if means.low is None else f"{low} to {high}{unit}"
+        name = f"{each.flow} {each.measure.replace('_', ' ')}"
+        efforts.append([name, *figures, change, interval, f"{means.corrected_p:.2g}"])
     return [rows for rows in (rates, efforts) if len(rows) > 1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ _MB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 _TEMPLATE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 # The name becomes part of a path in the engine's API.
 _IMAGE = re.compile(r"[A-Za-z0-9]+(?:(?:[._]|__|-+|[:/@])[A-Za-z0-9]+)*")
+_STEP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+MAX_STEPS = 100
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Note = Callable[[str], None]
@@ -42,8 +44,20 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
+class StepTable(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `[[steps]]`. It inherits settings from the task."""
+
+    name: str
+    agent_timeout: float
+    verifier_timeout: float
+    env: dict[str, str] = {}
+    min_reward: float | None = None
+
+
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
+    steps: tuple[StepTable, ...] = ()
+    turn_rewards: str = "mean"
     tags: tuple[str, ...] = ()
     agent: Phase
     verifier: Phase
@@ -77,8 +91,6 @@ class _Reader:
         for name in self._values:
             if name not in _TABLES:
                 self._unknown((name,))
-        if self._values.get("steps"):
-            self._wrong(("steps",), "tasks with several steps are not supported")
         tags = [*self._strings("metadata", "tags"), *self._strings("task", "keywords")]
         found = Table(
             name=self._get("task", "name", str) or "",
@@ -87,12 +99,50 @@ class _Reader:
             verifier=self._phase("verifier"),
             environment=self._environment(),
             solution_env=self._env("solution"),
+            turn_rewards=self._turn_rewards(),
         )
+        found = msgspec.structs.replace(found, steps=tuple(self._steps(found)))
         for section, known in _KNOWN.items():
             for name in self._section(section):
                 if name not in known:
                     self._unknown((section, name))
         return msgspec.structs.replace(found, lacking=tuple(self._lacking))
+
+    def _turn_rewards(self) -> str:
+        how = self._values.get("multi_step_reward_strategy", "mean")
+        if how not in ("mean", "final"):
+            self._wrong(("multi_step_reward_strategy",), f"{_words(how)} is not one of mean, final")
+        return str(how)
+
+    def _steps(self, task: Table) -> Iterator[StepTable]:
+        steps = self._values.get("steps", [])
+        if not isinstance(steps, list) or len(steps) > MAX_STEPS:
+            self._wrong(("steps",), f"it must be a list of at most {MAX_STEPS} tables")
+            return
+        seen: set[str] = set()
+        for step in steps:
+            name = step.get("name") if isinstance(step, dict) else None
+            if not isinstance(name, str) or not _STEP.fullmatch(name) or name in seen:
+                self._wrong(("steps",), "every step needs its own name, of letters, digits, and . _ -")
+                return
+            seen.add(name)
+            reader = _Reader(step, self._problems, self._note)
+            least = step.get("min_reward")
+            if isinstance(least, dict):
+                self._lacking.append(f"step {name} has several minimum rewards, which are not applied")
+            for section, known in _STEP_KNOWN.items():
+                for unknown in reader._section(section).keys() - known:
+                    self._unknown(("steps", section, unknown))
+            for unknown in step.keys() - {"name", "min_reward", *_STEP_KNOWN}:
+                self._unknown(("steps", unknown))
+            yield StepTable(
+                name=name,
+                agent_timeout=min(reader._positive("agent", "timeout_sec") or task.agent.timeout, MAX_TIMEOUT),
+                verifier_timeout=min(reader._positive("verifier", "timeout_sec") or task.verifier.timeout, MAX_TIMEOUT),
+                env={**task.verifier.env, **reader._env("verifier")},
+                min_reward=float(least) if isinstance(least, int | float) and not isinstance(least, bool) else None,
+            )
+            self._lacking += reader._lacking
 
     def _phase(self, section: str) -> Phase:
         timeout = self._positive(section, "timeout_sec") or 600.0
@@ -206,7 +256,11 @@ def _words(value: object) -> str:
     return repr(str(value)[:60])
 
 
-_TABLES = ("version", "schema_version", "task", "metadata", "agent", "verifier", "environment", "solution")
+_STEP_KNOWN: dict[str, set[str]] = {"agent": {"timeout_sec"}, "verifier": {"timeout_sec", "env"}}
+_TABLES = (
+    *("version", "schema_version", "steps", "multi_step_reward_strategy"),
+    *("task", "metadata", "agent", "verifier", "environment", "solution"),
+)
 _NETWORK = ("network_mode", "allowed_hosts")
 _KNOWN: dict[str, tuple[str, ...]] = {
     "agent": ("timeout_sec", "user", *_NETWORK),

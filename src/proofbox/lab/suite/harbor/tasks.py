@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,7 @@ TASK = "task.toml"
 PARTS = (TASK, "instruction.md", "environment", "tests", "solution", "steps")
 """The parts of a task. Anything else in its directory, such as results of a run, is ignored."""
 TESTS, SOLUTION, REWARD = "/tests", "/solution", "/logs/verifier"
+STEP_TESTS = "/step-tests"
 USUAL_WORKDIR = "/app"
 MAX_NOTES, NOTE = 200, 500
 HOST_ROOT = "it ran on this host's programs, not in the task's image (--host-root)"
@@ -127,6 +128,17 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
     return sorted(found)
 
 
+class _Turn(NamedTuple):
+    """A part of a task that is given to the agent at once: the whole task, or one of its steps."""
+
+    place: str
+    """Its directory in the task, with a trailing slash; empty for the task itself."""
+    timeout: float
+    verifier_timeout: float
+    env: Mapping[str, str]
+    min_reward: float | None
+
+
 class _Reader:
     """Reads one task. Collects `notes` and the reasons why its results are not comparable."""
 
@@ -139,49 +151,84 @@ class _Reader:
 
     def mission(self, *, to_run: bool, build: bool) -> dict[str, Any]:
         sha256 = tree_sha256(self._root, PARTS)
-        self._check_files()
         table = task_table.read(read_text(self._root, TASK), self._note)
+        self._check_files(table)
         dockerfile = self._dockerfile()
         image = None if self._host_root else TaskImage(self._root, _id(_name(self._root)), table.environment)
         defaults = image.defaults(build=build) if image is not None and to_run else None
         workdir = self._workdir(table, dockerfile, defaults)
         entrypoint = defaults.entrypoint if defaults is not None else dockerfile.entrypoint if dockerfile else ()
         id = _id((table.name or _name(self._root)).rpartition("/")[2])
-        self._look_for_outside_writes(workdir)
+        turns = self._turns(table)
+        self._look_for_outside_writes(workdir, turns)
         self._look_at_entrypoint(entrypoint)
         self._differs += table.lacking
         open_by_default = "none" if self._host_root else "full"
         network = table.agent.network or table.environment.network or open_by_default
         if open_by_default == network == "full" and not (table.agent.network or table.environment.network):
             self._note("it does not disable the network, so its boxes have network access, as in Harbor")
+        verify = {
+            "reward": REWARD,
+            "env": {**self._image_env(dockerfile), **table.environment.env, **table.verifier.env},
+            "network": table.verifier.network or table.environment.network or open_by_default,
+            "protect": PROTECTED,
+        }
+        first, *further = [self._turn(turn, verify) for turn in turns]
         mission = {
             "id": id,
-            "prompt": read_text(self._root, "instruction.md"),
+            **first,
+            "then": further,
+            "turn_rewards": table.turn_rewards,
             "tags": table.tags,
             "files": self._files(dockerfile, workdir) if self._host_root else {},
             "workdir": workdir,
-            "timeout": table.agent.timeout,
             "provider": "bubblewrap" if self._host_root else "docker",
             "network": network,
             "image": image.name if image is not None else None,
             "limits": self._limits(table.environment),
             "env": self._env(table, dockerfile),
-            "verify": {
-                "commands": [f"chmod +x {TESTS}/test.sh && exec {TESTS}/test.sh"],
-                "mounts": {TESTS: self._path("tests")},
-                "sha256": {TESTS: tree_sha256(self._root / "tests")},
-                "reward": REWARD,
-                "timeout": table.verifier.timeout,
-                "env": {**self._image_env(dockerfile), **table.environment.env, **table.verifier.env},
-                "network": table.verifier.network or table.environment.network or open_by_default,
-                "protect": PROTECTED,
-            },
-            "solution": self._path("solution") if (self._root / "solution/solve.sh").exists() else None,
             "solution_env": table.solution_env,
         }
         origin = {"format": "harbor", "name": _name(self._root), "sha256": sha256}
         mission["origin"] = {**origin, "notes": list(self._notes), "not_comparable": self._differs}
         return {name: value for name, value in mission.items() if value is not None}
+
+    def _turns(self, table: task_table.Table) -> list[_Turn]:
+        """Return the parts of the task that are given to the agent one after the other."""
+        if not table.steps:
+            return [_Turn("", table.agent.timeout, table.verifier.timeout, table.verifier.env, None)]
+        return [
+            _Turn(f"steps/{step.name}/", step.agent_timeout, step.verifier_timeout, step.env, step.min_reward)
+            for step in table.steps
+        ]
+
+    def _turn(self, turn: _Turn, verify: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a mission, or of its further turns, that belong to one turn."""
+        own, shared = f"{turn.place}tests", bool(turn.place) and (self._root / "tests").is_dir()
+        mounts = {TESTS: "tests"} if shared else {}
+        run = f"chmod +x {TESTS}/test.sh && exec {TESTS}/test.sh"
+        if shared and (self._root / own).is_dir():  # a step's files replace those of the task
+            mounts[STEP_TESTS] = own
+            run = f"cp -R {STEP_TESTS}/. {TESTS}/ && {run}"
+        mounts.setdefault(TESTS, own)
+        fields = {
+            "prompt": read_text(self._root, f"{turn.place}instruction.md"),
+            "timeout": turn.timeout,
+            "solution": self._path(f"{turn.place}solution") if self._has(f"{turn.place}solution/solve.sh") else None,
+            "verify": {
+                **verify,
+                "commands": [run],
+                "mounts": {place: self._path(path) for place, path in mounts.items()},
+                "sha256": {place: tree_sha256(self._root / path) for place, path in mounts.items()},
+                "timeout": turn.verifier_timeout,
+                "env": {**verify["env"], **turn.env},
+                **({"min_reward": turn.min_reward} if turn.min_reward is not None else {}),
+            },
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _has(self, name: str) -> bool:
+        return (self._root / name).is_file()
 
     def _note(self, text: str) -> None:
         if len(self._notes) < MAX_NOTES:
@@ -190,14 +237,18 @@ class _Reader:
     def _path(self, name: str) -> str:
         return str(PurePosixPath(self._prefix) / name)
 
-    def _check_files(self) -> None:
+    def _check_files(self, table: task_table.Table) -> None:
         """Check for required files and unsupported ones."""
         problems = []
-        if (self._root / "steps").is_dir():
-            problems.append(Problem("it has several steps, which is not supported"))
-        else:
-            missing = [name for name in ("instruction.md", "tests/test.sh") if not (self._root / name).is_file()]
+        if (self._root / "steps").is_dir() and not table.steps:
+            problems.append(Problem("task.toml names none of the steps in steps/"))
+        for turn in self._turns(table):
+            missing = [f"{turn.place}instruction.md"] if not self._has(f"{turn.place}instruction.md") else []
+            if not self._has(f"{turn.place}tests/test.sh") and not (turn.place and self._has("tests/test.sh")):
+                missing.append(f"{turn.place}tests/test.sh")
             problems += [Problem(f"{name} is missing") for name in missing]
+            if turn.place and (self._root / turn.place / "workdir").exists():
+                problems.append(Problem(f"{turn.place}workdir: files that are added before a step are not supported"))
         for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml"):
             if (self._root / "environment" / name).exists():
                 problems.append(Problem(f"environment/{name}: several containers are not supported"))
@@ -216,7 +267,7 @@ class _Reader:
         elif written in ("", "/"):
             written = USUAL_WORKDIR
         place = PurePosixPath("/", written.lstrip("/"))
-        taken = [PurePosixPath(each) for each in (TESTS, SOLUTION, REWARD)]
+        taken = [PurePosixPath(each) for each in (TESTS, STEP_TESTS, SOLUTION, REWARD)]
         problem = ""
         if place == PurePosixPath("/"):
             problem = "its image has no WORKDIR; changes are only kept there, so it cannot be /"
@@ -288,9 +339,10 @@ class _Reader:
             self._differs.append(f"{name} is not passed to the agent's box: its name is on the block list")
         return [f"{name}={value}" for name, value in values.items()]
 
-    def _look_for_outside_writes(self, workdir: str) -> None:
-        for name in ("tests/test.sh", "solution/solve.sh"):
-            if (self._root / name).is_file():
+    def _look_for_outside_writes(self, workdir: str, turns: Sequence[_Turn]) -> None:
+        scripts = [f"{turn.place}{name}" for turn in turns for name in ("tests/test.sh", "solution/solve.sh")]
+        for name in dict.fromkeys([*scripts, "tests/test.sh"]):
+            if self._has(name):
                 self._differs += (f"{name} {what}" for what in outside_writes(read_text(self._root, name), workdir))
 
     def _look_at_entrypoint(self, entrypoint: Sequence[str]) -> None:

@@ -60,7 +60,7 @@ enum { HELLO = 1, EXEC, STDIN, STDIN_EOF, SIGNAL, KILL, RESIZE, CREDIT, PING, SH
 enum { A_HELLO = 65, A_STARTED, A_STDOUT, A_STDERR, A_STDIN_ACK, A_EXIT, A_FAILED, A_PONG, A_FATAL };
 enum { WANT_PTY = 1, WANT_STDIN = 2, WANT_STARTED = 4, ALL_FLAGS = 7 };
 enum { WHY_EXIT, WHY_TIMEOUT, WHY_KILLED };
-enum { PIPES_HELD = 1, SURVIVORS = 2 };
+enum { PIPES_HELD = 1, SURVIVORS = 2, OOM_KILLED = 4 };
 enum { AT_REQUEST = 1, AT_FORK, AT_SETUP, AT_CWD, AT_EXEC };
 enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16, F_LISTENING = 32 };
 
@@ -111,6 +111,7 @@ struct command {
     uint8_t why;
     int status;
     struct rusage usage;
+    uint64_t oom_kills;  /* of the box, before it started */
     uint64_t pending;    /* signals that arrived before it started: bit n is signal n + 1 */
     struct command *next;
 };
@@ -175,6 +176,7 @@ struct slot *get_slot(void);
 void kill_slot(struct slot *s);
 bool remove_slot(const struct slot *s);
 void return_slot(struct slot *s);
+uint64_t count_oom_kills(void);
 
 /* commands.c */
 extern struct command *commands;

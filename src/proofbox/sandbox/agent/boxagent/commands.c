@@ -111,7 +111,8 @@ static void tell_started(struct command *c) {
 
 static void tell_exit(struct command *c) {
     struct peer *p = c->peer;
-    uint8_t flags = (uint8_t)((c->out[0].fd >= 0 || c->out[1].fd >= 0 ? PIPES_HELD : 0) | (c->survivors ? SURVIVORS : 0));
+    uint8_t flags = (uint8_t)((c->out[0].fd >= 0 || c->out[1].fd >= 0 ? PIPES_HELD : 0) | (c->survivors ? SURVIVORS : 0) |
+                              (count_oom_kills() > c->oom_kills ? OOM_KILLED : 0));
     c->told = true;
     if (next_tag && !c->killing && c->minder > 0) kill(c->minder, SIGUSR2); /* processes that it left running may continue */
     if (p) {
@@ -280,6 +281,7 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
         s.error = errno;
     } else {
         c->started = now_us();
+        c->oom_kills = count_oom_kills();
         if (c->slot) c->pid = spawn_child(&s, c->slot->dir, &c->report_fd);
         else if (start_minded(c, &s)) c->pid = 0;
     }

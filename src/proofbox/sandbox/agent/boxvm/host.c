@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SHARES = 2 };
+enum { SHARES = 2, COMMAND_ID = 1000 };
 struct sharing { char **command; const char *place; };
 
 #define END_PATIENCE_MS 3000 /* for the guest to write its files after its client has left */
@@ -99,6 +99,10 @@ static void keep_caps(uint64_t caps) {
     for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++)
         if (cap > 31 || !(caps >> cap & 1)) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* fails without CAP_SETPCAP: nothing to drop */
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    /* Renames and links are made with virtiofsd's own ids, which an idmapped mount of the project must know. */
+    if (caps && userns_fd >= 0 && (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) || setresgid(COMMAND_ID, COMMAND_ID, COMMAND_ID) ||
+                                   setresuid(COMMAND_ID, COMMAND_ID, COMMAND_ID)))
+        die("becoming the commands' user");
     if (syscall(SYS_capset, &header, data)) die("capabilities");
     for (int cap = 0; cap < 32; cap++)
         if (caps >> cap & 1) prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0);

@@ -102,7 +102,7 @@ def _run_client(context: CheckContext, operation: str, *args: str) -> dict[str, 
         env=child.env,
         capture_output=True,
         text=True,
-        timeout=COMMAND_TIMEOUT,
+        timeout=context.patience(COMMAND_TIMEOUT),
         check=False,
     )
     if done.returncode != 0:

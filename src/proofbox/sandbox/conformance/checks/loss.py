@@ -109,9 +109,9 @@ def stopped_twice(context: CheckContext) -> None:
 
 
 def _needs_host_processes(context: CheckContext) -> None:
-    if context.isolation is Isolation.SANDBOXED_KERNEL:
+    if context.isolation in (Isolation.SANDBOXED_KERNEL, Isolation.VM):
         raise NotApplicable(
-            "the processes of a sandboxed kernel are not processes of the host and can't be killed from it"
+            "the processes of a sandboxed kernel or a VM are not processes of the host and can't be killed from it"
         )
 
 

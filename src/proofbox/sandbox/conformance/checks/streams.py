@@ -61,7 +61,7 @@ def large_output_capped(context: CheckContext) -> None:
         'printf HEAD; head -c "$1" /dev/zero | tr "\\0" x; printf TAIL; echo small >&2',
         str(LARGE),
         max_output=CAP,
-        timeout=60,
+        timeout=context.patience(60),
     )
     expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
     expect(result.truncated.stdout, "stdout is not reported as truncated")
@@ -93,7 +93,7 @@ def large_output_streamed(context: CheckContext) -> None:
             seen["peak"] = max(seen["peak"], _resident())
 
     script = 'yes 0123456789abcde | head -c "$1"'  # 16 bytes per line, so that a wrong order would show
-    result = context.sh(session, script, str(LARGE), on_output=on_output, max_output=CAP, timeout=60)
+    result = context.sh(session, script, str(LARGE), on_output=on_output, max_output=CAP, timeout=context.patience(60))
     expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
     expect(seen["bytes"] == LARGE, f"{seen['bytes']} of {LARGE} bytes arrived")
     line, crc = b"0123456789abcde\n" * 6250, 0

@@ -1,8 +1,7 @@
 """Attempts on the nodes of a Ray cluster.
 
-driver      a worker process next to the conductor: claims attempts, hands them to nodes, checks and stores results
-connection  a private cluster on this machine, or an existing one, always with authentication
-node        the actor on a node that runs attempts in the node's own sandbox
-preflight   what a node must have before it gets attempts
-transfer    templates to the nodes, bundles back
+`driver` is the worker process next to the conductor: it claims attempts, hands them to nodes, checks and stores their
+results. `connection` starts a private cluster or joins one, always with authentication. `node` is the actor on a node
+that runs attempts in the node's own sandbox, after `preflight` has checked the node. `transfer` moves templates to the
+nodes and bundles back, and `sweeping` removes what killed workers left there.
 """

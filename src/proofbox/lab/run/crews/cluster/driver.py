@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -42,20 +42,30 @@ from proofbox.errors import (
     ObjectStoreFull,
     ProofboxError,
     WorkerLost,
-    WorkerOutOfMemory,
 )
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.run.closing import close_torn, committed_result
 from proofbox.lab.run.crews.cluster.connection import connected
-from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker, sweep_nodes
+from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker
+from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, first_line, lost_to
 from proofbox.lab.run.crews.cluster.preflight import refusals
+from proofbox.lab.run.crews.cluster.sweeping import sweep_cluster
 from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
 from proofbox.lab.run.failures import single_errors, typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.limiter import Limiter
-from proofbox.lab.run.plan import TEMPLATES, Plan, credential_of, key_names, ledger_path, read_plan, run_context
+from proofbox.lab.run.plan import (
+    REFUSED_SUFFIX,
+    TEMPLATES,
+    Plan,
+    credential_of,
+    key_names,
+    ledger_path,
+    read_plan,
+    run_context,
+)
 from proofbox.lab.run.template import GIVEN
 from proofbox.lab.run.worker import PDEATHSIG, Worker
 
@@ -71,18 +81,6 @@ MAX_DEATHS = 4
 """How many workers in succession may die on a node without ending an attempt, before it gets no more."""
 CONTROL_CALLS = 8
 """Concurrent calls of an actor in addition to its attempts: interrupts and transfers."""
-
-
-class ClusterNode:
-    """A node of the cluster, and the workers on it."""
-
-    def __init__(self, id: str, name: str, cpus: int, slots: int) -> None:
-        self.id = id
-        self.name = name
-        self.cpus = cpus
-        self.slots = slots
-        self.record: NodeRecord | None = None
-        self.deaths = 0
 
 
 class RemoteWorker:
@@ -126,7 +124,7 @@ class Driver(Worker):
 
     async def drive(self) -> None:
         """Start workers on all usable nodes, and work until everything is done."""
-        nodes = list(_capacities(await run_sync(self._ray.nodes), self._engine, self._plan.concurrency))
+        nodes = list(capacities(await run_sync(self._ray.nodes), self._engine, self._plan.concurrency))
         if not nodes:
             raise EngineUnavailable("no node of the cluster has CPUs or the requested resources", op="engine")
         refused: dict[str, str] = {}
@@ -149,7 +147,7 @@ class Driver(Worker):
             for _ in range(slots, node.slots, slots):
                 await self._start(node, slots)
         except (EngineUnavailable, self._ray_error) as error:
-            reason = error.message if isinstance(error, ProofboxError) else _first_line(error)
+            reason = error.message if isinstance(error, ProofboxError) else first_line(error)
             refused[node.name] = self._context.redactor.redact(reason)
             self._emit_node(node, "refused", refused[node.name])
             return
@@ -194,9 +192,9 @@ class Driver(Worker):
         self._slots += slots
         return worker
 
-    def _lose(self, worker: RemoteWorker, error: Exception) -> WorkerLost:
+    async def _lose(self, worker: RemoteWorker, error: Exception) -> WorkerLost:
         """Return why a worker was lost. If its process is dead, replace it as long as its node is usable."""
-        cause = lost_to(error, self._ray, worker.node.name)
+        cause = await run_sync(lost_to, error, self._ray, worker.node.name)
         if isinstance(cause, ObjectStoreFull) or isinstance(error, self._ray.exceptions.RayTaskError):
             return cause  # the worker is alive
         if worker in self._workers:
@@ -214,7 +212,7 @@ class Driver(Worker):
         try:
             await self._start(worker.node, worker.slots)
         except (EngineUnavailable, self._ray_error) as error:
-            self._emit_node(worker.node, "lost", self._context.redactor.redact(_first_line(error)))
+            self._emit_node(worker.node, "lost", self._context.redactor.redact(first_line(error)))
         finally:
             self._starting -= 1
             self._freed.set()
@@ -234,7 +232,7 @@ class Driver(Worker):
                 raise EngineLost("the head of the cluster does not answer", op="engine") from error
             dead = {each["NodeID"] for each in nodes if not each["Alive"]}
             for worker in [each for each in self._workers if each.node.id in dead and not each.used]:
-                self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
+                await self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
             await anyio.sleep(WATCH_SECONDS)
 
     # Attempts
@@ -252,7 +250,7 @@ class Driver(Worker):
             found = [each for each in single_errors(error) if isinstance(each, self._ray_error)]
             if not found:
                 raise
-            return await self._close(attempt, self._lose(worker, found[0]))
+            return await self._close(attempt, await self._lose(worker, found[0]))
         finally:
             worker.used -= 1
         worker.node.deaths = 0
@@ -309,7 +307,7 @@ class Driver(Worker):
         try:
             self._ledger.enter_phase(attempt, "committing")
         except LeaseLost:
-            kept = self._context.run_dir.with_name(f"{self._context.run_id}.refused") / place.name
+            kept = Path(f"{self._context.run_dir}{REFUSED_SUFFIX}") / place.name
             kept.parent.mkdir(exist_ok=True)
             remove_tree(kept)
             os.rename(returned, kept)
@@ -352,72 +350,7 @@ class Driver(Worker):
                 return
         for worker in self._workers:
             self._ray.kill(worker.actor)
-        await run_sync(partial(sweep_cluster, self._ray))
-
-
-def sweep_cluster(ray: Any) -> dict[str, int]:
-    """Remove what killed workers left on every node of the cluster; return how many there were, by node."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    sweep = ray.remote(sweep_nodes)
-    asked = {
-        _name(each): sweep.options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False),
-        ).remote()
-        for each in ray.nodes()
-        if each["Alive"]
-    }
-    found: dict[str, int] = {}
-    for name, reference in asked.items():
-        with contextlib.suppress(ray.exceptions.RayError):  # it died meanwhile, or has no proofbox
-            found[name] = ray.get(reference, timeout=CLEAN_TIMEOUT)
-    return found
-
-
-def _capacities(nodes: list[dict[str, Any]], engine: EngineSettings, concurrency: int) -> Iterator[ClusterNode]:
-    """Yield the nodes that can run attempts, with their share of the run's concurrency, evenly distributed."""
-    names = {"cpus": "CPU", "gpus": "GPU"}
-    room: dict[str, int] = {}
-    for each in nodes:
-        has = each["Resources"]
-        if each["Alive"] and has.get("CPU"):
-            limits = [has.get(names.get(name, name), 0.0) // engine.amount(name) for name in engine.resources]
-            room[each["NodeID"]] = int(min([engine.per_node or int(has["CPU"]) or 1, *limits]))
-    shares = dict.fromkeys(room, 0)
-    while sum(shares.values()) < min(concurrency, sum(room.values())):
-        least = min((id for id in room if shares[id] < room[id]), key=lambda id: shares[id])
-        shares[least] += 1
-    for each in nodes:
-        if shares.get(each["NodeID"]):
-            yield ClusterNode(each["NodeID"], _name(each), int(each["Resources"]["CPU"]), shares[each["NodeID"]])
-
-
-def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
-    """Return the typed cause of a failure that Ray reports."""
-    kinds = ray.exceptions
-    text = str(error)
-    if isinstance(error, kinds.ObjectStoreFullError | kinds.OutOfDiskError):
-        return ObjectStoreFull(f"the object store of {node} is full", op="attempt")
-    if isinstance(error, kinds.OutOfMemoryError) or "memory monitor" in text or "due to memory pressure" in text:
-        return WorkerOutOfMemory(f"a worker on {node} was killed because the node ran out of memory", op="attempt")
-    if getattr(error, "preempted", False) or "preempted" in text or "drained" in text:
-        return NodePreempted(f"{node} was preempted", op="attempt")
-    if isinstance(error, kinds.RayTaskError):
-        return WorkerLost(f"{node} could not run it: {_first_line(error)}", op="attempt")
-    gone = isinstance(error, kinds.NodeDiedError | kinds.LocalRayletDiedError) or "node has died" in text
-    if gone or "node died" in text or "node was terminated" in text or _is_dead(ray, node):
-        return NodeLost(f"{node} died or cannot be reached", op="attempt")
-    return WorkerLost(f"a worker on {node} died", op="attempt")
-
-
-def _is_dead(ray: Any, node: str) -> bool:
-    return any(_name(each) == node and not each["Alive"] for each in ray.nodes())
-
-
-def _name(node: dict[str, Any]) -> str:
-    return f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
+        await run_sync(lambda: list(sweep_cluster(self._ray)))
 
 
 def _forward(event: object, control: AttemptControl) -> None:
@@ -428,11 +361,6 @@ def _forward(event: object, control: AttemptControl) -> None:
             control.on_activity(activity)
         case {"tokens": int(tokens)}:
             control.on_tokens(tokens)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1][:300]
 
 
 def _print(event: dict[str, Any]) -> None:

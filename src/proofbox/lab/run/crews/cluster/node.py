@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import stat
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,6 +35,7 @@ from proofbox.lab.run.crews.cluster.transfer import Parcel, ParcelCache, bundle_
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import TEMPLATES, WORK, Plan, key_names, run_context
+from proofbox.lab.run.pressure import size_of
 from proofbox.lab.run.template import GIVEN
 from proofbox.lab.run.worker import THREADS
 
@@ -50,7 +52,7 @@ class NodeWorker:
         self._node = node
         self._slots = slots
         self._record = None if measured is None else parse_json(measured, NodeRecord)
-        sweep_nodes()
+        sweep_node()
         self._lock = contextlib.ExitStack()
         self._place = _claim_place(f"{self._plan.run_id}.{name}", self._lock)
         # Stores and scratch files of its attempts are removed together with the directory.
@@ -93,7 +95,7 @@ class NodeWorker:
         """Remove everything of this worker from the node, and what killed ones left."""
         await run_sync(_remove, self._place)
         self._lock.close()
-        await run_sync(sweep_nodes)
+        await run_sync(sweep_node)
 
     async def _run(self, attempt: Attempt, given: Parcel, pinned: Parcel, queue: asyncio.Queue[Any]) -> None:
         def tell(**event: Any) -> None:
@@ -139,13 +141,21 @@ class NodeWorker:
             return self._context
 
 
-def sweep_nodes() -> int:
-    """Remove what killed workers left on this node; return how many there were."""
-    found = 0
-    for lock in _work_place().glob("*.lock") if _work_place().exists() else ():
-        with contextlib.suppress(BlockingIOError), locked(lock, wait=False):
-            _remove(lock.with_suffix(""))
-            found += 1
+def sweep_node(*, remove: bool = True) -> list[tuple[str, int]]:
+    """Return what killed workers left on this node, with the bytes on disk, and remove it, if asked."""
+    found: list[tuple[str, int]] = []
+    try:
+        locks = sorted(_work_place().glob("*.lock"))
+    except FileNotFoundError:  # removed meanwhile, because it was empty
+        return found
+    for lock in locks:
+        place = lock.with_suffix("")
+        # A worker is alive, or another process sweeps at the same time and removed it first.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(lock, wait=False):
+            if place.exists():
+                found.append((str(place), size_of(place, sys.maxsize)))
+            if remove or not place.exists():
+                _remove(place)
     return found
 
 

@@ -1,0 +1,250 @@
+"""Virtual machines: their own kernel, shared files, and ends. Each test boots one; a boot takes seconds if emulated."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import SOAK
+from raw_agent import wait_until
+from suites import HEAD, attempts, command, conduct, document, mission, plan, results, write
+
+from proofbox import Mount, Sandboxes
+from proofbox.errors import ImageUnknown, SandboxLost
+from proofbox.sandbox.conformance import CHECKS, run_conformance
+from proofbox.sandbox.contract import Door
+from proofbox.sandbox.machines import kernel as kernels
+from proofbox.sandbox.machines.kernel import find_kernel
+from proofbox.sandbox.providers import vm
+from proofbox.sandbox.service import Session
+
+pytestmark = [pytest.mark.needs("vm", "bubblewrap"), pytest.mark.xdist_group("vm"), pytest.mark.timeout(900)]
+
+# The whole suite takes minutes with an emulated machine. The soak tests run it.
+SAMPLE = ("filesystem.access-rw", "limits.memory", "detached.used-by-another-process")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A prepared kernel in a separate cache: other tests of this process must not find one, since `vm` is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(kernels, "_found", [])
+        kernels.prepare_kernel(lambda _: None)
+        yield
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def boxes(project: Path) -> Iterator[Sandboxes]:
+    with Sandboxes(project) as opened:
+        yield opened
+
+
+def processes_of(session: Session) -> dict[int, str]:
+    """Return the host's processes of a machine by pid, from their command lines."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            group = (entry / "cgroup").read_text()
+            name = (entry / "comm").read_text().strip()
+        except OSError:
+            continue
+        if f"/{session.id}." in group:
+            found[int(entry.name)] = name
+    return found
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("check", [check.name for check in CHECKS] if SOAK else SAMPLE)
+def test_conformance(check: str) -> None:
+    [result] = run_conformance("vm", only=[check]).results
+    assert result.outcome in ("passed", "not_applicable"), result.detail
+
+
+@pytest.mark.needs("root", "limits")
+def test_machine_has_its_own_kernel_and_leaves_nothing_behind(boxes: Sandboxes, project: Path) -> None:
+    socket_place = project.parent / "listening"
+    with (
+        listening(socket_place),
+        boxes.start_session(
+            provider="vm",
+            network="none",
+            mounts=[Mount(socket_place, "/run/mounted")],
+            doors=[Door(4000, socket_place)],
+        ) as session,
+    ):
+        result = session.exec(["sh", "-c", "uname -r; date +%s; echo made > made; id -u; nproc"])
+        release, seconds, uid, processors = result.stdout.split()
+        assert release == release_of(find_kernel())
+        assert abs(int(seconds) - time.time()) < 30
+        assert (uid, processors) == ("1000", "1")
+        assert (result.isolation.value, result.provider) == ("vm", "vm")
+        assert re.match("acceleration: (kvm|tcg)", result.diagnostics["vm"].reason)
+        assert (project / "made").stat().st_uid == project.stat().st_uid
+        assert session.exec(["python3", "-c", ASK]).stdout == "pong\npong\n"
+        names = sorted(processes_of(session).values())
+        assert names.count("virtiofsd") == 2
+        owners = {Path(f"/proc/{pid}").stat().st_uid for pid, name in processes_of(session).items() if "qemu" in name}
+        assert owners
+        assert 0 not in owners
+    wait_until(lambda: not processes_of(session), "the end of the machine")
+
+
+@pytest.mark.needs("root", "limits")
+@pytest.mark.parametrize("program", ["qemu-system-x86", "virtiofsd", "boxvm"])
+def test_killed_program_is_reported_as_a_lost_box(boxes: Sandboxes, program: str) -> None:
+    session = boxes.start_session(provider="vm")
+    victim = next(pid for pid, name in processes_of(session).items() if name.startswith(program))
+    began = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(SandboxLost):
+        session.exec(["sleep", "600"])
+    reported = time.monotonic() - began
+    session.stop()
+    wait_until(lambda: not processes_of(session), "the end of the machine")
+    assert reported < 30, "the loss was noticed by a timeout"
+
+
+@pytest.mark.needs("root", "limits")
+def test_killed_client_leaves_nothing_behind(project: Path) -> None:
+    code = (
+        "import sys, proofbox\n"
+        "boxes = proofbox.Sandboxes(sys.argv[1])\n"
+        "print(boxes.start_session(provider='vm').id, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(project)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        id = client.stdout.readline().strip()
+        groups = [path for path in Path("/sys/fs/cgroup").rglob(f"{id}.*") if path.is_dir()]
+        assert groups
+        client.kill()
+    wait_until(lambda: not any(map(populated, groups)), "the end of the machine")
+
+
+ASK = """
+import socket
+for kind, address in ((socket.AF_INET, ("127.0.0.1", 4000)), (socket.AF_UNIX, "/run/mounted")):
+    with socket.socket(kind) as stream:
+        stream.connect(address)
+        stream.send(b"ping")
+        print(stream.recv(9).decode())
+"""
+ROOT_ATTACKS = """
+import ctypes, os, socket, subprocess, sys
+libc = ctypes.CDLL(None, use_errno=True)
+assert os.getuid() == 0
+module = os.open("failover.ko", os.O_RDONLY)
+print("module", libc.syscall(313, module, b"", 0))
+print("raw", socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3).fileno() > 0)
+print("interfaces", *(name for _, name in socket.if_nameindex()))
+os.mkdir("/tmp/share")
+print("share", libc.mount(b"files", b"/tmp/share", b"virtiofs", 0, None))
+print("outside", os.path.exists("/tmp/share" + sys.argv[1]))
+for place in ("/tmp/share/planted", "/tmp/share" + os.path.dirname(sys.argv[1]) + "/planted", "/usr/planted"):
+    try:
+        open(place, "w").close()
+        print("planted", place)
+    except OSError as error:
+        pass
+os.mknod("/tmp/memory", 0o20600, os.makedev(1, 1))
+print("modules", "failover" in open("/proc/modules").read())
+"""
+
+
+@pytest.mark.needs("root")
+def test_root_in_the_guest_stays_in_the_guest(
+    boxes: Sandboxes, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bubblewrap box could not contain this: commands are root, with all capabilities and without a filter."""
+    monkeypatch.setattr(vm, "_confinement", lambda *_: iter(()))
+    outside = tmp_path / "outside"
+    outside.write_text("secret")
+    (project / "failover.ko").write_bytes((find_kernel() / "modules/failover.ko").read_bytes())
+    result = boxes.exec(["python3", "-c", ROOT_ATTACKS, str(outside)], provider="vm", network="none")
+    found = dict(line.split(" ", 1) for line in result.stdout.splitlines())
+    assert found == {
+        "module": "0",
+        "raw": "True",
+        "interfaces": "lo",
+        "share": "0",
+        "outside": "False",
+        "modules": "True",
+    }, result.stderr
+    host = Path("/proc/modules")
+    assert not host.exists() or "failover" not in host.read_text()
+    assert not Path("/usr/planted").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "project"]
+
+
+@pytest.mark.needs("root")
+def test_suite_runs_in_virtual_machines(tmp_path: Path) -> None:
+    source = HEAD + mission(
+        "greeting",
+        write("hello.txt", "hello\n"),
+        command("uname -r > kernel; cat hello.txt"),
+        verify={"commands": ["grep -qx hello hello.txt", "grep -q cloud kernel"]},
+    )
+    out = tmp_path / "out"
+    made = plan(source, out, tmp_path, provider="vm")
+    conduct(made, out)
+    [(_, verified, infra, _)] = results(made, out).values()
+    assert (verified, infra) == ("passed", None)
+    [attempt] = attempts(made, out).values()
+    assert document(out, made, attempt, "verification.json")["isolation"] == "vm"
+
+
+def test_kernel_is_not_an_image(boxes: Sandboxes) -> None:
+    with pytest.raises(ImageUnknown, match="not a root file system"):
+        boxes.start_session(provider="vm", image="kernel")
+
+
+def populated(group: Path) -> bool:
+    try:
+        return bool((group / "cgroup.procs").read_text())
+    except OSError:  # it was removed
+        return False
+
+
+def release_of(kernel: Path) -> str:
+    found = re.search(rb"Linux version ([^ ]+) ", (kernel / "vmlinux").read_bytes())
+    assert found
+    return found[1].decode()
+
+
+class listening:
+    """A unix socket that answers `pong`, until the end of the block."""
+
+    def __init__(self, path: Path) -> None:
+        code = (
+            "import os, socket, sys\n"
+            "listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o666)\n"
+            "listener.listen(); print(flush=True)\n"
+            "while True:\n    peer = listener.accept()[0]; peer.recv(4); peer.send(b'pong'); peer.close()\n"
+        )
+        self.process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
