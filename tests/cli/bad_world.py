@@ -72,7 +72,6 @@ def furnish(place: Path) -> None:
         listener.bind("socket")
     (place / "suite.toml").write_text(SUITE)
     (place / "images.toml").write_text(CATALOGUE)
-    (place / "play.toml").write_text('[[step]]\nsay = "done"\n')
     (place / "spec.json").write_text(json.dumps({"appId": "shop", "appName": "Shop", "description": "a shop"}))
     for words in (
         ["workspace", "init", "project"],

@@ -23,6 +23,8 @@ from proofbox.lab.campaign.registration import read_manifest
 from proofbox.lab.reports.campaigns.efforts import Efforts
 from proofbox.lab.reports.campaigns.loading import load_with_efforts
 from proofbox.lab.reports.campaigns.results import CampaignReport
+from proofbox.lab.reports.campaigns.text import sentence
+from proofbox.lab.statistics import compare
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 USAGE = {"usage": {"input_tokens": 1000, "output_tokens": 100, "cached_input_tokens": 400}}
@@ -233,3 +235,29 @@ def test_wrong_prices_are_reported_with_their_position(
         read_campaign(place / "wrong.toml")
     found = raised.value.details["problems"][0]
     assert (found["line"], message in found["message"], hint in found.get("fix_hint", "")) == (line, True, True), found
+
+
+@pytest.mark.parametrize(
+    ("missions", "comparisons", "needed"),
+    [
+        (1, 1, "within the margin: up to 785 missions (one mission says nothing about how much they vary)"),
+        (0, 1, "within the margin: up to 785 missions (no mission has scores of both)"),
+        (4, 3, "within the margin, over 3 comparisons: 25 missions"),
+    ],
+)
+def test_missions_needed_are_stated_with_what_they_depend_on(missions: int, comparisons: int, needed: str) -> None:
+    scores = {f"m{number}": (1, 1) for number in range(missions)}
+    found = compare("a", scores, "b", scores, margin=0.1)
+    assert sentence(found, comparisons).endswith(f"; needed to decide {needed}")
+
+
+def test_plan_states_its_assumptions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("suite.toml").write_text(SUITE)
+    Path("solve.sh").write_text("echo 42 > answer.txt\n")
+    Path("campaign.toml").write_text(CAMPAIGN)
+    assert main(["campaign", "plan", "campaign.toml", "--mde", "10pt"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "missions (assuming that flows pass half of the time and missions are equally hard)" in told

@@ -373,6 +373,7 @@ class ModelExchangeEntry(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Counts the requests of the session, from 1."""
     method: str
+    """The HTTP method."""
     path: str
     """The path and the query, below the endpoint's base URL."""
     status: int
@@ -381,7 +382,9 @@ class ModelExchangeEntry(msgspec.Struct, frozen=True, kw_only=True):
     """completed, failed, http_error, unreachable, redirected, cut, abandoned or refused."""
     duration_ms: float | None
     request: StoredBody
+    """The body of the request."""
     response: StoredBody
+    """The body of the response."""
 
 
 class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -199,8 +199,8 @@ def _over(comparisons: int) -> str:
 def _needed(each: Comparison, ways: Sequence[str]) -> str:
     if each.missions > 1:
         return " or ".join(ways)
-    few = "one mission says" if each.missions else "no mission says"
-    return f"up to {' or '.join(ways)} ({few} nothing about how much they vary)"
+    few = "one mission says nothing about how much they vary" if each.missions else "no mission has scores of both"
+    return f"up to {' or '.join(ways)} ({few})"
 
 
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
