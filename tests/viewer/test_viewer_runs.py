@@ -56,7 +56,7 @@ def test_what_takes_long_is_read_once_at_a_time_and_again_after_a_change(files: 
     reader = BackgroundReader(files.read, lambda _: files.quick, lambda _: files.mark, clock)
     path = Path("run")
     assert reader.get(path, 0) == Reading(None, False, "", False)
-    files.started.acquire(timeout=LONG)
+    assert files.started.acquire(timeout=LONG)
     clock.advance(60)
     files.quick = files.mark = 2
     assert reader.get(path, 0, reload=False).result is None
@@ -71,10 +71,10 @@ def test_what_takes_long_is_read_once_at_a_time_and_again_after_a_change(files: 
     assert reader.get(path, LONG) == second, "a reload reads nothing if no file has changed"
     assert files.reads == 2
     files.may_end.clear()
-    files.started.acquire(timeout=LONG)
+    assert files.started.acquire(timeout=LONG)
     files.mark = 3
     assert reader.get(path, 0).result == "run 2"
-    files.started.acquire(timeout=LONG)
+    assert files.started.acquire(timeout=LONG)
     third = reader.get(path, 0, reload=False)
     assert (third.result, third.current, third.changed) == ("run 2", False, True), "known until the change is read"
     assert files.reads == 3
@@ -94,7 +94,7 @@ def test_reload_during_a_check_leads_to_another_one(files: Files) -> None:
     reader = BackgroundReader(files.read, lambda _: 1, lambda _: files.mark)
     path = Path("run")
     reader.get(path, 0)
-    files.started.acquire(timeout=LONG)  # the mark of the first check is known
+    assert files.started.acquire(timeout=LONG)  # the mark of the first check is known
     files.mark = 2
     assert not reader.get(path, 0).current
     files.may_end.set()
