@@ -91,7 +91,7 @@ NOT_LEFT = {
     "proofbox.conformance/1": "of `doctor`",
     "proofbox.runtime_conformance/1": "of `runtime check`",
     "proofbox.ledger/1": "SQLite",
-    "proofbox.model_exchange/1": "only with record = \"bodies\"; tests/lab/attempt/test_recorded_bodies.py",
+    "proofbox.model_exchange/1": 'only with record = "bodies"; tests/lab/attempt/test_recorded_bodies.py',
     "proofbox.node/1": "only on a cluster; tests/lab/run/test_cluster.py",
     "proofbox.limiter/1": "only with a model; tests/lab/run/test_limiter.py",
     "proofbox.promotion_packet/1": "no longer written; tests/schemas",
