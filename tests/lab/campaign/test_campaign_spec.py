@@ -224,6 +224,9 @@ def test_campaign_with_the_value_of_a_secret_is_refused(monkeypatch: pytest.Monk
         read_campaign(Path("campaign.toml"))
     Path("campaign.toml").write_text(GOOD)
     assert read_campaign(Path("campaign.toml"))
+    Path("suite.toml").write_text(SUITE.replace("do it", "value-of-the-key-0123"))
+    with pytest.raises(CampaignInvalid, match="contains the value of MY_API_KEY"):
+        read_campaign(Path("campaign.toml"))
 
 
 def test_lint_lists_problems_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

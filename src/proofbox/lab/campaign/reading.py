@@ -85,12 +85,12 @@ def parse_campaign(text: str, path: Path, *, first: int | None = None) -> Campai
     if not problems.found:
         document = msgspec.convert(values, CampaignDocument)
         _check(document, problems)
-        _check_secrets(document, text, problems)
         base = path.parent.resolve()
         chosen = _chosen(document.missions, base, problems)[:first]
         _check_missions(document, chosen, base, problems)
         if not problems.found:
             suites = {flow.id: _suite(document, number, chosen, base, problems) for number, flow in _flows(document)}
+            _check_secrets(document, [text, *(suite.source for suite in suites.values())], problems)
     if problems.found or document is None:
         raise invalid(str(path), problems.found, CampaignInvalid, "campaign")
     return Campaign(document=document, suites=suites, path=path.resolve(), source=text)
@@ -133,14 +133,15 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
             problems.add(at, f"duplicate price of {each.model!r}", "a model has one price")
 
 
-def _check_secrets(document: CampaignDocument, text: str, problems: Problems) -> None:
-    """Refuse a campaign that contains a secret known to this process: its text becomes part of the evidence."""
+def _check_secrets(document: CampaignDocument, sources: list[str], problems: Problems) -> None:
+    """Refuse a campaign that contains a secret known to this process: its text becomes part of the evidence, and so do
+    those of its missions."""
     keys = [flow.runner.api_key_env for flow in document.flow if flow.runner.api_key_env is not None]
-    texts = [text.encode(), msgspec.json.encode(document)]
+    texts = [*(source.encode() for source in sources), msgspec.json.encode(document)]
     found = secrets_in(texts, keys, os.environ)
     if found is not None:
         names = ", ".join(found)
-        what = f"the file contains the value of {names}, but evidence must not contain secrets"
+        what = f"the campaign contains the value of {names}, but evidence must not contain secrets"
         problems.add(("campaign",), what, f"remove it, or if it is not secret: unset {' '.join(found)}")
 
 
