@@ -511,9 +511,7 @@ def test_verify_checks_the_runs_of_a_campaign(finished: str, capsys: pytest.Capt
     attempt = Path("flows/agent", run.run_id, "attempts/works.1.e1/prompt.txt")
     Path(finished, attempt).write_text("changed")
     for path in (finished, packet):
-        assert [(each.code, each.path) for each in proofbox.verify(path).findings] == [
-            ("size_mismatch", str(attempt))
-        ]
+        assert [(each.code, each.path) for each in proofbox.verify(path).findings] == [("size_mismatch", str(attempt))]
     assert main(["verify", finished]) == 1
     assert "size_mismatch" in capsys.readouterr().out
     shutil.move(Path(finished, "flows/agent"), "elsewhere")
