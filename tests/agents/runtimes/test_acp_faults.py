@@ -266,4 +266,5 @@ def test_probe_names_what_is_missing() -> None:
 
     assert probe(command=["no-such-agent"]) == "no-such-agent is not installed on this machine"
     assert probe(agent="gemini", binary="/nonexistent/gemini").startswith("binary '/nonexistent/gemini' is not")
-    assert probe(**{**fake_settings("https://model.example"), "api_key_env": "NO_SUCH_KEY"}).startswith("no key")
+    absent = probe(**{**fake_settings("https://model.example"), "api_key_env": "NO_SUCH_KEY"})
+    assert absent == "the variable NO_SUCH_KEY is not set, so there is no key for the model"

@@ -150,9 +150,10 @@ def test_campaigns_are_compared_by_effort_with_its_confidence(
 
 
 def test_report_fits_a_terminal_of_80_columns(
-    report: CampaignReport, place: Path, capsys: pytest.CaptureFixture[str]
+    report: CampaignReport, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["campaign", "report", str(place / "out")]) == (0 if report.ok else 1)
+    monkeypatch.chdir(place)
+    assert main(["campaign", "report", "out"]) == (0 if report.ok else 1)
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 80 and not line.startswith("evidence:")] == []
     heads = [line.split()[0] for line in lines if line.isupper()]
