@@ -28,7 +28,7 @@ from proofbox.sandbox.service import Session
 pytestmark = [pytest.mark.needs("vm", "bubblewrap"), pytest.mark.xdist_group("vm"), pytest.mark.timeout(900)]
 
 # The whole suite takes minutes with an emulated machine. The soak tests run it.
-SAMPLE = ("filesystem.access-rw", "limits.memory", "detached.used-by-another-process")
+SAMPLE = ("commands.exit-codes", "detached.used-by-another-process")
 
 
 @pytest.fixture(scope="module", autouse=True)
