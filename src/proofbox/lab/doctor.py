@@ -43,6 +43,8 @@ QUICK = (
     "reach.outside-by-path",
 )
 LATENCY_SAMPLES = 20
+SLOW = frozenset({"vm"})
+"""Providers that get only a few checks unless they are named: each check boots a machine."""
 
 
 class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,18 +149,21 @@ def doctor(
             print(name, found.works.available, found.works.reason)
 
     `provider` limits this to one provider. `quick` runs only a few checks; the result of all checks is stored and
-    referenced by evidence. `deep` also runs the built-in plans of the providers that work. `image` and `runtime`
-    override the project's settings. `on_check` receives every finished check, and `on_plan` the provider and the plan
-    before it is run. Failed checks do not raise: the result's `ok` is False and its `error` names the providers.
+    referenced by evidence. `vm` boots a machine for each check, so all of them are run only if it is the provider.
+    `deep` also runs the built-in plans of the providers that work. `image` and `runtime` override the project's
+    settings. `on_check` receives every finished check, and `on_plan` the provider and the plan before it is run. Failed
+    checks do not raise: the result's `ok` is False and its `error` names the providers.
     """
     if quick and deep:
         raise UsageError("quick and deep exclude each other", op="doctor")
     configured = load(Path().resolve())
     settings = Settings(image=image or configured.image, runtime=runtime or configured.runtime)
     names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
-    reports = {name: _examine(name, settings, quick, on_check) for name in names}
+    briefly = SLOW if provider is None else frozenset()
+    reports = {name: _examine(name, settings, quick or name in briefly, on_check) for name in names}
     if deep:
-        reports = {name: _measure(name, found, settings, on_plan) for name, found in reports.items()}
+        measured = {name: _measure(name, reports[name], settings, on_plan) for name in names if name not in briefly}
+        reports |= measured
     failed = [name for name, found in reports.items() if not found.ok]
     error: SandboxError | None = None
     if failed:
