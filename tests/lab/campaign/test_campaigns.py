@@ -372,7 +372,8 @@ def test_campaign_stops_at_its_timeout_and_can_be_resumed(
     assert "the campaign stopped at its timeout of 1 s" in (told := capsys.readouterr().err)
     assert "proofbox campaign resume out" in told
     stopped = proofbox.load_campaign("out")
-    assert (stopped.committed, stopped.running, [flow.ended for flow in stopped.flows]) == (False, False, [0, 0])
+    scored = [flow.rate.scored for flow in stopped.flows]
+    assert (stopped.committed, stopped.running, scored) == (False, False, [0, 0])
     with pytest.raises(RunInterrupted, match="timeout of 1 s"):
         proofbox.resume_campaign("out")
 
