@@ -191,3 +191,12 @@ def test_every_form_of_import_is_detected(
 def test_no_folder_has_more_than_sixteen_modules() -> None:
     found = Counter(path.parent for path in modules() if path.name != "__init__.py")
     assert {str(folder.relative_to(SRC)): count for folder, count in found.items() if count > 16} == {}
+
+
+def test_no_public_class_name_is_used_twice() -> None:
+    found: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

@@ -17,7 +17,7 @@ from proofbox.config.settings import Settings
 from proofbox.core.files.path_walk import walk
 from proofbox.errors import PathRefused
 from proofbox.sandbox import own_files
-from proofbox.sandbox.contract import Layers, Mount, Placed, Policy
+from proofbox.sandbox.contract import BoxMount, Layers, Mount, Policy
 from proofbox.sandbox.covering import placed
 
 RENAME = """
@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def mounts_of(project: Path, policy: Policy | None = None) -> dict[str, Placed]:
+def mounts_of(project: Path, policy: Policy | None = None) -> dict[str, BoxMount]:
     found = placed(project, policy or Policy(access="rw"))
     assert len({each.place for each in found}) == len(found), "two mounts at one place"
     return {each.place: each for each in found}
@@ -83,8 +83,8 @@ def test_directories_above_code_are_pinned_and_code_is_read_only(home: Path, mon
     code.mkdir(parents=True)
     code_in(monkeypatch, code)
     found = mounts_of(home)
-    assert found[str(home / "tools")] == Placed(home / "tools", str(home / "tools"), True, cover=True, loose=True)
-    assert found[str(code)] == Placed(code, str(code), False, cover=True, loose=True)
+    assert found[str(home / "tools")] == BoxMount(home / "tools", str(home / "tools"), True, cover=True, loose=True)
+    assert found[str(code)] == BoxMount(code, str(code), False, cover=True, loose=True)
 
 
 def test_writable_mount_is_protected_even_if_the_project_is_an_overlay(

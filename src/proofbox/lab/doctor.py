@@ -23,7 +23,7 @@ from proofbox.errors import ChecksFailed, ProofboxError, ProviderUnavailable, Sa
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.campaign.history import known_campaigns
 from proofbox.lab.campaign.retention import survey_campaign
-from proofbox.lab.run.limiter import ClosedGate, closed_gates
+from proofbox.lab.run.limiter import PausedCredential, closed_gates
 from proofbox.lab.run.retention import RetentionItem, RetentionRules, survey
 from proofbox.probes.run import run_plan
 from proofbox.sandbox.conformance import CHECKS, CheckResult, Report, run_conformance
@@ -107,7 +107,7 @@ class DoctorReport(Document, frozen=True, kw_only=True):
     """The reports by provider name: all providers, or the requested one."""
     runtimes: tuple[RuntimeFacts, ...]
     """The agent runtimes, and whether each works with the current settings."""
-    closed: tuple[ClosedGate, ...]
+    closed: tuple[PausedCredential, ...]
     """The model credentials that a rate limit currently blocks for all runs."""
     campaigns: tuple[CampaignState, ...] = ()
     """The campaigns that were started here and are not committed."""

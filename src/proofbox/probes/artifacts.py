@@ -21,13 +21,13 @@ from proofbox.probes.documents import (
     RuntimeEvents,
     SelfCheck,
 )
-from proofbox.probes.measuring import Measured
+from proofbox.probes.measuring import MeasuredPlan
 from proofbox.sandbox.probing.lanes import LaneResult
-from proofbox.sandbox.probing.plan import Plan
+from proofbox.sandbox.probing.plan import ProbePlan
 from proofbox.sandbox.probing.results import REASONS, ProbeResult, unexplained
 
 
-def expected_matrix(plan: Plan) -> ExpectedMatrix:
+def expected_matrix(plan: ProbePlan) -> ExpectedMatrix:
     return ExpectedMatrix(
         rows=tuple(
             ExpectedRow(
@@ -46,7 +46,7 @@ def expected_matrix(plan: Plan) -> ExpectedMatrix:
     )
 
 
-def preflight(plan: Plan, measured: Measured, results: Sequence[ProbeResult]) -> ApplyPreflight:
+def preflight(plan: ProbePlan, measured: MeasuredPlan, results: Sequence[ProbeResult]) -> ApplyPreflight:
     own = parse_status(measured.self_status)
     controls = {(p.id, probe.id) for p in plan.profile for probe in plan.probes_of(p.id) if probe.control}
     failed = {each.profile for each in results if (each.profile, each.probe_id) in controls and not each.matched}
@@ -73,7 +73,7 @@ def preflight(plan: Plan, measured: Measured, results: Sequence[ProbeResult]) ->
     )
 
 
-def runtime_events(measured: Measured) -> RuntimeEvents:
+def runtime_events(measured: MeasuredPlan) -> RuntimeEvents:
     lanes: list[tuple[Literal["scenario", "baseline"], LaneResult]] = [("scenario", lane) for lane in measured.scenario]
     return RuntimeEvents(
         events=tuple(
@@ -96,7 +96,7 @@ def runtime_events(measured: Measured) -> RuntimeEvents:
     )
 
 
-def oracle_results(measured: Measured) -> OracleResults:
+def oracle_results(measured: MeasuredPlan) -> OracleResults:
     return OracleResults(
         results=tuple(
             OracleResult(
@@ -119,7 +119,7 @@ def mismatch_summary(results: Sequence[ProbeResult]) -> MismatchSummary:
     )
 
 
-def path_witnesses(measured: Measured) -> dict[str, Any]:
+def path_witnesses(measured: MeasuredPlan) -> dict[str, Any]:
     """Return the kernel's own names of the files that probes opened, as the driver read them from its descriptors."""
     found = []
     for lane in measured.scenario:
@@ -131,7 +131,7 @@ def path_witnesses(measured: Measured) -> dict[str, Any]:
     return witnesses_document(found)
 
 
-def summary(plan: Plan, provider: str, results: Sequence[ProbeResult]) -> PlanSummary:
+def summary(plan: ProbePlan, provider: str, results: Sequence[ProbeResult]) -> PlanSummary:
     decisions = Counter(result.decision for result in results)
     left = len(unexplained(list(results)))
     return PlanSummary(

@@ -22,8 +22,8 @@ from proofbox.config.settings import load
 from proofbox.core.interpreter import module_child
 from proofbox.errors import ProbeDriverFailed, ProofboxError
 from proofbox.probes.channel import KEPT, ChannelCheck, observe_channel
-from proofbox.probes.measuring import Measured, Progress, measure
-from proofbox.sandbox.probing.plan import Plan
+from proofbox.probes.measuring import MeasuredPlan, Progress, measure
+from proofbox.sandbox.probing.plan import ProbePlan
 
 MEASURE_SECONDS: Final = 600.0
 END_SECONDS: Final = 20.0
@@ -32,7 +32,7 @@ END_SECONDS: Final = 20.0
 class MeasureRequest(msgspec.Struct, frozen=True):
     """What to measure."""
 
-    plan: Plan
+    plan: ProbePlan
     provider: str | None
     adapter: str | None
 
@@ -48,14 +48,14 @@ class LaneBegun(msgspec.Struct, frozen=True, tag=True):
 class AllMeasured(msgspec.Struct, frozen=True, tag=True):
     """The last line of the clean process."""
 
-    measured: Measured
+    measured: MeasuredPlan
 
 
-def measure_here(request: MeasureRequest, progress: Progress) -> Measured:
+def measure_here(request: MeasureRequest, progress: Progress) -> MeasuredPlan:
     return _measure(request, observe_channel(), progress)
 
 
-def measure_clean(request: MeasureRequest, progress: Progress) -> Measured:
+def measure_clean(request: MeasureRequest, progress: Progress) -> MeasuredPlan:
     """Measure from a process made for it."""
     child = module_child("proofbox.probes.clean", env={name: os.environ[name] for name in KEPT if name in os.environ})
     with tempfile.TemporaryFile() as errors:
@@ -81,7 +81,7 @@ def measure_clean(request: MeasureRequest, progress: Progress) -> Measured:
     return measured
 
 
-def _exchange(process: subprocess.Popen[bytes], request: bytes, progress: Progress) -> Measured | None:
+def _exchange(process: subprocess.Popen[bytes], request: bytes, progress: Progress) -> MeasuredPlan | None:
     """Send the request, report progress, and return the result; None if the process ended without one."""
     assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 (both are pipes)
     with contextlib.suppress(BrokenPipeError), process.stdin as requests:
@@ -127,7 +127,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _measure(request: MeasureRequest, channel: ChannelCheck, progress: Progress) -> Measured:
+def _measure(request: MeasureRequest, channel: ChannelCheck, progress: Progress) -> MeasuredPlan:
     return measure(
         request.plan,
         provider=request.provider,

@@ -23,14 +23,14 @@ from proofbox.sandbox.probing.lanes import (
     observe,
     run_on_host,
 )
-from proofbox.sandbox.probing.plan import Plan, Profile
+from proofbox.sandbox.probing.plan import ProbePlan, Profile
 from proofbox.sandbox.service import Sandboxes
 
 Progress = Callable[[str, int, int], None]
 """Receives the name of a lane, its number and how many there are."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredPlan(msgspec.Struct, frozen=True):
     """All lanes of a run."""
 
     driver_sha256: str
@@ -43,14 +43,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def measure(
-    plan: Plan,
+    plan: ProbePlan,
     *,
     provider: str | None,
     adapter: str | None,
     settings: Settings,
     channel: ChannelCheck,
     progress: Progress,
-) -> Measured:
+) -> MeasuredPlan:
     """Run every probe of the plan in its profiles, and once without a sandbox."""
     lanes = []
     for number, profile in enumerate(plan.profile):
@@ -59,11 +59,11 @@ def measure(
             lanes.append(_scenario(plan, profile, decoys, provider or profile.provider, adapter, settings))
     progress("baseline", len(plan.profile), len(plan.profile) + 1)
     outside = baseline(plan.probe)
-    return Measured(driver_digest(), channel, outside.status, tuple(lanes), outside)
+    return MeasuredPlan(driver_digest(), channel, outside.status, tuple(lanes), outside)
 
 
 def _scenario(
-    plan: Plan, profile: Profile, decoys: Decoys, provider: str | None, adapter: str | None, settings: Settings
+    plan: ProbePlan, profile: Profile, decoys: Decoys, provider: str | None, adapter: str | None, settings: Settings
 ) -> LaneResult:
     probes = plan.probes_of(profile.id)
     if adapter is not None:

@@ -22,7 +22,7 @@ from proofbox.sandbox.probing.corpus import built_in_digests, built_in_plan, bui
 from proofbox.sandbox.probing.decoys import PLACEHOLDERS
 from proofbox.sandbox.probing.harm import harms
 from proofbox.sandbox.probing.operations import OPERATIONS
-from proofbox.sandbox.probing.plan import Plan
+from proofbox.sandbox.probing.plan import ProbePlan
 
 MAX_BYTES: Final = 1 << 20
 _BUILT_IN: Final = re.compile(r"[a-z0-9-]+")
@@ -31,7 +31,7 @@ _BUILT_IN: Final = re.compile(r"[a-z0-9-]+")
 class LoadedPlan(msgspec.Struct, frozen=True):
     """A plan with the digest of every byte that it was read from."""
 
-    plan: Plan
+    plan: ProbePlan
     digest: str
     """The SHA-256 of its file; of a built-in plan, that of the digests of its file and the corpus."""
     path: Path | None
@@ -66,17 +66,17 @@ def parse_plan(text: str, *, name: str, path: Path | None = None) -> LoadedPlan:
         raise invalid(name, [toml_problem(error, text)], PlanInvalid, "plan") from None
     problems = Problems(positions, values)
     refuse_other_kind(name, values, problems, "plan", PlanInvalid)
-    Shape(problems, "plan").visit(Plan, values, ())
+    Shape(problems, "plan").visit(ProbePlan, values, ())
     if problems.found:
         raise invalid(name, problems.found, PlanInvalid, "plan")
-    plan = msgspec.convert(values, Plan)
+    plan = msgspec.convert(values, ProbePlan)
     _check(plan, problems)
     if problems.found:
         raise invalid(name, problems.found, PlanInvalid, "plan")
     return LoadedPlan(plan, sha256_hex(text.encode()), path)
 
 
-def _check(plan: Plan, problems: Problems) -> None:
+def _check(plan: ProbePlan, problems: Problems) -> None:
     profiles = [profile.id for profile in plan.profile]
     _check_unique("profile", profiles, problems)
     _check_unique("probe", [probe.id for probe in plan.probe], problems)

@@ -24,12 +24,12 @@ from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import artifacts, documents
 from proofbox.probes.adapters import ADAPTERS, command_line
 from proofbox.probes.clean import MeasureRequest, measure_clean, measure_here
-from proofbox.probes.measuring import Measured, Progress
+from proofbox.probes.measuring import MeasuredPlan, Progress
 from proofbox.probes.reading import LoadedPlan, load_plan
 from proofbox.sandbox.probing.judging import judge, rule_on
 from proofbox.sandbox.probing.lanes import LaneResult
 from proofbox.sandbox.probing.operations import skipped
-from proofbox.sandbox.probing.plan import Plan
+from proofbox.sandbox.probing.plan import ProbePlan
 from proofbox.sandbox.probing.results import ProbeResult, unexplained
 
 Channel = Literal["direct", "clean"]
@@ -151,7 +151,7 @@ def run_plan(
     )
 
 
-def select(plan: Plan, profiles: Sequence[str], probes: Sequence[str]) -> Plan:
+def select(plan: ProbePlan, profiles: Sequence[str], probes: Sequence[str]) -> ProbePlan:
     """Return the plan with only these profiles and probes, plus the controls."""
     known = {"profile": {each.id for each in plan.profile}, "probe": {each.id for each in plan.probe}}
     for kind, wanted in (("profile", profiles), ("probe", probes)):
@@ -175,7 +175,7 @@ def select(plan: Plan, profiles: Sequence[str], probes: Sequence[str]) -> Plan:
     )
 
 
-def widenings(plan: Plan, users: Settings, *, provider: str | None) -> list[Widening]:
+def widenings(plan: ProbePlan, users: Settings, *, provider: str | None) -> list[Widening]:
     """Return what a plan asks for beyond the user's own settings."""
     found = []
     for profile in plan.profile:
@@ -192,7 +192,7 @@ def widenings(plan: Plan, users: Settings, *, provider: str | None) -> list[Wide
     return found
 
 
-def _require_consent(loaded: LoadedPlan, plan: Plan, provider: str | None, *, trust: bool) -> None:
+def _require_consent(loaded: LoadedPlan, plan: ProbePlan, provider: str | None, *, trust: bool) -> None:
     if loaded.path is None:
         return  # built in: its boxes hold decoys only
     asked = widenings(plan, load(Path("/")), provider=provider)
@@ -201,7 +201,7 @@ def _require_consent(loaded: LoadedPlan, plan: Plan, provider: str | None, *, tr
     consent.require(loaded.path, asked, command=f"proofbox plan run {quote(str(loaded.path))} --trust")
 
 
-def _redacted(measured: Measured, redactor: Redactor) -> Measured:
+def _redacted(measured: MeasuredPlan, redactor: Redactor) -> MeasuredPlan:
     """Remove secrets from an adapter's command line and from what it printed, which become evidence."""
 
     def clean(lane: LaneResult) -> LaneResult:
@@ -219,10 +219,10 @@ def _redacted(measured: Measured, redactor: Redactor) -> Measured:
 def _write(
     bundle: BundleWriter,
     loaded: LoadedPlan,
-    plan: Plan,
+    plan: ProbePlan,
     manifest: documents.RunManifest,
     found: documents.ApplyPreflight,
-    measured: Measured,
+    measured: MeasuredPlan,
     results: list[ProbeResult],
 ) -> documents.PlanSummary:
     summary = artifacts.summary(plan, manifest.provider, results)

@@ -28,7 +28,7 @@ from proofbox.core.ids import IdSource
 from proofbox.sandbox import DEFAULT_TTL
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.client.async_connection import AsyncConnection
-from proofbox.sandbox.contract import ExecResult, OnEvent, ProbeResult
+from proofbox.sandbox.contract import ExecResult, OnEvent, ProviderSelection
 from proofbox.sandbox.host import freezing
 from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions
@@ -141,7 +141,7 @@ class AsyncSandboxes:
         self._opener = BoxOpener(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._core = ServiceCore(_OnLoop(), self._opener)
 
-    async def probe(self, provider: str | None = None) -> ProbeResult:
+    async def probe(self, provider: str | None = None) -> ProviderSelection:
         """Return the provider that would be used, after a real trial."""
         return await run_sync(self._opener.probe, provider)
 

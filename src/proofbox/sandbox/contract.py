@@ -174,7 +174,7 @@ class BoxSpec(msgspec.Struct, frozen=True):
     """The result of this box is kept (`provisioning.py`), so more of its file system is writable."""
 
 
-class Placed(msgspec.Struct, frozen=True):
+class BoxMount(msgspec.Struct, frozen=True):
     """One mount of a box."""
 
     source: Path | None
@@ -193,7 +193,7 @@ class CheckedSpec(BoxSpec, frozen=True, kw_only=True):
     The network and the access of its policy are set.
     """
 
-    placed: tuple[Placed, ...]
+    placed: tuple[BoxMount, ...]
     """Every mount of the box, in the order in which they must be made, including the covers of hidden parts and of
     proofbox's own files. Empty if the provider does not isolate the file system."""
 
@@ -323,7 +323,7 @@ class ExecResult(msgspec.Struct, frozen=True):
         return self.stderr_bytes.decode("utf-8", "replace")
 
 
-class ProbeResult(msgspec.Struct, frozen=True):
+class ProviderSelection(msgspec.Struct, frozen=True):
     """The provider that would be used, and the diagnostics of the others."""
 
     provider: str

@@ -20,7 +20,7 @@ import msgspec
 from proofbox.core.dirs import state_dir
 from proofbox.core.files.path_walk import walk
 from proofbox.errors import PathRefused
-from proofbox.sandbox.contract import Mount, Placed, Policy
+from proofbox.sandbox.contract import BoxMount, Mount, Policy
 from proofbox.sandbox.own_files import View
 
 
@@ -33,7 +33,7 @@ class _Covers(msgspec.Struct, frozen=True):
     frozen: set[Path]
 
 
-def placed(project: Path, policy: Policy) -> list[Placed]:
+def placed(project: Path, policy: Policy) -> list[BoxMount]:
     """Return every mount of a box, in the order in which they must be made; no two are at the same place.
 
     Raises PathRefused for a part that is missing or behind a link, and where proofbox's own files can't be protected.
@@ -42,7 +42,7 @@ def placed(project: Path, policy: Policy) -> list[Placed]:
     frozen = {_checked(project, each) for each in policy.frozen}
     mounts = [Mount(project, str(project), writable=policy.access != "ro"), *_mounts(project, policy)]
     reached = {project, *(mount.host for mount in policy.mounts if mount.writable)}
-    found: list[Placed] = []
+    found: list[BoxMount] = []
     for count, mount in enumerate(mounts):
         if policy.layers is None:
             _check_place(mount, mounts[:count])
@@ -54,7 +54,7 @@ def placed(project: Path, policy: Policy) -> list[Placed]:
         )
         # This mount hides the covers of earlier mounts below its place.
         found = [each for each in found if not (each.cover and Path(each.place).is_relative_to(mount.guest))]
-        found += [Placed(mount.host, mount.guest, mount.writable), *_covering(mount, covers)]
+        found += [BoxMount(mount.host, mount.guest, mount.writable), *_covering(mount, covers)]
     return [
         msgspec.structs.replace(each, loose=each.source is not None and not reached.isdisjoint(each.source.parents))
         for each in found
@@ -74,7 +74,7 @@ def _mounts(project: Path, policy: Policy) -> Iterator[Mount]:
                 yield Mount(part.host, str(Path(mount.guest) / part.host.relative_to(project)), part.writable)
 
 
-def sources(mounts: Iterable[Placed]) -> dict[str, tuple[int, int]]:
+def sources(mounts: Iterable[BoxMount]) -> dict[str, tuple[int, int]]:
     """Identify the sources that could be replaced while a box starts, for a provider that can't pin them.
 
     Raises PathRefused if one was replaced by a symbolic link since it was resolved.
@@ -94,7 +94,7 @@ def sources(mounts: Iterable[Placed]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def check_sources(before: Mapping[str, tuple[int, int]], mounts: Iterable[Placed]) -> None:
+def check_sources(before: Mapping[str, tuple[int, int]], mounts: Iterable[BoxMount]) -> None:
     """Raise PathRefused unless the sources are unchanged."""
     now = sources(mounts)
     for path, identity in before.items():
@@ -155,7 +155,7 @@ def _own(project: Path, mount: Mount, policy: Policy) -> _Covers:
     return _Covers(set(), view.hidden(), view.frozen() if mount.writable and not thrown_away else set())
 
 
-def _covering(mount: Mount, covers: _Covers) -> Iterator[Placed]:
+def _covering(mount: Mount, covers: _Covers) -> Iterator[BoxMount]:
     covered = covers.hidden | covers.emptied | covers.frozen
     above = {parent for each in covered for parent in each.parents if parent.is_relative_to(mount.host)}
     unseen = covers.hidden | covers.emptied
@@ -164,13 +164,13 @@ def _covering(mount: Mount, covers: _Covers) -> Iterator[Placed]:
         if not unseen.isdisjoint(path.parents):
             continue  # inside a hidden directory
         if path in covers.emptied:
-            yield Placed(None, place, True, cover=True)
+            yield BoxMount(None, place, True, cover=True)
         elif path in covers.hidden:
-            yield Placed(_empty_cover(path.is_dir()), place, False, cover=True)
+            yield BoxMount(_empty_cover(path.is_dir()), place, False, cover=True)
         elif path in covers.frozen:
-            yield Placed(path, place, False, cover=True)
+            yield BoxMount(path, place, False, cover=True)
         elif mount.writable and covers.frozen.isdisjoint(path.parents):
-            yield Placed(path, place, True, cover=True)
+            yield BoxMount(path, place, True, cover=True)
 
 
 def _checked(project: Path, name: str) -> Path:

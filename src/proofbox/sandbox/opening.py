@@ -16,7 +16,7 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox.box_handle import BoxHandle
-from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider
+from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, Provider, ProviderSelection
 from proofbox.sandbox.enforcement import start_box
 from proofbox.sandbox.options import PolicyOptions, make_policy
 from proofbox.sandbox.paths import refuse_planted_program, resolve_project
@@ -82,7 +82,7 @@ class BoxOpener:
         if self.on_event is not None:
             self.on_event(event)
 
-    def probe(self, provider: str | None) -> ProbeResult:
+    def probe(self, provider: str | None) -> ProviderSelection:
         """Return the provider that would be used, after a real trial."""
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)

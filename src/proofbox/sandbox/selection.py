@@ -26,8 +26,8 @@ from proofbox.sandbox.contract import (
     Isolation,
     OnEvent,
     Policy,
-    ProbeResult,
     Provider,
+    ProviderSelection,
     stream_of,
 )
 from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
@@ -45,8 +45,8 @@ class Choice(msgspec.Struct, frozen=True):
     diagnostics: dict[str, Diagnostic]
     fallback_from: str | None = None
 
-    def probe_result(self) -> ProbeResult:
-        return ProbeResult(
+    def probe_result(self) -> ProviderSelection:
+        return ProviderSelection(
             provider=self.provider.name,
             isolation=self.provider.isolation,
             was_fallback=self.fallback_from is not None,

@@ -20,7 +20,7 @@ from proofbox.core.ids import IdSource
 from proofbox.sandbox import DEFAULT_TTL
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.client.blocking import Blocking, BlockingConnection, wait
-from proofbox.sandbox.contract import ExecResult, OnEvent, ProbeResult
+from proofbox.sandbox.contract import ExecResult, OnEvent, ProviderSelection
 from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions
 from proofbox.sandbox.service_core import ServiceCore, SessionCore
@@ -111,7 +111,7 @@ class Sandboxes:
         self._opener = BoxOpener(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._core = ServiceCore(Blocking(), self._opener)
 
-    def probe(self, provider: str | None = None) -> ProbeResult:
+    def probe(self, provider: str | None = None) -> ProviderSelection:
         """Return the provider that would be used, after a real trial."""
         return self._opener.probe(provider)
 

@@ -1,6 +1,6 @@
 """The sandbox service without its waiting: sessions and commands, shared by `service.py` and `async_service.py`.
 
-Each method is written once, as a coroutine. `Waiting` decides what its awaits do: in `async_service.py` they wait on an
+Each method is written once, as a coroutine. `WaitMode` decides what its awaits do: in `async_service.py` they wait on an
 event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread
 (`client/blocking.py`).
 
@@ -65,7 +65,7 @@ ConnectionT = TypeVar("ConnectionT", bound=BoxConnection)
 ConnectionT_co = TypeVar("ConnectionT_co", bound=BoxConnection, covariant=True)
 
 
-class Waiting(Protocol[ConnectionT_co]):
+class WaitMode(Protocol[ConnectionT_co]):
     """How a service waits."""
 
     def connect(self, stream: socket.socket, kill: Callable[[], None]) -> ConnectionT_co:
@@ -174,7 +174,7 @@ class SessionCore(Generic[ConnectionT]):
 class ServiceCore(Generic[ConnectionT]):
     """Commands and sessions in boxes over one project."""
 
-    def __init__(self, waiting: Waiting[ConnectionT], opener: BoxOpener) -> None:
+    def __init__(self, waiting: WaitMode[ConnectionT], opener: BoxOpener) -> None:
         self.waiting = waiting
         self.opener = opener
         self._sessions: dict[str, SessionCore[ConnectionT]] = {}

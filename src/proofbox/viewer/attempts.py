@@ -23,7 +23,7 @@ _SHA256: Final = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeFact:
+class OutcomeRow:
     """One of the three outcomes."""
 
     name: str
@@ -56,7 +56,7 @@ class AttemptView:
     strategy: str
     reason: str
     detail: str
-    outcomes: tuple[OutcomeFact, ...]
+    outcomes: tuple[OutcomeRow, ...]
     facts: tuple[tuple[str, str], ...]
     usage: tuple[tuple[str, str, str], ...]
     """Tokens: source, input, output."""
@@ -99,13 +99,13 @@ def read_attempt(evidence: OpenedEvidence) -> AttemptView:
     )
 
 
-def _outcomes(evidence: OpenedEvidence) -> Iterator[OutcomeFact]:
+def _outcomes(evidence: OpenedEvidence) -> Iterator[OutcomeRow]:
     document = evidence.document(outcomes.PATH) if evidence.integrity in ("valid", "repaired") else {}
     for name, results in outcomes.RESULTS.items():
         found = table(document.get(name))
         result = str(found.get("result"))
         facts = (str(found.get(member, "")) for member in ("by", "how", "detail"))
-        yield OutcomeFact(name, result if result in results else "unknown", *facts)
+        yield OutcomeRow(name, result if result in results else "unknown", *facts)
 
 
 def _facts(

@@ -48,7 +48,7 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
-from proofbox.agents.fakemodel.script import Entry, ScriptedResponse
+from proofbox.agents.fakemodel.script import ScriptedResponse, ScriptEntry
 from proofbox.agents.runtimes.codex import CodexAppServer
 from proofbox.errors import UsageError
 
@@ -408,7 +408,7 @@ def test_text_typed_into_a_running_command_is_a_call(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         choose = lab.model._choose
 
-        def with_session(conversation: Sequence[Entry]) -> list[ScriptedResponse]:
+        def with_session(conversation: Sequence[ScriptEntry]) -> list[ScriptedResponse]:
             session = re.findall(r"session ID (\d+)", "".join(entry.text for entry in conversation))
             return [
                 msgspec.structs.replace(answer, text=answer.text.replace("SESSION", "".join(session[:1])))

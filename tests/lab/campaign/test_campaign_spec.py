@@ -19,7 +19,7 @@ from proofbox.lab.campaign.registration import describe, require_registered, req
 from proofbox.lab.campaign.spec import Gate
 from proofbox.lab.reports.campaigns.gates import judge
 from proofbox.lab.reports.campaigns.results import FlowReport, Friction
-from proofbox.lab.statistics import LossBounds, PassRate, Verdict, compare
+from proofbox.lab.statistics import ComparisonVerdict, LossBounds, PassRate, compare
 from proofbox.sandbox.containers import images
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.images.imports import import_image
@@ -325,10 +325,10 @@ def flow_report(**changes: Any) -> FlowReport:
         (Gate(type="cleanup", max=3), True),
         (Gate(type="budget", max=999), False),
         (Gate(type="budget", max=1000), True),
-        (Gate(type="comparison", flow="a", against="b", verdicts=(Verdict.BETTER,)), True),
-        (Gate(type="comparison", flow="b", against="a", verdicts=(Verdict.BETTER,)), False),
-        (Gate(type="comparison", flow="b", against="a", verdicts=(Verdict.WORSE,)), True),
-        (Gate(type="comparison", flow="a", against="c", verdicts=(Verdict.BETTER,)), False),
+        (Gate(type="comparison", flow="a", against="b", verdicts=(ComparisonVerdict.BETTER,)), True),
+        (Gate(type="comparison", flow="b", against="a", verdicts=(ComparisonVerdict.BETTER,)), False),
+        (Gate(type="comparison", flow="b", against="a", verdicts=(ComparisonVerdict.WORSE,)), True),
+        (Gate(type="comparison", flow="a", against="c", verdicts=(ComparisonVerdict.BETTER,)), False),
     ],
 )
 def test_gate_passes_only_within_its_bound(gate: Gate, passed: bool) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.lab.statistics import (
+    ComparisonVerdict,
     MissionScores,
-    Verdict,
     compare,
     compare_all,
     describe,
@@ -83,7 +83,7 @@ def test_missions_that_all_passed_count_once_each() -> None:
 
 def test_fewer_than_six_missions_are_never_significant() -> None:
     comparison = compare("a", scores(5, 5, 5, 5, 5, of=5), "b", scores(0, 0, 0, 0, 0, of=5), margin=0.05)
-    assert comparison.verdict is Verdict.UNDERPOWERED
+    assert comparison.verdict is ComparisonVerdict.UNDERPOWERED
     assert comparison.reason == "5 missions can never be significant: the smallest p-value is 0.062"
     assert comparison.missions_needed is not None
     assert comparison.missions_needed > 5
@@ -91,33 +91,33 @@ def test_fewer_than_six_missions_are_never_significant() -> None:
 
 def test_six_missions_can_be() -> None:
     comparison = compare("a", scores(*[5] * 6, of=5), "b", scores(*[0] * 6, of=5), margin=0.05)
-    assert (comparison.verdict, comparison.p) == (Verdict.BETTER, 2 / 64)
-    assert compare("b", scores(*[0] * 6), "a", scores(*[1] * 6), margin=0.05).verdict is Verdict.WORSE
+    assert (comparison.verdict, comparison.p) == (ComparisonVerdict.BETTER, 2 / 64)
+    assert compare("b", scores(*[0] * 6), "a", scores(*[1] * 6), margin=0.05).verdict is ComparisonVerdict.WORSE
 
 
 def test_correction_over_several_pairs_raises_the_bar() -> None:
     flows = {"a": scores(*[5] * 6, of=5), "b": scores(*[0] * 6, of=5), "c": scores(*[0] * 6, of=5)}
     first = compare_all(flows, margin=0.05)[0]
     assert first.corrected_p == pytest.approx(3 * first.p)
-    assert first.verdict is Verdict.UNDERPOWERED
+    assert first.verdict is ComparisonVerdict.UNDERPOWERED
     assert [(c.first, c.second) for c in compare_all(flows, margin=0.05, against="c")] == [("a", "c"), ("b", "c")]
 
 
 def test_identical_results_on_few_missions_are_not_equivalent() -> None:
     few = compare("a", scores(*[5] * 10, of=5), "b", scores(*[5] * 10, of=5), margin=0.05)
-    assert few.verdict is Verdict.UNDERPOWERED
+    assert few.verdict is ComparisonVerdict.UNDERPOWERED
     assert few.high - few.low > 0.5
     assert few.missions_needed == 52
     assert few.replicates_needed is None
     many = compare("a", scores(*[5] * 52, of=5), "b", scores(*[5] * 52, of=5), margin=0.05)
-    assert (many.verdict, many.reason) == (Verdict.EQUIVALENT, "the 90 % interval lies within 5 points")
+    assert (many.verdict, many.reason) == (ComparisonVerdict.EQUIVALENT, "the 90 % interval lies within 5 points")
 
 
 def test_significant_difference_within_the_margin_is_equivalent_and_both_are_stated() -> None:
     slightly = {f"m{i}": (96 if i % 2 else 98, 100) for i in range(200)}
     base = {f"m{i}": (95, 100) for i in range(200)}
     comparison = compare("a", slightly, "b", base, margin=0.05)
-    assert comparison.verdict is Verdict.EQUIVALENT
+    assert comparison.verdict is ComparisonVerdict.EQUIVALENT
     assert comparison.corrected_p < 0.05
     assert comparison.reason == (
         "the 90 % interval lies within 5 points; the difference is nevertheless significant (a is better)"
@@ -132,13 +132,13 @@ def test_missions_that_one_flow_lost_are_dropped_and_counted() -> None:
 
 def test_flows_without_a_shared_mission_are_not_compared() -> None:
     comparison = compare("a", scores(1), "b", {"other": (1, 1)}, margin=0.1)
-    assert (comparison.verdict, comparison.low, comparison.high) == (Verdict.UNDERPOWERED, -1.0, 1.0)
+    assert (comparison.verdict, comparison.low, comparison.high) == (ComparisonVerdict.UNDERPOWERED, -1.0, 1.0)
 
 
 def test_replicates_cannot_replace_missions() -> None:
     """Flows that differ from mission to mission need more missions, however often each is repeated."""
     comparison = compare("a", scores(*[5, 0] * 10, of=5), "b", scores(*[0, 5] * 10, of=5), margin=0.05)
-    assert comparison.verdict is Verdict.UNDERPOWERED
+    assert comparison.verdict is ComparisonVerdict.UNDERPOWERED
     assert comparison.replicates_needed is None
     assert comparison.missions_needed == missions_needed(0.05, 2 / (19 / 20) ** 0.5 / 2)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proofbox.lab.statistics import MissionScores, Verdict, compare_all, pass_rate, wilson
+from proofbox.lab.statistics import ComparisonVerdict, MissionScores, compare_all, pass_rate, wilson
 from proofbox.lab.statistics.functions import binomial_cdf, incomplete_beta
 
 Rounds = Callable[[int, int], int]
@@ -58,7 +58,7 @@ def test_equal_flows_are_called_different_at_most_alpha_of_the_time(
         rates = [generator.betavariate(0.8, 0.8) for _ in range(missions)]
         scores = {str(flow): scores_of(generator, rates, replicates) for flow in range(flows)}
         verdicts = {comparison.verdict for comparison in compare_all(scores, margin=0.05)}
-        wrong += bool(verdicts & {Verdict.BETTER, Verdict.WORSE})
+        wrong += bool(verdicts & {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE})
     assert wrong / trials <= 0.05 + tolerance(trials)
 
 
@@ -79,7 +79,7 @@ def test_flows_that_differ_by_the_margin_are_rarely_called_equivalent(
         better = [1.0 if b is not None else p for p, b in zip(rates, broken, strict=True)]
         worse = [0.0 if b is not None else p for p, b in zip(rates, broken, strict=True)]
         scores = {"a": scores_of(generator, better, replicates), "b": scores_of(generator, worse, replicates)}
-        wrong += compare_all(scores, margin=share)[0].verdict is Verdict.EQUIVALENT
+        wrong += compare_all(scores, margin=share)[0].verdict is ComparisonVerdict.EQUIVALENT
     assert wrong / trials <= 0.05 + tolerance(trials)
 
 
@@ -90,7 +90,7 @@ def test_a_large_difference_is_found(rounds: Rounds) -> None:
     for _ in range(trials):
         a = scores_of(generator, [0.9] * 20, 5)
         b = scores_of(generator, [0.5] * 20, 5)
-        found += compare_all({"a": a, "b": b}, margin=0.05)[0].verdict is Verdict.BETTER
+        found += compare_all({"a": a, "b": b}, margin=0.05)[0].verdict is ComparisonVerdict.BETTER
     assert found / trials >= 0.99
 
 

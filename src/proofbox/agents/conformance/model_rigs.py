@@ -25,7 +25,7 @@ from proofbox.agents.conformance.rig import (
     Scene,
     WriteGarbage,
 )
-from proofbox.agents.fakemodel.script import Entry, Fault, ScriptedResponse
+from proofbox.agents.fakemodel.script import Fault, ScriptedResponse, ScriptEntry
 from proofbox.agents.fakemodel.server import FakeModel
 from proofbox.sandbox.conformance.check import NotApplicable
 
@@ -76,7 +76,7 @@ class SceneModel(FakeModel):
         super().__init__()
         self._scenes = scenes
 
-    def _choose(self, conversation: Sequence[Entry]) -> list[ScriptedResponse]:
+    def _choose(self, conversation: Sequence[ScriptEntry]) -> list[ScriptedResponse]:
         turns: list[_Turn] = []
         over = True
         for entry in conversation:

@@ -7,25 +7,25 @@ from typing import Any
 
 import msgspec
 
-from proofbox.agents.fakemodel.script import DEFAULT_USAGE, Entry, ScriptedResponse
+from proofbox.agents.fakemodel.script import DEFAULT_USAGE, ScriptedResponse, ScriptEntry
 from proofbox.errors import UsageError
 
 SHELL = "run_shell_command"
 _STATUS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 
 
-def conversation(body: Mapping[str, Any]) -> list[Entry]:
+def conversation(body: Mapping[str, Any]) -> list[ScriptEntry]:
     """Return what a request contains: prompts, messages of the model, and tool results."""
-    found: list[Entry] = []
+    found: list[ScriptEntry] = []
     for message in body.get("contents") or []:
         parts = message.get("parts") if isinstance(message, dict) else None
         for part in parts if isinstance(parts, list) else []:
             if not isinstance(part, dict) or part.get("thought"):
                 continue
             if "functionResponse" in part:
-                found.append(Entry("outcome", msgspec.json.encode(part["functionResponse"]).decode()))
+                found.append(ScriptEntry("outcome", msgspec.json.encode(part["functionResponse"]).decode()))
             elif isinstance(part.get("text"), str):
-                found.append(Entry("assistant" if message.get("role") == "model" else "user", part["text"]))
+                found.append(ScriptEntry("assistant" if message.get("role") == "model" else "user", part["text"]))
     return found
 
 

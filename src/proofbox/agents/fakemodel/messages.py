@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from proofbox.agents.fakemodel.responses import text_of
-from proofbox.agents.fakemodel.script import DEFAULT_USAGE, Entry, ScriptedResponse
+from proofbox.agents.fakemodel.script import DEFAULT_USAGE, ScriptedResponse, ScriptEntry
 from proofbox.errors import UsageError
 
 MODEL = "claude-fake"
 
 
-def conversation(body: Mapping[str, Any]) -> list[Entry]:
+def conversation(body: Mapping[str, Any]) -> list[ScriptEntry]:
     """Return what a request contains: prompts, messages of the model, and tool results."""
-    found: list[Entry] = []
+    found: list[ScriptEntry] = []
     for message in body.get("messages") or []:
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
             continue
@@ -24,9 +24,9 @@ def conversation(body: Mapping[str, Any]) -> list[Entry]:
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content or []:
             kind = part.get("type") if isinstance(part, dict) else None
             if kind == "text":
-                found.append(Entry(message["role"], str(part.get("text", ""))))
+                found.append(ScriptEntry(message["role"], str(part.get("text", ""))))
             elif kind == "tool_result":
-                found.append(Entry("outcome", text_of(part.get("content"))))
+                found.append(ScriptEntry("outcome", text_of(part.get("content"))))
     return found
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 
-from proofbox.agents.fakemodel.script import DEFAULT_USAGE, Entry, ScriptedResponse
+from proofbox.agents.fakemodel.script import DEFAULT_USAGE, ScriptedResponse, ScriptEntry
 
 
-def conversation(body: Mapping[str, Any]) -> list[Entry]:
+def conversation(body: Mapping[str, Any]) -> list[ScriptEntry]:
     """Return what a request contains: prompts, messages of the model, and tool results."""
-    found: list[Entry] = []
+    found: list[ScriptEntry] = []
     for item in body.get("input") or []:
         if not isinstance(item, dict):
             continue
         if item.get("role") in ("user", "assistant"):
-            found.append(Entry(item["role"], text_of(item.get("content"))))
+            found.append(ScriptEntry(item["role"], text_of(item.get("content"))))
         elif str(item.get("type", "")).endswith("_output"):
-            found.append(Entry("outcome", text_of(item.get("output"))))
+            found.append(ScriptEntry("outcome", text_of(item.get("output"))))
     return found
 
 

@@ -48,7 +48,7 @@ ALWAYS = 10**9
 DEFAULT_USAGE = {"input": 1000, "output": 50, "cached": 400, "reasoning": 10}
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ScriptEntry(msgspec.Struct, frozen=True):
     """A part of a conversation: a text of the user or of the model, or the outcome of a tool call."""
 
     kind: Literal["user", "assistant", "outcome"]

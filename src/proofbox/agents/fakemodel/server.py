@@ -17,7 +17,7 @@ import anyio.abc
 import msgspec
 
 from proofbox.agents.fakemodel import gemini, messages, responses
-from proofbox.agents.fakemodel.script import Entry, Fault, ModelScript, ResponseRule, ScriptedResponse
+from proofbox.agents.fakemodel.script import Fault, ModelScript, ResponseRule, ScriptedResponse, ScriptEntry
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import UsageError
@@ -93,7 +93,7 @@ class FakeModel:
         finally:
             self.open -= 1
 
-    def _choose(self, conversation: Sequence[Entry]) -> list[ScriptedResponse]:
+    def _choose(self, conversation: Sequence[ScriptEntry]) -> list[ScriptedResponse]:
         """Choose the next responses, to send as one: their number is the number of tool results since the prompt."""
         prompt, outcomes, spoken = "", 0, False
         for entry in conversation:

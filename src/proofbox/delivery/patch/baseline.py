@@ -46,7 +46,7 @@ def same(one: FileState | None, other: FileState | None) -> bool:
     return other is None if one is None else one.same(other)
 
 
-class Owned(msgspec.Struct, frozen=True):
+class DeliveredFiles(msgspec.Struct, frozen=True):
     settled: FileState | None = None
     sent: tuple[FileState | None, ...] = ()
 
@@ -57,22 +57,22 @@ class Owned(msgspec.Struct, frozen=True):
     def includes(self, state: FileState | None) -> bool:
         return any(same(each, state) for each in (self.settled, *self.sent))
 
-    def after_observing(self, state: FileState | None) -> Owned:
+    def after_observing(self, state: FileState | None) -> DeliveredFiles:
         """Return the record after `state` was observed in the repository."""
         for number, each in enumerate(self.sent):
             if same(each, state) and not same(self.settled, state):
-                return Owned(state, self.sent[number + 1 :])
+                return DeliveredFiles(state, self.sent[number + 1 :])
         return self
 
-    def sending(self, state: FileState | None) -> Owned:
+    def sending(self, state: FileState | None) -> DeliveredFiles:
         rest = tuple(each for each in self.sent if not same(each, state))
-        return Owned(self.settled, (*rest, state)[-MAX_SENT:])
+        return DeliveredFiles(self.settled, (*rest, state)[-MAX_SENT:])
 
 
 class Baseline(msgspec.Struct, frozen=True):
     """All files that we delivered to one repository, by path."""
 
-    files: dict[str, Owned] = {}
+    files: dict[str, DeliveredFiles] = {}
 
     def observed(self, manifest: RepoManifest) -> Baseline:
         """Return the baseline after observing this manifest. A path that we deleted and that is gone is dropped."""
@@ -81,12 +81,12 @@ class Baseline(msgspec.Struct, frozen=True):
         return Baseline({path: owned for path, owned in found.items() if owned.settled or owned.sent})
 
     def exported(self, files: Mapping[str, FileState]) -> Baseline:
-        return Baseline({path: Owned(state) for path, state in files.items()})
+        return Baseline({path: DeliveredFiles(state) for path, state in files.items()})
 
     def proposed(self, changes: Iterable[tuple[str, FileState | None]]) -> Baseline:
         files = dict(self.files)
         for path, state in changes:
-            files[path] = files.get(path, Owned()).sending(state)
+            files[path] = files.get(path, DeliveredFiles()).sending(state)
         return Baseline(files)
 
 
@@ -142,7 +142,7 @@ def parse_baseline(data: bytes, where: str) -> Baseline:
         require_version(data, SCHEMA, where)
         found = parse_json(data, _Stored)
         if sha256_hex(bytes(found.files)) == found.sha256:
-            return Baseline(parse_json(bytes(found.files), dict[str, Owned]))
+            return Baseline(parse_json(bytes(found.files), dict[str, DeliveredFiles]))
     except msgspec.DecodeError:
         pass
     raise CorruptError(

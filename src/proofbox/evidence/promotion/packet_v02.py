@@ -14,7 +14,7 @@ from proofbox.evidence.bundle.index import Index
 from proofbox.evidence.bundle.paths import INDEX, is_artifact_path, shown
 from proofbox.evidence.promotion.packet import SEED_SCHEMA, Packet
 from proofbox.evidence.promotion.policies import DECISION_STAGE_V02, OPTIONAL_FIELDS, SEED_FIELDS
-from proofbox.evidence.promotion.policy import Ruling, evaluate
+from proofbox.evidence.promotion.policy import RuleResult, evaluate
 from proofbox.evidence.verify.check import BundleCheck, BundleFinding
 
 SUFFIX = ".v0.2.promotion.json"
@@ -99,7 +99,7 @@ def differences_v02(packet: Packet, checked: BundleCheck) -> Iterator[BundleFind
         yield BundleFinding("verdict_wrong", "", f"the bundle fails these rules of the contract: {', '.join(failed)}")
 
 
-def _fails(ruling: Ruling) -> bool:
+def _fails(ruling: RuleResult) -> bool:
     """Return whether a rule fails by the contract, which is less strict than the policy."""
     if ruling.reason == "already_sandboxed":
         return ruling.observed is True

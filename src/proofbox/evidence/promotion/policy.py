@@ -135,7 +135,7 @@ def fitting_policy(found: BundleCheck) -> dict[str, Any]:
     return POLICIES["attempt" if outcome.PATH in artifacts else "decision-stage"]
 
 
-class Ruling(NamedTuple):
+class RuleResult(NamedTuple):
     """The result of one rule. `observed` is the value found, truncated for JSON."""
 
     reason: str
@@ -143,20 +143,20 @@ class Ruling(NamedTuple):
     observed: Any
 
 
-def evaluate(policy: Mapping[str, Any], found: BundleCheck) -> list[Ruling]:
+def evaluate(policy: Mapping[str, Any], found: BundleCheck) -> list[RuleResult]:
     """Evaluate every rule of the policy. Return their results in order. Never raises because of a bundle's content.
 
     What a rule can't observe is `{"unknown": CODE}`, so that a packet does not depend on the wording of an error.
     """
     evidence = _Evidence(found, policy["rules"])
-    rulings: dict[str, Ruling] = {}
+    rulings: dict[str, RuleResult] = {}
     # Rules about the same artifact follow each other: it is parsed once, and only one document is in memory.
     for rule in sorted(policy["rules"], key=lambda rule: str(rule.get("artifact", ""))):
         try:
             held, observed = _CHECKS[rule["check"]](evidence, rule)
         except (ProofboxError, ShapeError) as error:
             held, observed = False, {"unknown": error.code if isinstance(error, ProofboxError) else MALFORMED}
-        rulings[rule["reason"]] = Ruling(rule["reason"], held, _shown(observed))
+        rulings[rule["reason"]] = RuleResult(rule["reason"], held, _shown(observed))
     return [rulings[rule["reason"]] for rule in policy["rules"]]
 
 

@@ -45,7 +45,7 @@ MODULES = frozenset(_NAMES.split())
 Python searches first is loaded instead, before any test."""
 
 
-class Runner(NamedTuple):
+class KnownRunner(NamedTuple):
     """A test runner, recognized by the words of a command that start it."""
 
     name: str
@@ -56,8 +56,8 @@ class Runner(NamedTuple):
     """Other files of the agent that it loads, for the lint warning."""
 
 
-def _runner(name: str, words: str, *loads: str, unprotected: str = "") -> Runner:
-    return Runner(name, re.compile(rf"(?<![\w./-])(?:\S*/)?(?:{words})(?![\w-])"), loads, unprotected)
+def _runner(name: str, words: str, *loads: str, unprotected: str = "") -> KnownRunner:
+    return KnownRunner(name, re.compile(rf"(?<![\w./-])(?:\S*/)?(?:{words})(?![\w-])"), loads, unprotected)
 
 
 PYTHON = _runner("Python", r"python[0-9.]*|pytest|py\.test|unittest|tox|nox|coverage")

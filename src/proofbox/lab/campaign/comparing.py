@@ -16,7 +16,14 @@ from proofbox.lab.reports.campaigns.efforts import COST, MEASURES, Efforts
 from proofbox.lab.reports.campaigns.loading import load_with_efforts
 from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.reports.finding import EvidenceFinding
-from proofbox.lab.statistics import Comparison, MeanComparison, MissionScores, Verdict, compare_means, compare_pairs
+from proofbox.lab.statistics import (
+    Comparison,
+    ComparisonVerdict,
+    MeanComparison,
+    MissionScores,
+    compare_means,
+    compare_pairs,
+)
 
 _Path = str | os.PathLike[str]
 Change = Literal["more", "less", "unclear"]
@@ -93,7 +100,7 @@ def compare_campaigns(first: _Path, second: _Path) -> CampaignComparison:
     measures = [measure for measure in MEASURES if same_currency or measure != COST]
     efforts = _efforts(shared, measures, old_efforts, new_efforts, alpha=fields.alpha, seed=fields.seed)
     findings = (*old.findings, *new.findings)
-    worse = [each.first for each in comparisons if each.verdict is Verdict.WORSE]
+    worse = [each.first for each in comparisons if each.verdict is ComparisonVerdict.WORSE]
     error = None
     if findings or worse:
         what = f"{', '.join(worse)}: worse than before" if worse else "the evidence has findings"

@@ -25,7 +25,7 @@ import msgspec
 from proofbox.core.documents import stored
 from proofbox.core.spec_files.shape import fields_of
 from proofbox.lab.campaign.prices import Price
-from proofbox.lab.statistics.comparison import Verdict
+from proofbox.lab.statistics.comparison import ComparisonVerdict
 from proofbox.lab.suite.spec import Count, Expect, Isolation, Name, Seconds, Text, ToolPolicy, Verify
 
 SCHEMA = "proofbox.campaign/1"
@@ -154,7 +154,7 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """The largest value that passes."""
     against: str | None = None
     """The other flow of a comparison."""
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ComparisonVerdict, ...] = ()
     """The verdicts of a comparison that pass."""
 
 

@@ -59,7 +59,7 @@ from proofbox.lab.run.plan import (
     refuse_secrets,
 )
 from proofbox.lab.run.template import GIVEN, altered_missions, fill, forget_workspaces
-from proofbox.lab.run.waiting import Waiting
+from proofbox.lab.run.waiting import WaitReporter
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
 from proofbox.lab.suite.reading import Suite
@@ -182,7 +182,7 @@ class Conductor:
         self._epoch = 0
         credential = credential_of(self._plan)
         gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
-        self._waiting = Waiting(self._ledger, gate, out / run_id, self._emit, self._clock)
+        self._waiting = WaitReporter(self._ledger, gate, out / run_id, self._emit, self._clock)
 
     def conduct(self, *, trust: bool = False) -> Path:
         """Run the missing attempts, commit the run, and return the path of its bundle. Can be resumed if interrupted.

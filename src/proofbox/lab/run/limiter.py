@@ -78,7 +78,7 @@ class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
     """The slots in use."""
 
 
-class ClosedGate(msgspec.Struct, frozen=True):
+class PausedCredential(msgspec.Struct, frozen=True):
     """A credential that may not be used for a while."""
 
     credential: str
@@ -94,7 +94,7 @@ class ClosedGate(msgspec.Struct, frozen=True):
         return f"{self.why}: {self.credential or 'a credential'} is not used until {self.until}"
 
 
-def closed_gates(now: datetime, directory: Path | None = None) -> tuple[ClosedGate, ...]:
+def closed_gates(now: datetime, directory: Path | None = None) -> tuple[PausedCredential, ...]:
     """Return every credential of this user that is closed now."""
     found = (_closed(path, now.timestamp()) for path in sorted((directory or limits_dir()).glob("*.json")))
     return tuple(each for each in found if each is not None)
@@ -104,12 +104,12 @@ def limits_dir() -> Path:
     return state_dir() / "limits"
 
 
-def _closed(path: Path, now: float) -> ClosedGate | None:
+def _closed(path: Path, now: float) -> PausedCredential | None:
     state = _read(path)
     if state.closed_until <= now:
         return None
     until = datetime.fromtimestamp(min(state.closed_until, now + MAX_PAUSE), UTC)
-    return ClosedGate(state.credential, isoformat(until), state.why, str(path))
+    return PausedCredential(state.credential, isoformat(until), state.why, str(path))
 
 
 def _read(path: Path) -> LimiterState:
@@ -195,7 +195,7 @@ class Limiter:
             change.to(past=state.past + 1)
             return self._close(change, now + backoff(state.past), "usage limit (no future reset time was given)")
 
-    def closed(self) -> ClosedGate | None:
+    def closed(self) -> PausedCredential | None:
         """Return until when and why the gate is closed, or None. Takes no lock, so it is only for display."""
         return _closed(self._path, self._now())
 

@@ -26,7 +26,7 @@ class Wait(msgspec.Struct, frozen=True):
     """How many attempts have started, so that a shortage after another start is reported again."""
 
 
-class Waiting:
+class WaitReporter:
     def __init__(self, ledger: Ledger, gate: Limiter | None, run_dir: Path, tell: EventForwarder, clock: Clock) -> None:
         self._ledger = ledger
         self._gate = gate

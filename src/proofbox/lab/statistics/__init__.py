@@ -9,7 +9,14 @@ Each function names its reference. The tests compare them with SciPy and statsmo
 intervals cover and that verdicts are wrong no more often than stated.
 """
 
-from proofbox.lab.statistics.comparison import Comparison, MissionScores, Verdict, compare, compare_all, compare_pairs
+from proofbox.lab.statistics.comparison import (
+    Comparison,
+    ComparisonVerdict,
+    MissionScores,
+    compare,
+    compare_all,
+    compare_pairs,
+)
 from proofbox.lab.statistics.distributions import Distribution, describe
 from proofbox.lab.statistics.hypotheses import SignFlip, holm, mcnemar, sign_flip
 from proofbox.lab.statistics.intervals import t_interval, tango, wilson
@@ -19,6 +26,7 @@ from proofbox.lab.statistics.rates import LossBounds, PassRate, flaky, loss_boun
 
 __all__ = [
     "Comparison",
+    "ComparisonVerdict",
     "Distribution",
     "LossBounds",
     "MeanComparison",
@@ -26,7 +34,6 @@ __all__ = [
     "MissionScores",
     "PassRate",
     "SignFlip",
-    "Verdict",
     "compare",
     "compare_all",
     "compare_means",

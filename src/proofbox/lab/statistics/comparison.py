@@ -24,7 +24,7 @@ _EQUIVALENCE_LEVEL: Final = 0.90  # two one-sided tests at 5 %: D. J. Schuirmann
 _MANY: Final = 20  # with fewer missions that differ, Student's interval is too narrow for skewed differences
 
 
-class Verdict(StrEnum):
+class ComparisonVerdict(StrEnum):
     """The outcome of comparing the first flow with the second."""
 
     BETTER = "better"
@@ -62,7 +62,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """The test that the p-value comes from."""
     interval: str
     """The kind of the 95 % interval."""
-    verdict: Verdict
+    verdict: ComparisonVerdict
     """`better` or `worse`: the first flow than the second. `equivalent`: they differ by less than the margin.
     `underpowered`: neither could be shown."""
     reason: str
@@ -177,13 +177,13 @@ def _evaluate(
     low, high = one.interval(0.95)
     narrow_low, narrow_high = one.conservative_interval(_EQUIVALENCE_LEVEL)
     significant = corrected < alpha
-    direction = Verdict.BETTER if one.mean > 0 else Verdict.WORSE
+    direction = ComparisonVerdict.BETTER if one.mean > 0 else ComparisonVerdict.WORSE
     within = -margin < narrow_low and narrow_high < margin
     needed: int | None = None
     replicates: int | None = None
     points = f"{margin * 100:g} points"
     if within:
-        verdict = Verdict.EQUIVALENT
+        verdict = ComparisonVerdict.EQUIVALENT
         reason = f"the 90 % interval lies within {points}"
         if significant:
             reason += f"; the difference is nevertheless significant ({first} is {direction})"
@@ -192,7 +192,7 @@ def _evaluate(
     elif significant:
         verdict, reason = direction, f"corrected p = {corrected:.2g} is below {alpha:g}"
     else:
-        verdict = Verdict.UNDERPOWERED
+        verdict = ComparisonVerdict.UNDERPOWERED
         strict = alpha / pairs
         z = z_value(_EQUIVALENCE_LEVEL)  # Tango's interval without any difference has half-width z² / (n + z²)
         needed = max(

@@ -107,7 +107,7 @@ def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
         os.close(pidfd)
 
 
-class Plumbing(msgspec.Struct, frozen=True):
+class InheritedDescriptors(msgspec.Struct, frozen=True):
     """How the programs of a box are connected: options with the numbers of inherited descriptors."""
 
     enter: list[str]
@@ -119,7 +119,7 @@ class Plumbing(msgspec.Struct, frozen=True):
 
 
 def launch(
-    argv: Callable[[Plumbing], Sequence[str]],
+    argv: Callable[[InheritedDescriptors], Sequence[str]],
     *,
     spec: BoxSpec,
     group: Group | None,
@@ -162,7 +162,7 @@ def launch(
             on_failure.callback(stderr.close)
             spare = next(number for number in itertools.count(20) if number not in pass_fds)
             process = subprocess.Popen(
-                argv(Plumbing(enter, options, spare)),
+                argv(InheritedDescriptors(enter, options, spare)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

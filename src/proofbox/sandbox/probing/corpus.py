@@ -16,7 +16,7 @@ import msgspec
 
 from proofbox.core.digest import sha256_file
 from proofbox.sandbox.probing.operations import skipped
-from proofbox.sandbox.probing.plan import Plan, PlanFields, Probe, Profile, Text
+from proofbox.sandbox.probing.plan import PlanFields, Probe, ProbePlan, Profile, Text
 
 CORPUS: Final = "corpus"
 
@@ -52,7 +52,7 @@ def built_in_plans() -> list[str]:
 
 
 @cache
-def built_in_plan(name: str) -> Plan:
+def built_in_plan(name: str) -> ProbePlan:
     """Return a built-in plan with all of its probes."""
     found = msgspec.convert(_read(name), _BuiltIn)
     profiles = {profile.id for profile in found.profile}
@@ -67,7 +67,7 @@ def built_in_plan(name: str) -> Plan:
         if other is not None and other.expect != "skip":
             probe = msgspec.structs.replace(probe, expect=other.expect, reason=other.reason)
         probes.append(probe)
-    return Plan(plan=found.plan, profile=found.profile, probe=tuple(probes))
+    return ProbePlan(plan=found.plan, profile=found.profile, probe=tuple(probes))
 
 
 def built_in_digests(name: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from proofbox.sandbox.probing.lanes import LaneResult, Observation
-from proofbox.sandbox.probing.operations import Ruling, decide, skipped
+from proofbox.sandbox.probing.operations import ProbeDecision, decide, skipped
 from proofbox.sandbox.probing.plan import Decision, Probe
 from proofbox.sandbox.probing.results import ProbeResult, Reason
 
@@ -45,16 +45,16 @@ def judge(all_probes: Sequence[Probe], scenario: Iterable[LaneResult], outside: 
     return results
 
 
-def rule_on(probe: Probe, each: Observation) -> Ruling:
+def rule_on(probe: Probe, each: Observation) -> ProbeDecision:
     return decide(probe, each.answer, each.oracle, secret=each.secret, problem=each.problem)
 
 
-def _expected(probe: Probe, baseline: Mapping[str, Ruling]) -> Decision:
+def _expected(probe: Probe, baseline: Mapping[str, ProbeDecision]) -> Decision:
     return probe.expect if probe.expect != "baseline" else baseline[probe.id].decision
 
 
 def _mismatch(
-    lane: LaneResult, probe: Probe, expected: Decision, each: Observation, ruling: Ruling, controls_hold: bool
+    lane: LaneResult, probe: Probe, expected: Decision, each: Observation, ruling: ProbeDecision, controls_hold: bool
 ) -> Reason | None:
     if lane.problem:
         return "profile_not_applied"
@@ -66,7 +66,7 @@ def _mismatch(
     return wrong
 
 
-def _fits(probe: Probe, expected: Decision, each: Observation, ruling: Ruling) -> Reason | None:
+def _fits(probe: Probe, expected: Decision, each: Observation, ruling: ProbeDecision) -> Reason | None:
     """Return how the result differs from what is expected; None if it does not."""
     if probe.effect == "box" and each.oracle is not None and each.oracle.happened:
         return "reached_the_host"

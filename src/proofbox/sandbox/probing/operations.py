@@ -126,7 +126,7 @@ class Oracle(msgspec.Struct, frozen=True):
     seen: str
 
 
-class Ruling(msgspec.Struct, frozen=True):
+class ProbeDecision(msgspec.Struct, frozen=True):
     """The decision about one probe in one lane, and the evidence that it rests on."""
 
     decision: Decision
@@ -144,7 +144,7 @@ def skipped(probe: Probe) -> str:
 
 def decide(
     probe: Probe, answer: Answer | None, oracle: Oracle | None, *, secret: str = "", problem: str = ""
-) -> Ruling:
+) -> ProbeDecision:
     """Decide whether an operation was allowed. What was seen from outside takes precedence.
 
     `secret` is the content of the decoy that a probe reads: an answer that contains it proves that it was read.
@@ -152,17 +152,17 @@ def decide(
     """
     operation = probe.operation
     if oracle is not None and oracle.happened:
-        return Ruling("allow", "host_fact", oracle.seen)
+        return ProbeDecision("allow", "host_fact", oracle.seen)
     if answer is None and operation == "resource-memory" and problem.startswith(LOST):
-        return Ruling("deny", "host_fact", problem)  # some sandboxes kill the whole box at the limit
+        return ProbeDecision("deny", "host_fact", problem)  # some sandboxes kill the whole box at the limit
     if answer is None:
-        return Ruling("unknown", "self_report", problem or "the driver gave no answer")
+        return ProbeDecision("unknown", "self_report", problem or "the driver gave no answer")
     own = "constrained_observation"
     if answer.timed_out:
-        return Ruling("unknown", own, "the operation did not end in time")
+        return ProbeDecision("unknown", own, "the operation did not end in time")
     if answer.signal:
         killed = operation == "resource-memory" and answer.signal == signal.SIGKILL
-        return Ruling("deny" if killed else "unknown", own, f"the process was killed by signal {answer.signal}")
+        return ProbeDecision("deny" if killed else "unknown", own, f"the process was killed by signal {answer.signal}")
     if answer.result >= 0:
         return _succeeded(operation, answer, oracle, secret)
     # Without a baseline only a decoy is known to exist, so the absence of another target is not a refusal.
@@ -170,28 +170,27 @@ def decide(
     refused = OPERATIONS[operation].refused - (frozenset() if exists else _ABSENT)
     if answer.errno in refused:
         return (
-            Ruling("deny", own, answer.error)
+            ProbeDecision("deny", own, answer.error)
             if oracle is None
-            else Ruling("deny", "host_fact", f"{answer.error}; {oracle.seen}")
+            else ProbeDecision("deny", "host_fact", f"{answer.error}; {oracle.seen}")
         )
     if answer.errno in OPERATIONS[operation].reached or (operation == "system-call" and answer.errno != errno.EBADRQC):
-        return Ruling("allow", own, f"{answer.error}: the kernel granted permission, and failed later")
-    return Ruling("unknown", own, f"{answer.error or 'no error'} says neither allowed nor denied")
+        return ProbeDecision("allow", own, f"{answer.error}: the kernel granted permission, and failed later")
+    return ProbeDecision("unknown", own, f"{answer.error or 'no error'} says neither allowed nor denied")
 
 
-def _succeeded(operation: str, answer: Answer, oracle: Oracle | None, secret: str) -> Ruling:
+def _succeeded(operation: str, answer: Answer, oracle: Oracle | None, secret: str) -> ProbeDecision:
     own = "constrained_observation"
     if operation in READS:
         if secret:
             read = answer.value == secret.encode()[:64].hex()
-            return (
-                Ruling("allow", "host_fact", "the decoy's content was read") if read else Ruling("deny", own, "masked")
-            )
-        return Ruling("allow", own, "read") if answer.result else Ruling("deny", own, "empty, or masked")
+            found = ProbeDecision("allow", "host_fact", "the decoy's content was read")
+            return found if read else ProbeDecision("deny", own, "masked")
+        return ProbeDecision("allow", own, "read") if answer.result else ProbeDecision("deny", own, "empty, or masked")
     if operation == "env-read" and secret and answer.value != secret:
-        return Ruling("deny", own, "another value")
+        return ProbeDecision("deny", own, "another value")
     if operation == "dir-list" and not answer.result:
-        return Ruling("deny", own, "empty, or masked")
+        return ProbeDecision("deny", own, "empty, or masked")
     if oracle is not None and operation in ("network-udp", "network-tcp", "network-unix", "network-dns", "signal"):
-        return Ruling("deny", "host_fact", oracle.seen)  # it reached something in the box, not the decoy
-    return Ruling("allow", own, "succeeded")
+        return ProbeDecision("deny", "host_fact", oracle.seen)  # it reached something in the box, not the decoy
+    return ProbeDecision("allow", own, "succeeded")

@@ -76,7 +76,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 @stored(SCHEMA, at="BUNDLE/plan.json, and a file for `plan run`")
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ProbePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A set of measurements of a sandbox."""
 
     plan: PlanFields

@@ -20,11 +20,11 @@ import msgspec
 from proofbox.core.dirs import state_dir
 from proofbox.core.files.programs import find_program
 from proofbox.errors import IdmapUnsupported, ProviderUnavailable
-from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Placed, Policy
+from proofbox.sandbox.contract import Box, BoxMount, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.covering import placed, refuse_missing_place
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.host.local_box import Plumbing, launch
+from proofbox.sandbox.host.local_box import InheritedDescriptors, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
 from proofbox.sandbox.providers.environment import BOX_HOME, BOX_PATH, boxed
 from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts, image_parts
@@ -109,7 +109,7 @@ class Bubblewrap:
         shifts = ids.shifts(spec, policy)
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
 
-        def argv(with_: Plumbing) -> list[str]:
+        def argv(with_: InheritedDescriptors) -> list[str]:
             launcher = launcher_command(spec, policy, ids, shifts, staged, with_)
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
             agent += [] if spec.home is not None else ["--home", BOX_HOME]
@@ -269,7 +269,7 @@ def launcher_command(
     ids: BoxIds,
     shifts: list[IdShift],
     staged: Mapping[str, str],
-    with_: Plumbing,
+    with_: InheritedDescriptors,
 ) -> list[str]:
     """Return the part of a command line that runs boxlaunch before bubblewrap; empty if it has nothing to prepare."""
     before = [*with_.enter, *ids.launch_options(shifts, with_.spare_fd)]
@@ -294,7 +294,7 @@ def _stage() -> str:
 
 
 def _box_options(
-    mounts: Sequence[Placed], staged: Mapping[str, str], policy: Policy, ids: BoxIds, tree: Path | None = None
+    mounts: Sequence[BoxMount], staged: Mapping[str, str], policy: Policy, ids: BoxIds, tree: Path | None = None
 ) -> list[str]:
     options = [
         "--unshare-pid",

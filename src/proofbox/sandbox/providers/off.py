@@ -12,7 +12,7 @@ from pathlib import Path
 from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.host.local_box import Plumbing, launch
+from proofbox.sandbox.host.local_box import InheritedDescriptors, launch
 from proofbox.sandbox.providers.environment import forwarded
 
 _UNSUPPORTED = (
@@ -60,7 +60,7 @@ class Off:
         group = cgroups.group(spec.label, spec.policy, owner=None)
         agent = str(program("boxagent"))
 
-        def argv(with_: Plumbing) -> list[str]:
+        def argv(with_: InheritedDescriptors) -> list[str]:
             enter = [str(program("boxlaunch")), *with_.enter, "--"] if with_.enter else []
             return [*enter, agent, *with_.agent]
 

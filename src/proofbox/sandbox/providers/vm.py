@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.sandbox.contract import Box, CheckedSpec, Enforcement, Isolation, Placed, Policy
+from proofbox.sandbox.contract import Box, BoxMount, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.host.local_box import Plumbing, launch
+from proofbox.sandbox.host.local_box import InheritedDescriptors, launch
 from proofbox.sandbox.machines.acceleration import find_acceleration
 from proofbox.sandbox.machines.initramfs import make_initramfs
 from proofbox.sandbox.machines.kernel import find_kernel
@@ -128,7 +128,7 @@ class Vm:
         files = [each for each in spec.placed if not _is_socket(each)]
         sockets = _sockets(spec, policy)
 
-        def argv(with_: Plumbing) -> list[str]:
+        def argv(with_: InheritedDescriptors) -> list[str]:
             own = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"]
             own += ["--hostname", "box", "--cap-drop", "ALL", *([] if policy.network == "full" else ["--unshare-net"])]
             if not ids.root:
@@ -185,7 +185,7 @@ class Vm:
         return explain(stderr) if stderr else ("the machine ended without a message", [])
 
 
-def _system_options(mounts: Sequence[Placed], policy: Policy, tree: Path | None) -> Iterator[str]:
+def _system_options(mounts: Sequence[BoxMount], policy: Policy, tree: Path | None) -> Iterator[str]:
     """Yield bubblewrap's options for the guest's programs, with an empty place for each mount."""
     network = policy.network or "none"
     if tree is None:
@@ -204,7 +204,7 @@ def _system_options(mounts: Sequence[Placed], policy: Policy, tree: Path | None)
             yield from (*directory(Path(mount.place).parent), "--ro-bind", "/dev/null", mount.place)
 
 
-def _files_options(mounts: Sequence[Placed], staged: Mapping[str, str], home: Path | None) -> Iterator[str]:
+def _files_options(mounts: Sequence[BoxMount], staged: Mapping[str, str], home: Path | None) -> Iterator[str]:
     """Yield bubblewrap's options for the project and the other mounts, at their paths in the guest."""
     for mount in mounts:
         if mount.source is None:
@@ -217,7 +217,7 @@ def _files_options(mounts: Sequence[Placed], staged: Mapping[str, str], home: Pa
         yield from (*directory(Path(BOX_HOME).parent), "--bind", str(home), BOX_HOME)
 
 
-def _outermost(mounts: Sequence[Placed]) -> list[Placed]:
+def _outermost(mounts: Sequence[BoxMount]) -> list[BoxMount]:
     """Return the mounts that are not inside another one, where virtiofsd finds them by itself."""
     places = {Path(mount.place) for mount in mounts}
     return [mount for mount in mounts if places.isdisjoint(Path(mount.place).parents)]
@@ -235,7 +235,9 @@ def _below(top: str, options: Iterator[str]) -> Iterator[str]:
         yield top + next(options)
 
 
-def _init_options(spec: CheckedSpec, policy: Policy, files: Sequence[Placed], sockets: Sequence[str]) -> Iterator[str]:
+def _init_options(
+    spec: CheckedSpec, policy: Policy, files: Sequence[BoxMount], sockets: Sequence[str]
+) -> Iterator[str]:
     """Yield the options of the guest's init, and after `--` the box agent's."""
     if spec.home is not None:
         yield from ("--show", BOX_HOME)
@@ -283,5 +285,5 @@ def _sockets(spec: CheckedSpec, policy: Policy) -> list[tuple[Path, str]]:
     ]
 
 
-def _is_socket(mount: Placed) -> bool:
+def _is_socket(mount: BoxMount) -> bool:
     return mount.source is not None and stat.S_ISSOCK(mount.source.lstat().st_mode)

@@ -46,7 +46,7 @@ _QUIET = frozenset(
 JsonObject = dict[str, Any]
 
 
-class OpenCall(msgspec.Struct, kw_only=True):
+class AcpOpenCall(msgspec.Struct, kw_only=True):
     """A call in progress, as far as its updates have described it."""
 
     item: str
@@ -98,7 +98,7 @@ class AcpDecoder:
         """The calls that were declined."""
         self.states_failures = False
         """The exit code of a completed command is 0, even if the agent does not state it."""
-        self._open: dict[str, OpenCall] = {}
+        self._open: dict[str, AcpOpenCall] = {}
         self._items = ItemIds()
         self._count = 0
         self._text = ""
@@ -124,13 +124,13 @@ class AcpDecoder:
             kept.append(Integrity(session="", turn=self.turn, code="MESSAGE_NOT_UNDERSTOOD", message=note))
         return kept
 
-    def describe(self, call: Any) -> OpenCall | None:
+    def describe(self, call: Any) -> AcpOpenCall | None:
         """Return the call that a permission request is about, with what earlier updates said about it."""
         id = call.get("toolCallId") if isinstance(call, dict) else None
         if not isinstance(id, str):
             return None
         known = self._open.get(id[:ID])
-        found = msgspec.structs.replace(known) if known is not None else OpenCall(item=id[:ID], turn=self.turn)
+        found = msgspec.structs.replace(known) if known is not None else AcpOpenCall(item=id[:ID], turn=self.turn)
         found.read(call)
         return found
 
@@ -200,7 +200,7 @@ class AcpDecoder:
         if id not in self._open:
             if len(self._open) >= MAX_OPEN:
                 events += self._end(next(iter(self._open)), "abandoned")
-            self._open[id] = OpenCall(item=self._items.next(id), turn=self.turn)
+            self._open[id] = AcpOpenCall(item=self._items.next(id), turn=self.turn)
         call = self._open[id]
         call.read(update)
         if not call.started and (status in ("in_progress", "completed", "failed") or "command" in call.arguments):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.agents.runtimes.acp.profiles import Profile
+from proofbox.agents.runtimes.acp.profiles import AcpProfile
 from proofbox.agents.runtimes.installed import ask_program, named_program, npm_machine, program_on_path
 from proofbox.core.text import preview
 from proofbox.errors import StrategyUnavailable
@@ -35,7 +35,7 @@ class AgentProgram(msgspec.Struct, frozen=True):
     """The version of its npm package; empty if it is not in a package. The agent states its version when it starts."""
 
 
-def find_agent(profile: Profile, setting: str | None = None, path: str | None = None) -> AgentProgram:
+def find_agent(profile: AcpProfile, setting: str | None = None, path: str | None = None) -> AgentProgram:
     """Find the program. Raises `StrategyUnavailable` if it is not installed, or if its Node.js is missing or too old.
 
     It is searched in this order: the setting, the PATH, the environment of this Python.
@@ -51,7 +51,7 @@ def find_agent(profile: Profile, setting: str | None = None, path: str | None = 
     raise StrategyUnavailable(f"{profile.program} is not installed", op="probe", fix_hints=profile.install)
 
 
-def _program(profile: Profile, launcher: Path, found_by: str) -> AgentProgram:
+def _program(profile: AcpProfile, launcher: Path, found_by: str) -> AgentProgram:
     native = _native(profile, launcher)
     if native is not None:
         inside = f"{INSIDE}/{profile.program}"
@@ -64,7 +64,7 @@ def _program(profile: Profile, launcher: Path, found_by: str) -> AgentProgram:
     return AgentProgram(launcher, found_by, (f"{INSIDE}/node", script), direct, mounts, _version(launcher))
 
 
-def _native(profile: Profile, launcher: Path) -> Path | None:
+def _native(profile: AcpProfile, launcher: Path) -> Path | None:
     """Return the program itself, or the one behind npm's launcher, from the package for this platform."""
     machine = npm_machine()
     if profile.native_package:
@@ -77,7 +77,7 @@ def _native(profile: Profile, launcher: Path) -> Path | None:
     return launcher if launcher.suffix not in _SCRIPTS else None
 
 
-def _node(profile: Profile, tree: Path) -> Path:
+def _node(profile: AcpProfile, tree: Path) -> Path:
     """Return a Node.js that is new enough: from npm's package `node` beside the agent, or from the PATH.
 
     The package `node` contains the program only if its scripts were run; the one for this platform always does.

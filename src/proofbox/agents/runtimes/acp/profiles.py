@@ -29,7 +29,7 @@ Environment = Callable[[AcpSettings, str, str, bool], dict[str, str]]
 """Returns an agent's variables for the settings, its home, the gateway's address, and whether to ask before calls."""
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class AcpProfile(msgspec.Struct, frozen=True, kw_only=True):
     """A known agent. It keeps its threads in its home."""
 
     program: str
@@ -115,8 +115,8 @@ def _claude(settings: AcpSettings, home: str, address: str, ask: bool) -> dict[s
     }
 
 
-PROFILES: Mapping[str, Profile] = {
-    "opencode": Profile(
+PROFILES: Mapping[str, AcpProfile] = {
+    "opencode": AcpProfile(
         program="opencode",
         arguments=("acp",),
         api="anthropic",
@@ -125,7 +125,7 @@ PROFILES: Mapping[str, Profile] = {
         native_package="opencode",
         needs_model=True,
     ),
-    "gemini": Profile(
+    "gemini": AcpProfile(
         program="gemini",
         arguments=("--acp",),
         api="gemini",
@@ -133,7 +133,7 @@ PROFILES: Mapping[str, Profile] = {
         environment=_gemini,
         authenticate="gemini-api-key",
     ),
-    "codex": Profile(
+    "codex": AcpProfile(
         program="codex-acp",
         arguments=(),
         api="openai",
@@ -141,7 +141,7 @@ PROFILES: Mapping[str, Profile] = {
         environment=_codex,
         mode="agent-full-access",
     ),
-    "claude": Profile(
+    "claude": AcpProfile(
         program="claude-agent-acp",
         arguments=(),
         api="anthropic",
@@ -154,7 +154,7 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 
-def profile_of(settings: AcpSettings) -> Profile | None:
+def profile_of(settings: AcpSettings) -> AcpProfile | None:
     """Return the known agent that the settings name; None with a command."""
     return None if settings.command else PROFILES[settings.agent]
 

@@ -32,7 +32,7 @@ MAX_LINE = 16 << 20
 MAX_ID = 200
 
 
-class Handlers(msgspec.Struct, frozen=True, kw_only=True):
+class AcpHandlers(msgspec.Struct, frozen=True, kw_only=True):
     on_notification: OnNotification
     on_request: OnRequest
     on_garbage: OnGarbage
@@ -51,7 +51,7 @@ class AcpProgram(ThreadProgram):
         argv: Sequence[str],
         env: Mapping[str, str],
         cwd: str | None,
-        handlers: Handlers,
+        handlers: AcpHandlers,
         timeout: float,
     ) -> None:
         super().__init__(box, thread, name, argv=argv, env=env, cwd=cwd)

@@ -13,7 +13,7 @@ import msgspec
 
 from proofbox.agents.approvals import decide, subject_of
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.runtimes.acp.decoder import OpenCall
+from proofbox.agents.runtimes.acp.decoder import AcpOpenCall
 from proofbox.core.text import preview
 
 SHOWN = 4000
@@ -22,7 +22,7 @@ UNDECIDED = "undecided"
 _KINDS = {"accept": ("allow_once", "allow_always"), "decline": ("reject_once", "reject_always")}
 
 
-class PermissionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class AcpPermissionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     answer: str
     """`accept` or `decline`."""
@@ -31,8 +31,8 @@ class PermissionAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_permission(
-    call: OpenCall | None, options: Any, rules: Sequence[ApprovalRule], workspace: str, undecided: str
-) -> PermissionAnswer:
+    call: AcpOpenCall | None, options: Any, rules: Sequence[ApprovalRule], workspace: str, undecided: str
+) -> AcpPermissionAnswer:
     """Choose one of the options that the agent offers. Paths are matched relative to the workspace.
 
     If the agent offers no option with the chosen meaning, the request is cancelled, which the agent must treat as a no.
@@ -50,7 +50,7 @@ def answer_permission(
         answer, outcome = "decline", {"outcome": "cancelled"}
     else:
         outcome = {"outcome": "selected", "optionId": option}
-    return PermissionAnswer(
+    return AcpPermissionAnswer(
         subject=preview(", ".join(subjects), SHOWN)[0], answer=answer, rule=rule, reply={"outcome": outcome}
     )
 

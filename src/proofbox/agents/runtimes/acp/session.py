@@ -15,7 +15,7 @@ from proofbox.agents.feed import Turn
 from proofbox.agents.runtimes.acp.finding import INSIDE, AgentProgram
 from proofbox.agents.runtimes.acp.listener import AcpListener, AcpLiveThread
 from proofbox.agents.runtimes.acp.profiles import BASE_URL, HOME, endpoint_of, profile_of
-from proofbox.agents.runtimes.acp.program import AcpProgram, Handlers
+from proofbox.agents.runtimes.acp.program import AcpHandlers, AcpProgram
 from proofbox.agents.runtimes.acp.settings import AcpSettings
 from proofbox.agents.runtimes.acp.threads import AcpThread, AcpThreadStore
 from proofbox.agents.runtimes.thread_session import ThreadedSession
@@ -141,7 +141,7 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
             argv=self._argv,
             env=self._env,
             cwd=thread.stored.folder or None,
-            handlers=Handlers(
+            handlers=AcpHandlers(
                 on_notification=listener.on_notification,
                 on_request=listener.on_request,
                 on_garbage=listener.on_garbage,

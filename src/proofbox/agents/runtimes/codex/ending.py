@@ -13,7 +13,7 @@ import anyio
 
 from proofbox.agents.feed import Turn
 from proofbox.agents.runtimes.codex.listener import CodexListener
-from proofbox.agents.runtimes.codex.supervisor import CLOSE_SECONDS, Supervisor
+from proofbox.agents.runtimes.codex.supervisor import CLOSE_SECONDS, CodexSupervisor
 from proofbox.errors import AgentError, TurnInterrupted
 
 INTERRUPT_SECONDS = 10.0
@@ -24,7 +24,7 @@ END_ROUNDS = 5
 class TurnEnder:
     """Ends turns, commands and threads of one session."""
 
-    def __init__(self, codex: Supervisor, listener: CodexListener, request_timeout: float) -> None:
+    def __init__(self, codex: CodexSupervisor, listener: CodexListener, request_timeout: float) -> None:
         self._codex = codex
         self._listener = listener
         self._feed = listener.feed

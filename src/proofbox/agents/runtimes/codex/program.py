@@ -43,7 +43,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Timeout for a single request."""
 
 
-class Handlers(msgspec.Struct, frozen=True, kw_only=True):
+class CodexHandlers(msgspec.Struct, frozen=True, kw_only=True):
     on_notification: OnNotification
     on_request: OnRequest
     on_garbage: OnGarbage
@@ -161,7 +161,7 @@ class _Transport:
 
 
 @contextlib.asynccontextmanager
-async def running(boxes: AsyncSandboxes, launch: Launch, handlers: Handlers) -> AsyncIterator[Program]:
+async def running(boxes: AsyncSandboxes, launch: Launch, handlers: CodexHandlers) -> AsyncIterator[Program]:
     """Start the program and complete the handshake.
 
     Raises `RuntimeStartFailed` or `RuntimeIncompatible` if that fails.

@@ -27,7 +27,7 @@ from proofbox.agents.runtimes.codex.ending import STOP_SECONDS, TurnEnder
 from proofbox.agents.runtimes.codex.listener import CodexListener
 from proofbox.agents.runtimes.codex.program import Program
 from proofbox.agents.runtimes.codex.settings import CodexSettings
-from proofbox.agents.runtimes.codex.supervisor import CLOSE_SECONDS, Supervisor, as_agent_error
+from proofbox.agents.runtimes.codex.supervisor import CLOSE_SECONDS, CodexSupervisor, as_agent_error
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
@@ -71,7 +71,7 @@ class CodexSession:
             on_call=self._listener.on_call,
             clock=self._clock,
         )
-        self._codex = Supervisor(
+        self._codex = CodexSupervisor(
             self.id,
             options,
             settings,

@@ -18,7 +18,7 @@ from proofbox.agents.events import Notice, TurnStatus
 from proofbox.agents.gateway.server import ModelGateway, open_model_route
 from proofbox.agents.runtimes.codex.binary import Binary
 from proofbox.agents.runtimes.codex.listener import CodexListener
-from proofbox.agents.runtimes.codex.program import Handlers, Launch, Program, prepare, running
+from proofbox.agents.runtimes.codex.program import CodexHandlers, Launch, Program, prepare, running
 from proofbox.agents.runtimes.codex.settings import CodexSettings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
@@ -41,7 +41,7 @@ OVERLOAD_SECONDS = 0.2
 CLOSE_SECONDS = 3.0
 
 
-class Supervisor:
+class CodexSupervisor:
     """Runs the program of one session, with restarts."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Supervisor:
 
     async def _run_program(self, boxes: AsyncSandboxes, launch: Launch) -> None:
         listener = self._listener
-        handlers = Handlers(
+        handlers = CodexHandlers(
             on_notification=listener.on_notification,
             on_request=listener.on_request,
             on_garbage=listener.on_garbage,

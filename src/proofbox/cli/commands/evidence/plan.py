@@ -16,7 +16,7 @@ from proofbox.core.spec_files.problems import Problem
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import PlanInvalid, PlanMismatch
-from proofbox.sandbox.probing.plan import Plan, Probe, Profile
+from proofbox.sandbox.probing.plan import Probe, ProbePlan, Profile
 from proofbox.sandbox.probing.results import ChangedDecision, ProbeResult
 
 MANY = 3
@@ -271,7 +271,7 @@ def _loaded(name: str) -> PlanDocument:
     return PlanDocument(id=loaded.plan.id, digest=loaded.digest, profiles=loaded.plan.profile, probes=loaded.plan.probe)
 
 
-def _count(plan: Plan) -> int:
+def _count(plan: ProbePlan) -> int:
     return sum(len(plan.probes_of(profile.id)) for profile in plan.profile)
 
 

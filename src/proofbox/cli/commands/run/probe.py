@@ -9,7 +9,7 @@ from proofbox.cli import flags
 from proofbox.cli.output import columns, show
 
 if TYPE_CHECKING:
-    from proofbox.sandbox.contract import ProbeResult
+    from proofbox.sandbox.contract import ProviderSelection
 
 
 def probe(*, provider: flags.Provider = None, json: flags.Json = False) -> int:
@@ -35,7 +35,7 @@ def probe(*, provider: flags.Provider = None, json: flags.Json = False) -> int:
     return 0
 
 
-def _text(found: ProbeResult) -> str:
+def _text(found: ProviderSelection) -> str:
     from proofbox.sandbox.providers import provider_named
 
     rows = [("PROVIDER", "ISOLATION", "WORKS", "REASON")]

@@ -15,7 +15,7 @@ from proofbox.core.text import printable
 if TYPE_CHECKING:
     from proofbox.agents.runtimes.listing import RuntimeFacts
     from proofbox.lab.doctor import DoctorReport, PlanResult
-    from proofbox.lab.run.limiter import ClosedGate
+    from proofbox.lab.run.limiter import PausedCredential
 
 
 def doctor(
@@ -111,7 +111,7 @@ def _rest(document: DoctorReport) -> str:
     )
 
 
-def _closed(gates: tuple[ClosedGate, ...]) -> str:
+def _closed(gates: tuple[PausedCredential, ...]) -> str:
     hint = "fix: wait, or if the limit no longer applies: rm"
     return "".join(printable(f"\n\n{gate}\n  {hint} {shlex.quote(gate.file)}") for gate in gates)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from proofbox.core.words import counted
 from proofbox.lab.campaign.spec import Gate
 from proofbox.lab.reports.campaigns.results import FlowReport, GateResult
-from proofbox.lab.statistics import Comparison, Verdict
+from proofbox.lab.statistics import Comparison, ComparisonVerdict
 
-_OPPOSITE = {Verdict.BETTER: Verdict.WORSE, Verdict.WORSE: Verdict.BETTER}
+_OPPOSITE = {ComparisonVerdict.BETTER: ComparisonVerdict.WORSE, ComparisonVerdict.WORSE: ComparisonVerdict.BETTER}
 
 
 def judge(gates: Sequence[Gate], flows: Sequence[FlowReport], comparisons: Sequence[Comparison]) -> list[GateResult]:

@@ -10,7 +10,7 @@ from proofbox.core.words import counted
 from proofbox.lab.campaign.comparing import CampaignComparison
 from proofbox.lab.reports.campaigns.efforts import SHARES
 from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport
-from proofbox.lab.statistics import Comparison, Distribution, PassRate, Verdict
+from proofbox.lab.statistics import Comparison, ComparisonVerdict, Distribution, PassRate
 
 SHOWN_MISSIONS: Final = 10
 """Maximum number of flaky missions listed by name."""
@@ -184,10 +184,10 @@ def sentence(each: Comparison, comparisons: int) -> str:
     ]
     more = f"; needed to decide within the margin{_over(comparisons)}: {_needed(each, needed)}" if needed else ""
     verdict = {
-        Verdict.BETTER: f"{each.first} is better than {each.second}",
-        Verdict.WORSE: f"{each.first} is worse than {each.second}",
-        Verdict.EQUIVALENT: f"{each.first} and {each.second} are equivalent",
-        Verdict.UNDERPOWERED: f"{each.first} and {each.second}: no verdict",
+        ComparisonVerdict.BETTER: f"{each.first} is better than {each.second}",
+        ComparisonVerdict.WORSE: f"{each.first} is worse than {each.second}",
+        ComparisonVerdict.EQUIVALENT: f"{each.first} and {each.second} are equivalent",
+        ComparisonVerdict.UNDERPOWERED: f"{each.first} and {each.second}: no verdict",
     }[each.verdict]
     return f"{verdict}: {each.reason}{more}"
 
