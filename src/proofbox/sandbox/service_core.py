@@ -1,7 +1,7 @@
 """The sandbox service without its waiting: sessions and commands, shared by `service.py` and `async_service.py`.
 
-Each method is written once, as a coroutine. `WaitMode` decides what its awaits do: in `async_service.py` they wait on an
-event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread
+Each method is written once, as a coroutine. `WaitMode` decides what its awaits do: in `async_service.py` they wait on
+an event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread
 (`client/blocking.py`).
 
 Modules that are only needed once a box has started are imported then, while its agent starts.
