@@ -15,12 +15,12 @@ import httpx2
 import pytest
 from codex_lab import Lab, run
 
-from proofbox.agents.events import MAX_TOKENS, Event, Integrity, TokenUsage, Usage
+from proofbox.agents.events import MAX_TOKENS, Event, Integrity, TokenUsage, ToolCall, Usage
 from proofbox.agents.feed import Feed
 from proofbox.agents.gateway.endpoint import ModelEndpoint
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
 from proofbox.agents.gateway.server import ModelGateway
-from proofbox.agents.gateway.traffic import Exchange
+from proofbox.agents.gateway.traffic import Exchange, RequestedCall
 from proofbox.agents.runtimes.claude.decoder import usage_of
 from proofbox.agents.runtimes.codex.listener import CodexListener
 from proofbox.agents.usage import TokenCount, added
@@ -320,6 +320,17 @@ def test_unreported_requests_are_counted_and_reported_as_a_finding(
     run(tmp_path, work)
 
 
+RESPONSE = Exchange(
+    number=1,
+    method="POST",
+    path="/responses",
+    thread="sub",
+    turn="t",
+    outcome="completed",
+    usage=TokenUsage(input_tokens=10),
+)
+
+
 def sub_agent_response(work: Callable[[CodexListener], Awaitable[None]]) -> list[Event]:
     """Pass the response of a sub-agent that Codex has not announced to a listener, and return the events."""
     events: list[Event] = []
@@ -331,12 +342,8 @@ def sub_agent_response(work: Callable[[CodexListener], Awaitable[None]]) -> list
         feed = Feed("session", SystemClock())
         feed.add_listener(keep)
         listener = CodexListener(feed, (), SystemClock(), lambda: None)
-        used = TokenUsage(input_tokens=10)
-        exchange = Exchange(
-            number=1, method="POST", path="/responses", thread="sub", turn="t", outcome="completed", usage=used
-        )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.on_exchange, exchange)
+            tasks.start_soon(listener.on_exchange, RESPONSE)
             await anyio.wait_all_tasks_blocked()
             assert events == []
             await work(listener)
@@ -352,6 +359,16 @@ def test_a_response_before_the_announcement_of_its_sub_agent_is_attributed_to_it
     events = sub_agent_response(announce)
     assert [(each.thread, each.turn) for each in events if isinstance(each, Usage)] == [("sub", "t")]
     assert not [each for each in events if isinstance(each, Integrity)]
+
+
+def test_call_before_the_announcement_of_its_sub_agent_is_recorded() -> None:
+    async def announce(listener: CodexListener) -> None:
+        listener.on_call(RESPONSE, RequestedCall("c1", "exec_command", '{"cmd": "ls"}'))
+        await listener.on_notification("turn/started", {"threadId": "sub", "turn": {"id": "t"}})
+        await listener.abandon(["sub"])
+
+    [call] = [each for each in sub_agent_response(announce) if isinstance(each, ToolCall)]
+    assert (call.thread, call.turn, call.command, call.status) == ("sub", "t", "ls", "abandoned")
 
 
 def test_a_response_of_a_thread_that_is_never_announced_is_a_finding() -> None:

@@ -50,6 +50,12 @@ def spawn(prompt: str) -> str:
     return f"[[call multi_agent_v1.spawn_agent {message}]]"
 
 
+def wait_for(file: str) -> str:
+    """Wait for a file. Codex moves a command to the background after 10 seconds if no time is given."""
+    command = f"until [ -e {file} ]; do sleep 0.05; done".replace("[", "\\u005b").replace("]", "\\u005d")
+    return f'[[call exec_command {{"cmd": "{command}", "yield_time_ms": 30000}}]]'
+
+
 def calls(out: Path, made: Plan, attempt: Attempt) -> list[tuple[str, str, bool]]:
     found = lines(out, made, attempt, "tool.calls.jsonl")
     return [(each["command"], each["status"], each["late"]) for each in found]
@@ -127,7 +133,7 @@ def test_command_that_kills_codex_is_recorded(out: Path, model: str, isolation: 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_sub_agents_calls_count(out: Path, model: str, isolation: str) -> None:
-    prompt = spawn("[[run touch by-sub.txt]] [[say ok]]") + "[[run until [ -e by-sub.txt ]; do sleep 0.05; done]]"
+    prompt = spawn("[[run touch by-sub.txt]] [[run touch reported]] [[say ok]]") + wait_for("reported")
     expect = {"no_commands": ["^touch by-sub"], "claimed": "success"}
     made = codex(mission("spawns", prompt + "[[say done]]", expect=expect), out, model, isolation=isolation)
     run = conduct(made, out)
@@ -139,7 +145,7 @@ def test_sub_agents_calls_count(out: Path, model: str, isolation: str) -> None:
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_sub_agent_that_outlives_the_turn_is_ended_and_recorded(out: Path, model: str, isolation: str) -> None:
-    prompt = spawn("[[run touch begun; sleep 300.125]] [[say ok]]") + "[[run until [ -e begun ]; do sleep 0.05; done]]"
+    prompt = spawn("[[run touch begun; sleep 300.125]] [[say ok]]") + wait_for("begun")
     look = {"file": [{"path": "alive.txt", "contains": "0"}]}
     source = mission("spawns", prompt + "[[say done]]") + mission("looks", f"[[run {ALIVE}]] [[say done]]", expect=look)
     made = codex(source, out, model, isolation=isolation, concurrency=1)

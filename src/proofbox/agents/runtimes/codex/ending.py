@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import anyio
 
 from proofbox.agents.feed import Turn
-from proofbox.agents.runtimes.codex.listener import CodexListener
+from proofbox.agents.runtimes.codex.listener import ANNOUNCE_SECONDS, CodexListener
 from proofbox.agents.runtimes.codex.supervisor import CLOSE_SECONDS, CodexSupervisor
 from proofbox.errors import AgentError, TurnInterrupted
 
@@ -32,6 +32,7 @@ class TurnEnder:
 
     async def end_thread(self, thread: str) -> None:
         """Interrupt the turns of the thread and its sub-agents, then end everything that they started."""
+        await self._wait_for_sub_agents()
         verdict = TurnInterrupted("the parent turn has ended", op="turn")
         for _ in range(END_ROUNDS):  # the end of one turn may start another one in a waiting thread
             family = self._family(thread)
@@ -43,6 +44,13 @@ class TurnEnder:
                 return
         message = "sub-agents keep starting turns after the end of their parent turn"
         await self._listener.report_integrity(thread, "THREAD_NOT_ENDED", message)
+
+    async def _wait_for_sub_agents(self) -> None:
+        """Wait until Codex has announced every sub-agent for which the gateway saw the model request a call."""
+        program, early = self._codex.program, self._listener.early_calls
+        with anyio.move_on_after(ANNOUNCE_SECONDS):
+            await self._codex.wait(lambda: not early or self._codex.program is not program)
+        early.clear()  # not from Codex, so later turns don't wait for them
 
     async def stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn and its commands early. If Codex does not comply, kill the program."""

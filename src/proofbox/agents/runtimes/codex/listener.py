@@ -40,7 +40,7 @@ REPORTED_FIRST = 16
 MAX_UNREQUESTED = 100
 """Maximum number of turns that Codex starts on its own; each is kept until the session ends."""
 ANNOUNCE_SECONDS = 5.0
-"""How long a model response waits until Codex announces its thread. On a busy machine, the response may come first."""
+"""How long to wait until Codex announces the thread of a model response. On a busy machine, the response is first."""
 
 
 class CodexListener:
@@ -54,6 +54,8 @@ class CodexListener:
         self.ledger = UsageLedger()
         self.lineage = Lineage()
         self._requested = RequestedCalls()
+        self.early_calls = RequestedCalls()
+        """Calls in responses that came before Codex announced their turn."""
         self.generation = 0
         """The number of times the program was started."""
         self.threads: dict[str, int] = {}
@@ -80,6 +82,7 @@ class CodexListener:
             self._unannounced.pop(thread).set()
         self._note_activity(thread)
         self.feed.begin_turn(turn, thread)
+        self.early_calls.move(thread, turn, self._requested)
 
     def idle_seconds(self, turn: Turn) -> float:
         """Return the seconds since the last activity of a turn in progress."""
@@ -186,8 +189,8 @@ class CodexListener:
 
     def on_call(self, exchange: Exchange, call: RequestedCall) -> None:
         """Remember a call that the gateway saw the model request."""
-        if exchange.thread in self.threads and self.feed.has_turn(exchange.turn):
-            self._requested.add(exchange, call)
+        is_announced = exchange.thread in self.threads and self.feed.has_turn(exchange.turn)
+        (self._requested if is_announced else self.early_calls).add(exchange, call)
 
     async def _wait_for_thread(self, thread: str) -> None:
         """Wait until Codex has announced the thread of a sub-agent, so that its first response is attributed to it."""

@@ -38,6 +38,17 @@ class RequestedCalls:
         if len(self._turns) > MAX_TURNS:
             del self._turns[next(iter(self._turns))]
 
+    def move(self, thread: str, turn: str, dest: RequestedCalls) -> None:
+        """Move the calls of a turn to another instance."""
+        if (found := self._turns.pop((thread, turn), None)) is not None:
+            dest._turns[thread, turn] = found
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def clear(self) -> None:
+        self._turns.clear()
+
     def reported(self, thread: str, turn: str, call: str) -> None:
         self._turns.get((thread, turn), (0, {}))[1].pop(call, None)
 
