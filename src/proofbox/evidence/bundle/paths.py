@@ -199,6 +199,8 @@ def read_bounded(path: _Path, limit: int, *, dir_fd: int | None = None) -> bytes
             raise TooLarge(f"{shown(os.fspath(path))} is larger than {limit} bytes")
         # Not `limit`: a read allocates memory for the requested size.
         data = os.read(fd, info.st_size + 1)
+        while 0 < len(data) < info.st_size and (more := os.read(fd, info.st_size + 1 - len(data))):
+            data += more  # some file systems return less than was asked for
     finally:
         os.close(fd)
     if len(data) > info.st_size:
