@@ -24,7 +24,6 @@ from proofbox.config.settings import Settings
 from proofbox.errors import IdmapUnsupported, UsageError
 from proofbox.sandbox.conformance.check import (
     LIMIT,
-    SLOW,
     CheckResult,
     Failed,
     NotApplicable,
@@ -49,7 +48,7 @@ from proofbox.sandbox.conformance.checks import (
     streams,
 )
 from proofbox.sandbox.conformance.context import CheckContext, own_directories
-from proofbox.sandbox.contract import Enforcement, Isolation, Policy, Provider
+from proofbox.sandbox.contract import Enforcement, Policy, Provider
 from proofbox.sandbox.providers import provider_named
 
 T = TypeVar("T")
@@ -118,7 +117,7 @@ def _run(check: ProviderCheck, provider: Provider, enforcement: Enforcement) -> 
         return CheckResult(check.name, check.subject, "not_checked", f"cannot create the check's directories: {error}")
     # Run in a thread, so that a box that hangs its client blocks neither the caller nor the remaining checks.
     outcome: Outcome = "failed"
-    seconds = check.seconds * (SLOW if enforcement.isolation is Isolation.VM else 1)
+    seconds = context.patience(check.seconds)
     detail = f"still running after {seconds:g} s"
     finished = _bounded(lambda: _attempt(check, context), seconds)
     if finished is not None:
