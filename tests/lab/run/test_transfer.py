@@ -18,6 +18,8 @@ def tree(tmp_path: Path) -> Path:
     (made / "sub").mkdir(parents=True)
     (made / "sub" / "run.sh").write_text("#!/bin/sh\n")
     (made / "sub" / "run.sh").chmod(0o755)
+    (made / "sub").chmod(0o511)
+    made.chmod(0o750)
     (made / "data").write_bytes(os.urandom(5000))
     (made / "link").symlink_to("/absolute/and/dangling")
     return made
@@ -37,7 +39,9 @@ def test_tree_arrives_with_modes_and_links(tmp_path: Path, tree: Path) -> None:
     parcel = send(Parcels(tmp_path / "parcels"), tree, cache)
     cache.unpack(parcel, tmp_path / "there")
     assert (tmp_path / "there/data").read_bytes() == (tree / "data").read_bytes()
-    assert os.access(tmp_path / "there/sub/run.sh", os.X_OK)
+    for place in (tree, *tree.rglob("*")):
+        there = tmp_path / "there" / place.relative_to(tree)
+        assert there.lstat().st_mode == place.lstat().st_mode
     assert os.readlink(tmp_path / "there/link") == "/absolute/and/dangling"
 
 
