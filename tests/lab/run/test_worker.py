@@ -87,7 +87,12 @@ def test_blocking_attempts_do_not_delay_the_heartbeat(tmp_path: Path, monkeypatc
 
     with ThreadPoolExecutor() as pool:
         beaten = pool.submit(watch)
-        one = worker.Worker("w", ledger.begin_epoch(), many, ledger, run_context(made, out, "w"), None, SystemClock())
+        one = worker.Worker(
+            "w",
+            ledger.begin_epoch(),
+            many,
+            worker.WorkerInputs(made, ledger, run_context(made, out, "w"), None, SystemClock()),
+        )
 
         async def work() -> None:
             with anyio.fail_after(60):

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from anyio.to_thread import current_default_thread_limiter, run_sync
@@ -29,7 +29,7 @@ from proofbox.lab.run import pressure
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.limiter import Limiter
-from proofbox.lab.run.plan import credential_of, ledger_path, read_plan, run_context
+from proofbox.lab.run.plan import Plan, credential_of, ledger_path, read_plan, run_context
 from proofbox.workspace.scanning.stack import enter_private_mounts
 
 LEASE = 60.0
@@ -37,7 +37,7 @@ BEAT = 1.0
 POLL_SECONDS = 0.05
 THREADS = 4
 """The maximum number of threads that one attempt blocks: a command, a snapshot, a disk check, a request."""
-PDEATHSIG = 1
+_PDEATHSIG = 1
 
 
 class Worker:
@@ -46,18 +46,15 @@ class Worker:
         name: str,
         epoch: int,
         slots: int,
-        ledger: Ledger,
-        context: RunContext,
-        limiter: Limiter | None,
-        clock: Clock,
+        inputs: WorkerInputs,
     ) -> None:
         self._name = name
         self._epoch = epoch
         self._slots = slots
-        self._ledger = ledger
-        self._context = context
-        self._limiter = limiter
-        self._clock = clock
+        self._ledger = inputs.ledger
+        self._context = inputs.context
+        self._limiter = inputs.limiter
+        self._clock = inputs.clock
         self._process = process_identity()
         self._running: dict[str, AttemptControl] = {}
         self._given_up: list[Attempt] = []
@@ -200,27 +197,49 @@ class Worker:
         return self._ledger.heartbeat(self._name, LEASE)
 
     def _emit(self, attempt: Attempt, event: str, **more: Any) -> None:
-        line = {"event": event, "attempt_id": attempt.id, "mission_id": attempt.mission, **more}
-        with contextlib.suppress(BrokenPipeError):  # events are optional
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
+        print_event({"event": event, "attempt_id": attempt.id, "mission_id": attempt.mission, **more})
+
+
+def print_event(event: dict[str, Any]) -> None:
+    """Write an event to stdout for the conductor."""
+    with contextlib.suppress(BrokenPipeError):  # events are optional
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+
+def die_with(conductor: int) -> bool:
+    """Ask to be killed when the conductor dies. Return whether it is still alive."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == conductor
+
+
+class WorkerInputs(NamedTuple):
+    """What a worker process works with."""
+
+    plan: Plan
+    ledger: Ledger
+    context: RunContext
+    limiter: Limiter | None
+    clock: Clock
+
+    @classmethod
+    def open(cls, out: Path, run_id: str, name: str) -> WorkerInputs:
+        clock = SystemClock()
+        ledger = Ledger(ledger_path(out, run_id), clock=clock)
+        plan = read_plan(ledger)
+        credential = credential_of(plan)
+        limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
+        return cls(plan, ledger, run_context(plan, out, name, clock=clock), limiter, clock)
 
 
 def main(argv: list[str]) -> None:
     out, run_id, name, epoch, slots, conductor = argv
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(conductor):  # the conductor died before we could ask to die with it
+    if not die_with(int(conductor)):
         return
     with contextlib.suppress(OSError):  # attempts then get copies of their files
         enter_private_mounts()
-    clock = SystemClock()
-    ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
-    plan = read_plan(ledger)
-    credential = credential_of(plan)
-    limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
-    context = run_context(plan, Path(out), name, clock=clock)
-    worker = Worker(name, int(epoch), int(slots), ledger, context, limiter, clock)
-    anyio.run(worker.work)
+    inputs = WorkerInputs.open(Path(out), run_id, name)
+    anyio.run(Worker(name, int(epoch), int(slots), inputs).work)
 
 
 if __name__ == "__main__":

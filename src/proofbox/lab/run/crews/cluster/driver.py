@@ -9,8 +9,6 @@ nothing, and everything on the nodes ends with this process, which ends with its
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
 import os
 import signal
 import sys
@@ -27,7 +25,6 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.config.engine import EngineSettings
-from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.atomic import sync_directory
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
@@ -44,30 +41,24 @@ from proofbox.errors import (
     WorkerLost,
 )
 from proofbox.evidence.bundle.reader import load_bundle
-from proofbox.lab.attempt.context import AttemptControl, RunContext
+from proofbox.lab.attempt.context import AttemptControl
 from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.run.closing import close_torn, committed_result
 from proofbox.lab.run.crews.cluster.connection import connected
 from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker
-from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, first_line, lost_to
+from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, last_line, lost_to
 from proofbox.lab.run.crews.cluster.preflight import refusals
 from proofbox.lab.run.crews.cluster.sweeping import sweep_cluster
 from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
 from proofbox.lab.run.failures import single_errors, typed
-from proofbox.lab.run.ledger import Attempt, Ended, Ledger
-from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.run.plan import (
     REFUSED_SUFFIX,
     TEMPLATES,
-    Plan,
-    credential_of,
     key_names,
-    ledger_path,
-    read_plan,
-    run_context,
 )
 from proofbox.lab.run.template import GIVEN
-from proofbox.lab.run.worker import PDEATHSIG, Worker
+from proofbox.lab.run.worker import Worker, WorkerInputs, die_with, print_event
 
 ENGINE_FAILED = "engine"
 """The event that reports why this process ends; see `RayCrew`."""
@@ -99,24 +90,20 @@ class Driver(Worker):
     def __init__(
         self,
         ray: Any,
-        plan: Plan,
         engine: EngineSettings,
         name: str,
         epoch: int,
-        ledger: Ledger,
-        context: RunContext,
-        limiter: Limiter | None,
-        clock: Clock,
+        inputs: WorkerInputs,
     ) -> None:
-        super().__init__(name, epoch, 0, ledger, context, limiter, clock)
+        super().__init__(name, epoch, 0, inputs)
         self._ray = ray
         self._ray_error: type[Exception] = ray.exceptions.RayError
-        self._plan = plan
+        self._plan = inputs.plan
         self._engine = engine
-        self._ids = IdSource(clock)
+        self._ids = IdSource(inputs.clock)
         self._workers: list[RemoteWorker] = []
         self._starting = 0
-        self._parcels = Parcels(context.work / "parcels")
+        self._parcels = Parcels(inputs.context.work / "parcels")
         self._sending: defaultdict[tuple[str, str], anyio.Lock] = defaultdict(anyio.Lock)
         self._sent: set[tuple[str, str]] = set()
 
@@ -147,7 +134,7 @@ class Driver(Worker):
             for _ in range(slots, node.slots, slots):
                 await self._start(node, slots)
         except (EngineUnavailable, self._ray_error) as error:
-            reason = error.message if isinstance(error, ProofboxError) else first_line(error)
+            reason = error.message if isinstance(error, ProofboxError) else last_line(error)
             refused[node.name] = self._context.redactor.redact(reason)
             self._emit_node(node, "refused", refused[node.name])
             return
@@ -212,7 +199,7 @@ class Driver(Worker):
         try:
             await self._start(worker.node, worker.slots)
         except (EngineUnavailable, self._ray_error) as error:
-            self._emit_node(worker.node, "lost", self._context.redactor.redact(first_line(error)))
+            self._emit_node(worker.node, "lost", self._context.redactor.redact(last_line(error)))
         finally:
             self._starting -= 1
             self._freed.set()
@@ -338,7 +325,7 @@ class Driver(Worker):
 
     def _emit_node(self, node: ClusterNode, standing: str, message: str) -> None:
         about = {"attempt_id": "", "mission_id": "", "node": node.name}
-        _print({"event": "node", **about, "message": f"{standing}: {message}"})
+        print_event({"event": "node", **about, "message": f"{standing}: {message}"})
 
     async def clean_up(self) -> None:
         """End all workers, and remove what they left on their nodes."""
@@ -361,12 +348,6 @@ def _forward(event: object, control: AttemptControl) -> None:
             control.on_activity(activity)
         case {"tokens": int(tokens)}:
             control.on_tokens(tokens)
-
-
-def _print(event: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
 
 
 async def _call(method: Any) -> None:
@@ -398,25 +379,18 @@ async def _drive(driver: Driver) -> None:
 
 def main(argv: list[str]) -> None:
     out, run_id, name, epoch, conductor, place, chosen = argv
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(conductor):  # the conductor died before we could ask to die with it
+    if not die_with(int(conductor)):
         return
     errors = _keep_streams()
-    clock = SystemClock()
-    ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
-    plan = read_plan(ledger)
-    credential = credential_of(plan)
-    limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
+    inputs = WorkerInputs.open(Path(out), run_id, name)
     engine = parse_json(chosen, EngineSettings)
-    context = run_context(plan, Path(out), name, clock=clock)
     try:
         with connected(engine, Path(place)) as ray:
-            driver = Driver(ray, plan, engine, name, int(epoch), ledger, context, limiter, clock)
-            anyio.run(_drive, driver)
+            anyio.run(_drive, Driver(ray, engine, name, int(epoch), inputs))
     except Exception as error:
         found = typed(error)
         if isinstance(found, EngineLost | EngineUnavailable):
-            _print({"event": ENGINE_FAILED, **found.as_dict()})
+            print_event({"event": ENGINE_FAILED, **found.as_dict()})
         else:
             traceback.print_exc(file=errors)
         os._exit(1)  # Ray's own exit may wait for a cluster that does not answer

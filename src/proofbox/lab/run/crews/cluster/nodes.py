@@ -55,7 +55,7 @@ def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
     if getattr(error, "preempted", False) or "preempted" in text or "drained" in text:
         return NodePreempted(f"{node} was preempted", op="attempt")
     if isinstance(error, kinds.RayTaskError):
-        return WorkerLost(f"{node} could not run it: {first_line(error)}", op="attempt")
+        return WorkerLost(f"{node} could not run it: {last_line(error)}", op="attempt")
     gone = isinstance(error, kinds.NodeDiedError | kinds.LocalRayletDiedError) or "node has died" in text
     if gone or "node died" in text or "node was terminated" in text or _is_dead(ray, node):
         return NodeLost(f"{node} died or cannot be reached", op="attempt")
@@ -77,6 +77,6 @@ def node_name(node: dict[str, Any]) -> str:
     return f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
 
 
-def first_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1][:300]
