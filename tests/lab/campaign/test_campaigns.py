@@ -499,6 +499,7 @@ def test_exam_refuses_mounts_that_show_the_hidden_files(spec: Callable[..., str]
 
 def test_comparison_names_changed_missions(finished: str) -> None:
     Path("suite.toml").write_text(Path("suite.toml").read_text().replace("grep -qx 42 answer.txt", "true"))
+    Path("campaign.toml").write_text(Path("campaign.toml").read_text().replace("replicates = 2", "replicates = 1"))
     proofbox.run_campaign("campaign.toml", out="later")
     assert "the missions of agent" in proofbox.compare_campaigns(finished, "later").changed_inputs
 
