@@ -94,7 +94,8 @@ def test_minimal_example_runs(place: Path) -> None:
 
 def test_advanced_example_runs_and_has_known_costs(place: Path, rounds: Callable[[int, int], int]) -> None:
     spec, replicates = Path("advanced/campaign.toml"), rounds(1, 2)
-    spec.write_text(spec.read_text().replace("replicates = 2", f"replicates = {replicates}"))
+    text = spec.read_text().replace("replicates = 2", f"replicates = {replicates}")
+    spec.write_text(text.replace("concurrency = 4", f"concurrency = {rounds(1, 4)}"))  # starting workers takes longer
     canary = run_canary(spec, out="advanced/canary")
     assert finished(canary) == [(flow, replicates, replicates) for flow in ("plain", "careful")]
     report = proofbox.run_campaign(spec, out="advanced/out")
