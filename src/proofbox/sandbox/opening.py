@@ -25,8 +25,8 @@ from proofbox.sandbox.selection import Choice, choose, probe
 from proofbox.sandbox.sessions import PREFIX, SessionInfo, SessionRecord, State, session_store
 
 if TYPE_CHECKING:
-    from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
-    from proofbox.sandbox.egress.outlet import Outlet
+    from proofbox.sandbox.egress.box_proxy import BoxProxy
+    from proofbox.sandbox.egress.detached_proxy import DetachedProxy
 
 
 class OpenedBox(msgspec.Struct, frozen=True):
@@ -37,13 +37,13 @@ class OpenedBox(msgspec.Struct, frozen=True):
     provider: Provider
     box: Box
     inside: BoxHandle
-    outlet: Outlet | None = None
+    proxy: BoxProxy | None = None
 
     def end(self) -> None:
-        """Kill the box and close its outlet. Can be repeated."""
+        """Kill the box and close its proxy. Can be repeated."""
         self.box.destroy()
-        if self.outlet is not None:
-            self.outlet.close()
+        if self.proxy is not None:
+            self.proxy.close()
 
     def info(self, state: State) -> SessionInfo:
         return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=None)
@@ -107,9 +107,9 @@ class BoxOpener:
         self._prepare(choice.provider.name, policy)
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
-            outlet: Outlet | DetachedOutlet | None = None
-            kept: Outlet | None = None
-            released: DetachedOutlet | None = None
+            proxy: BoxProxy | DetachedProxy | None = None
+            kept: BoxProxy | None = None
+            released: DetachedProxy | None = None
             if policy.doors and ttl is not None:
                 raise PolicyRefused(
                     "doors are not supported in a session that outlives its client: no process would serve them",
@@ -127,16 +127,16 @@ class BoxOpener:
                 spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
             if policy.network == "allow":
                 if spec.listen is None:
-                    from proofbox.sandbox.egress.outlet import Outlet
+                    from proofbox.sandbox.egress.box_proxy import BoxProxy
 
-                    outlet = kept = Outlet(policy.allow, name=id, on_event=self.on_event)
+                    proxy = kept = BoxProxy(policy.allow, name=id, on_event=self.on_event)
                 else:
-                    from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
+                    from proofbox.sandbox.egress.detached_proxy import DetachedProxy
 
                     log = store.network_log(id)
-                    outlet = released = DetachedOutlet(policy.allow, name=id, session=spec.listen, log=log)
-                on_failure.callback(outlet.close)
-                spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+                    proxy = released = DetachedProxy(policy.allow, name=id, session=spec.listen, log=log)
+                on_failure.callback(proxy.close)
+                spec = msgspec.structs.replace(spec, forwards=proxy.forwards, sockets=proxy.directory)
             box = self._start(choice.provider, spec, choice.diagnostics)
             on_failure.callback(box.destroy)
             inside = BoxHandle.of(
@@ -145,7 +145,7 @@ class BoxOpener:
                 provider=choice.provider.name,
                 diagnostics=_described(choice),
                 forwards=settings.env,
-                more=outlet.environment if outlet is not None else {},
+                more=proxy.environment if proxy is not None else {},
             )
             if ttl is not None:
                 store.save(SessionRecord(id, created_at, ttl, inside, box.holder))
