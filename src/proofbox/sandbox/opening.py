@@ -17,7 +17,7 @@ from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, Provider, ProviderSelection
-from proofbox.sandbox.enforcement import start_box
+from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
 from proofbox.sandbox.options import PolicyOptions, make_policy
 from proofbox.sandbox.paths import refuse_planted_program, resolve_project
 from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
@@ -104,7 +104,7 @@ class BoxOpener:
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self.ids.new_id(PREFIX), isoformat(self.clock.now())
         self.emit(Event("session", "starting", id, {"provider": choice.provider.name}))
-        self._prepare(choice.provider.name, policy)
+        self._prepare(choice.provider, policy, detached=ttl is not None)
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
             proxy: BoxProxy | DetachedProxy | None = None
@@ -164,19 +164,24 @@ class BoxOpener:
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self.settings is None else self.settings
 
-    def _prepare(self, provider: str, policy: Policy) -> None:
-        """Get what the first box of a provider needs: the default image, or the kernel of virtual machines."""
+    def _prepare(self, provider: Provider, policy: Policy, *, detached: bool) -> None:
+        """Get what the first box of a provider needs: the default image, or the kernel of virtual machines.
+
+        That may take minutes, so a policy that would be refused at the start is refused first.
+        """
 
         def tell(line: str) -> None:
-            self.emit(Event("provision", "started", provider, {"image": line}))
+            self.emit(Event("provision", "started", provider.name, {"image": line}))
 
-        if provider == "docker" and policy.image is None:
+        if provider.name == "docker" and policy.image is None:
             from proofbox.sandbox.containers.images import prepare_default_image
 
+            refuse_unenforceable(provider.name, policy, provider.enforcement(policy), detached=detached)
             prepare_default_image(tell)
-        elif provider == "vm":
+        elif provider.name == "vm":
             from proofbox.sandbox.machines.kernel import prepare_kernel
 
+            refuse_unenforceable(provider.name, policy, provider.enforcement(policy), detached=detached)
             prepare_kernel(tell)
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
