@@ -397,7 +397,7 @@ def main(argv: list[str]) -> None:
 
 
 def _keep_streams() -> TextIO:
-    """Keep stdout for events, and return stderr. What Ray and its processes write goes to Ray's log files only."""
+    """Reserve stdout for events, and return the original stderr. Ray's own output goes only to its log files."""
     sys.stdout, errors = (os.fdopen(os.dup(number), "w", buffering=1) for number in (1, 2))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):

@@ -1,8 +1,8 @@
-"""Runs attempts on one node of a cluster: the methods of a Ray actor, which is a process of its own.
+"""The Ray actor that runs attempts on one node of a cluster, in its own process.
 
-It gets claimed attempts, runs them in the node's own sandbox, commits their bundles in a directory of its own, and
-returns them in pieces. It never sees the ledger. Its directory is removed when it ends, or by the next worker or
-`proofbox gc --engine` if it was killed.
+It receives claimed attempts, runs them in the node's sandbox, commits their bundles in a private directory, and sends
+them back in pieces. It never sees the ledger. It removes its directory when it ends; if it was killed, the next worker
+on the node or `proofbox gc --engine` does.
 """
 
 from __future__ import annotations
