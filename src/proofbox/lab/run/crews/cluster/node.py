@@ -70,6 +70,10 @@ class NodeWorker:
             self._record = await run_sync(measure_node, self._node, self._plan.provider, keys, self._place)
         return msgspec.json.encode(self._record), time.time()
 
+    async def is_alive(self) -> bool:
+        """Answer, which a suspended process cannot."""
+        return True
+
     async def size_of(self, parcel: bytes) -> int:
         return await run_sync(self._cache.size_of, parse_json(parcel, Parcel))
 
