@@ -49,7 +49,7 @@ def ray_cluster(nodes: int = 2, cpus: int = 2) -> Iterator[RayCluster]:
                 return
         finally:
             cluster.process.communicate()
-            kill_processes_below(cluster.place)  # the agents of a killed raylet
+            killprocesses_below(cluster.place)  # the agents of a killed raylet
             subprocess.run(["rm", "-rf", "--", cluster.place], check=True)
     raise AssertionError("the cluster did not start")
 
@@ -80,15 +80,16 @@ def worker_processes(token: str) -> list[int]:
     return [pid for pid, title in processes_of(token) if title.startswith(b"ray::NodeWorker")]
 
 
-def kill_processes_below(place: Path) -> None:
+def killprocesses_below(place: Path) -> None:
     """Kill what is left of a cluster, and wait until it is gone. Each of its processes has a log file in `place`."""
-    while left := list(_processes_below(place)):
+    while left := list(processes_below(place)):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _processes_below(place: Path) -> Iterator[int]:
+def processes_below(place: Path) -> Iterator[int]:
+    """Yield the processes that have an open file below a directory."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if any(os.readlink(each).startswith(f"{place}/") for each in (entry / "fd").iterdir()):
