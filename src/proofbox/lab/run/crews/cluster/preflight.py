@@ -1,4 +1,4 @@
-"""What a node must have before it gets attempts, and what each attempt's bundle records about its node."""
+"""Measures a node of a cluster, and decides whether it gets attempts. Bundles include the measurements."""
 
 from __future__ import annotations
 
