@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ def _in_child(out: Path, flow: str) -> FlowResults | None:
 def main(argv: Sequence[str]) -> None:
     from proofbox.lab.reports.campaigns.loading import read_flow  # which itself uses this module
 
+    gc.disable()  # nearly all objects are used until the end; collecting would visit them again and again
     out, flow = argv
     sys.stdout.buffer.write(msgspec.json.encode(read_flow(Path(out), read_manifest(Path(out)), flow)))
 
