@@ -34,7 +34,7 @@ from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.lab.campaign.history import known_campaigns
 from proofbox.lab.campaign.registration import CampaignManifest, exclusive, read_manifest, registered_digest
-from proofbox.lab.reports.campaigns import children
+from proofbox.lab.reports.campaigns import parallel_reading
 from proofbox.lab.run.events import SuiteEvent
 from proofbox.workspace import registry
 
@@ -112,8 +112,8 @@ def test_flows_of_a_large_campaign_are_read_in_children_with_the_same_results(
     finished: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, here = proofbox.load_campaign(finished), []
-    monkeypatch.setattr(children, "LARGE", 0)
-    monkeypatch.setattr(children, "cores", lambda: 2)
+    monkeypatch.setattr(parallel_reading, "LARGE", 0)
+    monkeypatch.setattr(parallel_reading, "cores", lambda: 2)
     with monkeypatch.context() as patch:
         patch.setattr(
             "proofbox.lab.reports.campaigns.loading.read_flow", lambda *_: here.append("read in this process")

@@ -66,6 +66,8 @@ START_TIMEOUT = 120.0
 WATCH_SECONDS = 2.0
 HEAD_TIMEOUT = 20.0
 """Seconds after which a cluster that does not answer counts as lost."""
+ANSWER_TIMEOUT = 60.0
+"""Seconds after which a worker that does not answer is killed, as long as a lease. Its process may be suspended."""
 CLEAN_TIMEOUT = 25.0
 CLOSE_TIMEOUT = 5.0
 MAX_DEATHS = 4
@@ -82,6 +84,8 @@ class RemoteWorker:
         self.actor = actor
         self.slots = slots
         self.used = 0
+        self.asked = False
+        """Whether it has yet to answer whether it is alive."""
 
 
 class Driver(Worker):
@@ -218,9 +222,26 @@ class Driver(Worker):
             except (TimeoutError, self._ray_error) as error:
                 raise EngineLost("the head of the cluster does not answer", op="engine") from error
             dead = {each["NodeID"] for each in nodes if not each["Alive"]}
-            for worker in [each for each in self._workers if each.node.id in dead and not each.used]:
-                await self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
+            for worker in list(self._workers):
+                if worker.node.id in dead and not worker.used:
+                    await self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
+                elif not worker.asked:
+                    worker.asked = True
+                    self._tasks.start_soon(self._ask, worker)
             await anyio.sleep(WATCH_SECONDS)
+
+    async def _ask(self, worker: RemoteWorker) -> None:
+        """Ask a worker whether it is alive, and kill it if it does not answer. Its attempts then end as lost."""
+        try:
+            with anyio.fail_after(ANSWER_TIMEOUT):
+                await worker.actor.is_alive.remote()
+        except TimeoutError:
+            self._ray.kill(worker.actor)
+        except self._ray_error as error:
+            if not worker.used:  # otherwise, its attempts notice
+                await self._lose(worker, error)
+        finally:
+            worker.asked = False
 
     # Attempts
 
@@ -397,7 +418,7 @@ def main(argv: list[str]) -> None:
 
 
 def _keep_streams() -> TextIO:
-    """Keep stdout for events, and return stderr. What Ray and its processes write goes to Ray's log files only."""
+    """Reserve stdout for events, and return the original stderr. Ray's own output goes only to its log files."""
     sys.stdout, errors = (os.fdopen(os.dup(number), "w", buffering=1) for number in (1, 2))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):

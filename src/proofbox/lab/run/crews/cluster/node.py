@@ -1,8 +1,8 @@
-"""Runs attempts on one node of a cluster: the methods of a Ray actor, which is a process of its own.
+"""The Ray actor that runs attempts on one node of a cluster, in its own process.
 
-It gets claimed attempts, runs them in the node's own sandbox, commits their bundles in a directory of its own, and
-returns them in pieces. It never sees the ledger. Its directory is removed when it ends, or by the next worker or
-`proofbox gc --engine` if it was killed.
+It receives claimed attempts, runs them in the node's sandbox, commits their bundles in a private directory, and sends
+them back in pieces. It never sees the ledger. It removes its directory when it ends; if it was killed, the next worker
+on the node or `proofbox gc --engine` does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from proofbox.lab.run.crews.cluster.transfer import Parcel, ParcelCache, bundle_
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import TEMPLATES, WORK, Plan, key_names, run_context
-from proofbox.lab.run.pressure import size_of
+from proofbox.lab.run.resources import size_of
 from proofbox.lab.run.template import GIVEN
 from proofbox.lab.run.worker import THREADS
 
@@ -69,6 +69,10 @@ class NodeWorker:
             keys = key_names(self._plan)
             self._record = await run_sync(measure_node, self._node, self._plan.provider, keys, self._place)
         return msgspec.json.encode(self._record), time.time()
+
+    async def is_alive(self) -> bool:
+        """Answer, which a suspended process cannot."""
+        return True
 
     async def size_of(self, parcel: bytes) -> int:
         return await run_sync(self._cache.size_of, parse_json(parcel, Parcel))

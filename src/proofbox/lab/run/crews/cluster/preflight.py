@@ -1,4 +1,4 @@
-"""What a node must have before it gets attempts, and what each attempt's bundle records about its node."""
+"""Measures a node of a cluster, and decides whether it gets attempts. Bundles include the measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.attempt.documents import NodeRecord
-from proofbox.lab.run import pressure
+from proofbox.lab.run import resources
 
 MAX_SKEW = 30.0
 """Seconds that the clock of a node may differ. Evidence contains times of both machines."""
@@ -25,7 +25,7 @@ def measure_node(name: str, provider: str | None, keys: Sequence[str], place: Pa
     from proofbox.sandbox.selection import choose
 
     tool = world()["tool"]
-    problem = pressure.reason(place)
+    problem = resources.reason(place)
     checks: dict[str, str] = {}
     try:
         provider = provider or choose("auto", Policy()).provider.name
