@@ -113,7 +113,6 @@ def test_flows_of_a_large_campaign_are_read_in_children_with_the_same_results(
 ) -> None:
     expected, here = proofbox.load_campaign(finished), []
     monkeypatch.setattr(parallel_reading, "LARGE", 0)
-    monkeypatch.setattr(parallel_reading, "cores", lambda: 2)
     with monkeypatch.context() as patch:
         patch.setattr(
             "proofbox.lab.reports.campaigns.loading.read_flow", lambda *_: here.append("read in this process")
