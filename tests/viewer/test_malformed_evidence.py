@@ -15,7 +15,7 @@ from test_viewer_access import Client
 from proofbox import BundleWriter
 from proofbox.evidence.bundle.paths import STATUS
 from proofbox.evidence.documents.outcome import Outcome, Verdict
-from proofbox.viewer.attempts import fork_command, read_attempt
+from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
 from proofbox.viewer.reading import OpenedEvidence
 from proofbox.viewer.rendering import Renderer
 from proofbox.viewer.timeline import read_timeline
@@ -32,23 +32,24 @@ DOCUMENTS: dict[str, Any] = {
         "suite": {"id": "s"},
         "replicate": 1,
         "states": [{"at": "2026-01-01T00:00:00Z", "state": "ended"}],
+        "verification": {
+            "commands": [{"command": ["/bin/sh", "-c", "true"], "passed": True, "exit_code": 0, "stdout": "x"}],
+            "unmet": [{"condition": "c", "what": "w", "found": "f"}],
+            "put_back": ["conftest.py"],
+            "reward": {"problem": "p", "detail": "d"},
+        },
+        "final": {"diff": "diff a", "snapshot": "0", "store": "s"},
     },
     "attempt.report.json": {
         "strategy": "s",
         "tokens": {"gateway": {"input_tokens": 1, "output_tokens": 2}},
         "integrity": [{"code": "C", "message": "m"}],
         "tool_failures": {"exit_1": 1},
+        "turn_ms": 5,
     },
     "runner.ref.json": {"runtime": "r", "version": "1", "facts": {"provider": "p", "network": "none"}},
-    "runner.metrics.json": {"turn_ms": 5},
     "feedback.json": {"result": "done"},
     "outcome.json": Outcome(Verdict("passed", "agent", "claim", "x")).as_json(),
-    "verification.json": {
-        "commands": [{"command": ["/bin/sh", "-c", "true"], "passed": True, "exit_code": 0, "stdout": "x"}],
-        "unmet": [{"condition": "c", "what": "w", "found": "f"}],
-        "put_back": ["conftest.py"],
-        "reward": {"problem": "p", "detail": "d"},
-    },
 }
 EVENTS: list[dict[str, Any]] = [
     {"event": "turn_ended", "at_ms": 1, "status": "completed", "code": "", "message": "m", "duration_ms": 5},
@@ -83,6 +84,9 @@ class Documents:
     def line_count(self, _: str) -> int:
         return len(self._events)
 
+    def size(self, _: str) -> int:
+        return 0
+
     def find(self, *_: object, **__: object) -> dict[str, list[Any]]:
         return {}
 
@@ -100,8 +104,7 @@ def render(documents: dict[str, Any], events: list[dict[str, Any]]) -> str:
         notes=[],
         others=[],
         form_token="",
-        **dict.fromkeys(("prompt", "final_diff"), ""),
-        **dict.fromkeys(("prompt_size", "final_diff_size"), 0),
+        **attempt_texts(evidence),
     )
 
 
