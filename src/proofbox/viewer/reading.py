@@ -190,7 +190,7 @@ def number(value: object) -> float:
 
 
 def final_snapshot(evidence: OpenedEvidence) -> dict[str, Any]:
-    """Return the record of an attempt's final files; empty if there is none."""
+    """Return the record of an attempt's final files; empty if no final snapshot was taken."""
     return table(evidence.document(artifacts.ATTEMPT).get("final"))
 
 
