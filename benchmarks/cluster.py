@@ -157,9 +157,7 @@ def overhead(attempts: int) -> None:
                 walls[name].append(found.work_s)
                 cpus[name].append(sum(found.cpu_ms.values()))
     (local, ray), (local_cpu, ray_cpu) = (map(statistics.median, each.values()) for each in (walls, cpus))
-    print(
-        f"{'':<24}overhead {ray / local:.2f} of local; {ray_cpu / local_cpu:.2f} in CPU time", flush=True
-    )
+    print(f"{'':<24}overhead {ray / local:.2f} of local; {ray_cpu / local_cpu:.2f} in CPU time", flush=True)
 
 
 def memory(attempts: int, nodes: int) -> None:

@@ -149,11 +149,20 @@ class NetworkCluster:
 
     def wait_for_nodes(self) -> None:
         """Wait until the head and all nodes are alive, and no others. Dead nodes are started again."""
-        argv = self.head.enter(sys.executable, "-c", COUNT_NODES, str(len(self.nodes) + 1))
-        while subprocess.run(argv, env=self.env, check=False).returncode:
-            assert self._process.poll() is None, "the head is dead"
+        while not self._has_nodes(len(self.nodes)):
             for node in self.nodes:
                 node.ensure_running()
+
+    def wait_for_loss(self) -> None:
+        """Wait until the head has noticed that a node is dead or unreachable."""
+        while not self._has_nodes(len(self.nodes) - 1):
+            pass
+
+    def _has_nodes(self, count: int) -> bool:
+        """Wait some seconds for this number of nodes next to the head; return whether it was reached."""
+        assert self._process.poll() is None, "the head is dead"
+        argv = self.head.enter(sys.executable, "-c", COUNT_NODES, str(count + 1))
+        return subprocess.run(argv, env=self.env, check=False).returncode == 0
 
     def close(self) -> None:
         for node in self.nodes:

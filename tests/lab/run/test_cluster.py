@@ -23,6 +23,7 @@ from proofbox.core.dirs import config_dir
 from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.errors import EngineUnavailable
 from proofbox.lab.run.crews.cluster import connection
+from proofbox.sandbox.images.imports import import_image
 from proofbox.viewer.runs import RunReader
 
 pytestmark = [pytest.mark.needs("bubblewrap", "ray"), pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
@@ -129,6 +130,18 @@ def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(
         conduct(made, out)
     assert len(refused.value.details["nodes"]) == 2
     assert {each.state for each in attempts(made, out).values()} == {"planned"}
+
+
+def test_image_that_a_node_does_not_have_keeps_it_from_getting_attempts(
+    tmp_path: Path, out: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # not that of the nodes
+    (tmp_path / "root/bin").mkdir(parents=True)
+    import_image(tmp_path / "root", "tools")
+    source = HEAD + mission("answer", say("done"), image="tools")
+    made = plan(source, out, tmp_path, concurrency=2, engine=on(cluster), trust=True)
+    with pytest.raises(EngineUnavailable, match="the image 'tools' is not there"):
+        conduct(made, out)
 
 
 @pytest.mark.parametrize(

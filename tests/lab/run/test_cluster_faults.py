@@ -204,6 +204,8 @@ def test_run_that_is_disturbed_at_random_ends_like_an_undisturbed_one(tmp_path: 
             assert not run.is_committed, f"the run ended before fault {number}"
             print(f"fault {number}: {kind}, {run.ended()} attempts ended", flush=True)
             run.disturb(kind, chance)
+            if kind in ("partition", "raylet stop") and chance.random() < 0.5:  # otherwise it may stay unnoticed
+                cluster.wait_for_loss()
             run.wait_for_progress(run.ended() + PROGRESS)
         run.repair()
         while not run.is_committed:

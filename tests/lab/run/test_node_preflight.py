@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.attempt.documents import NodeRecord
-from proofbox.lab.run.crews.cluster.preflight import MAX_SKEW, refusals
+from proofbox.lab.run.crews.cluster.preflight import MAX_SKEW, absent_image, refusals
+from proofbox.sandbox.images.imports import import_image
 
 NODE = NodeRecord(
     name="node-1",
@@ -50,3 +52,14 @@ def test_node_that_differs_is_refused_with_the_reason(differs: dict[str, object]
 def test_every_reason_is_given() -> None:
     node = msgspec.structs.replace(NODE, proofbox="0.0.7", machine="sparc64", keys=(), problem="the disk is full")
     assert len(list(refusals(node, ["MODEL_API_KEY"], 3600.0))) == 5
+
+
+def test_node_needs_each_image_with_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "root/bin").mkdir(parents=True)
+    assert "'tools' is not there" in absent_image({"tools": "0" * 64})
+    image = import_image(tmp_path / "root", "tools")
+    assert absent_image({"tools": image.sha256}) == ""
+    assert "another digest" in absent_image({"tools": "0" * 64})
+    image.archive.unlink()
+    assert "'tools' is not there" in absent_image({"tools": image.sha256})

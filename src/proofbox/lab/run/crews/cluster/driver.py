@@ -47,7 +47,7 @@ from proofbox.lab.run.closing import close_torn, committed_result
 from proofbox.lab.run.crews.cluster.connection import connected
 from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker
 from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, last_line, lost_to
-from proofbox.lab.run.crews.cluster.preflight import refusals
+from proofbox.lab.run.crews.cluster.preflight import refusals, required_images
 from proofbox.lab.run.crews.cluster.sweeping import sweep_cluster
 from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
 from proofbox.lab.run.failures import single_errors, typed
@@ -107,9 +107,10 @@ class Driver(Worker):
         self._ids = IdSource(inputs.clock)
         self._workers: list[RemoteWorker] = []
         self._starting = 0
+        self._images = required_images(self._plan)
         self._parcels = Parcels(inputs.context.work / "parcels")
-        self._sending: defaultdict[tuple[str, str], anyio.Lock] = defaultdict(anyio.Lock)
-        self._sent: set[tuple[str, str]] = set()
+        self._sending: defaultdict[tuple[str, Path], anyio.Lock] = defaultdict(anyio.Lock)
+        self._sent: dict[tuple[str, Path], bytes] = {}
 
     # Nodes and their workers
 
@@ -168,7 +169,7 @@ class Driver(Worker):
         began = time.time()
         try:
             with anyio.fail_after(START_TIMEOUT):
-                record, clock = await actor.measure.remote()
+                record, clock = await actor.measure.remote(self._images)
         except TimeoutError:
             self._ray.kill(actor)
             raise EngineUnavailable(f"no worker started there within {START_TIMEOUT:g} s", op="engine") from None
@@ -298,7 +299,8 @@ class Driver(Worker):
     ) -> AsyncIterator[tuple[str, Any]]:
         stream = worker.actor.run.options(num_returns="streaming").remote(msgspec.json.encode(attempt), given, pinned)
         async for reference in stream:
-            yield await reference
+            for item in await reference:
+                yield item
 
     def _store(self, attempt: Attempt, archive: Path, index: str) -> Ended:
         """Check a returned bundle completely, and move it to its place in the run's bundle.
@@ -333,16 +335,17 @@ class Driver(Worker):
 
     async def _send(self, worker: RemoteWorker, directory: Path) -> bytes:
         """Make sure that the worker's node has a directory; return its parcel."""
-        parcel = await run_sync(self._parcels.pack, directory)
-        key, encoded = (worker.node.id, parcel.sha256), msgspec.json.encode(parcel)
+        key = (worker.node.id, directory)
         async with self._sending[key]:
             if key not in self._sent:
+                parcel = await run_sync(self._parcels.pack, directory)
+                encoded = msgspec.json.encode(parcel)
                 here = await worker.actor.size_of.remote(encoded)
                 while here < parcel.size:
                     data = await run_sync(self._parcels.read, directory, here)
                     here = await worker.actor.receive.remote(encoded, here, data)
-                self._sent.add(key)
-        return encoded
+                self._sent[key] = encoded
+        return self._sent[key]
 
     def _emit_node(self, node: ClusterNode, standing: str, message: str) -> None:
         about = {"attempt_id": "", "mission_id": "", "node": node.name}

@@ -22,7 +22,7 @@ from proofbox.core.digest import sha256_file
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import BundleCorrupt, IoFailed
 
-PIECE = 4 << 20
+PIECE_SIZE = 4 << 20
 CACHE_BYTES = 10 << 30
 """Parcels that a node keeps, in total. The least recently used are removed first."""
 ABANDONED = 86400.0
@@ -56,7 +56,7 @@ class Parcels:
     def read(self, directory: Path, offset: int) -> bytes:
         with open(self._made[directory][1], "rb") as stream:
             stream.seek(offset)
-            return stream.read(PIECE)
+            return stream.read(PIECE_SIZE)
 
 
 class ParcelCache:
@@ -139,7 +139,7 @@ def bundle_pieces(bundle: Path, scratch: Path) -> Iterator[bytes]:
     _pack(bundle, scratch)
     try:
         with open(scratch, "rb") as stream:
-            while piece := stream.read(PIECE):
+            while piece := stream.read(PIECE_SIZE):
                 yield piece
     finally:
         scratch.unlink()
