@@ -128,9 +128,9 @@ def write_result(run: BundleWriter, run_id: str, number: int) -> str:
         bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", **named, "parent": None})
         outcome = Outcome(Verdict("passed", "agent", "claim"), Verdict(passed, "v", "c"), Verdict("ok", "p", "s"))
         bundle.write_json("outcome.json", outcome.as_json())
-        report = {"attempt_id": id, "retry_after": None, "tokens": {}, "tool_calls": number % 9, **result(number)}
+        figures = {"tokens": {}, "tool_calls": number % 9, "turn_ms": number % 5000}
+        report = {"attempt_id": id, "retry_after": None, **figures, **result(number)}
         bundle.write_json("attempt.report.json", {"schema_version": "proofbox.attempt_report/1", **report})
-        bundle.write_json("runner.metrics.json", {"turn_ms": number % 5000})
     return index_sha256(bundle.path)
 
 

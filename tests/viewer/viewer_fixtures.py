@@ -99,8 +99,11 @@ def _run_campaign(root: Path) -> None:
 def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "", times: int = 1) -> str:
     """Write the bundle of an attempt whose every text is hostile, with a long `line` in its files, and long lists."""
     from proofbox import BundleWriter
+    from proofbox.core.digest import sha256_hex
     from proofbox.evidence.documents.outcome import Outcome, Verdict
 
+    command_run = {"command": ["/bin/sh", "-c", text], "passed": False, "why": text, "exit_code": 1}
+    diff = f"diff {name}\n--- a\n+++ b\n@@ @@\n+{line}{text}\n-{BIDI}\n".encode()
     with BundleWriter.create(out, run_id="attempt-hostile") as bundle:
         bundle.write_json(
             "attempt.json",
@@ -117,6 +120,11 @@ def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "
                 "fork": {"attempt_id": name, "step": 1},
                 "suite": {"id": name},
                 "states": [{"at": name, "state": name}],
+                "verification": {
+                    "commands": [{**command_run, "stdout": text, "stderr": TERMINAL}],
+                    "unmet": [{"condition": name, "what": text, "found": text}] * times,
+                },
+                "final": {"diff_sha256": sha256_hex(diff)} if line else {"diff": diff.decode()},
             },
         )
         report = {
@@ -129,13 +137,9 @@ def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "
         bundle.write_json("runner.ref.json", {"runtime": name, "version": text, "facts": {"provider": name}})
         bundle.write_json("feedback.json", {"result": text})
         bundle.write_json("outcome.json", Outcome(Verdict("passed", name[-1000:], text[:1000], text[:1000])).as_json())
-        command_run = {"command": ["/bin/sh", "-c", text], "passed": False, "why": text, "exit_code": 1}
-        unmet = [{"condition": name, "what": text, "found": text}] * times
-        bundle.write_json(
-            "verification.json", {"commands": [{**command_run, "stdout": text, "stderr": TERMINAL}], "unmet": unmet}
-        )
         bundle.write_bytes("prompt.txt", (line + text).encode())
-        bundle.write_bytes("final.diff", f"diff {name}\n--- a\n+++ b\n@@ @@\n+{line}{text}\n-{BIDI}\n".encode())
+        if line:
+            bundle.write_bytes(f"diffs/{sha256_hex(diff)}.diff", diff)
         with bundle.open_log("events.jsonl") as log:
             for event in _events(text, name):
                 log.append(event)

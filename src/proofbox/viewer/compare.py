@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from proofbox.core.digest import sha256_hex
 from proofbox.errors import NotFoundError
 from proofbox.lab.attempt.trace import STEPS
 from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport, MissionCell, MissionRow
@@ -109,7 +110,9 @@ def read_steps(evidence: OpenedEvidence) -> list[ComparedStep]:
 
 def _step(line: Mapping[str, Any]) -> ComparedStep:
     step = line.get("step")
-    diff = {"diff": line.get("diff_sha256", ""), "diff_omitted": line.get("diff_omitted", "")}
+    text, digest = line.get("diff"), line.get("diff_sha256", "")
+    digest = sha256_hex(text.encode("utf-8", "replace")) if isinstance(text, str) else digest
+    diff = {"diff": digest, "diff_omitted": line.get("diff_omitted", "")}
     try:
         return msgspec.convert({**step, **diff} if isinstance(step, dict) else None, ComparedStep)
     except msgspec.ValidationError:

@@ -53,6 +53,7 @@ class StepLine(msgspec.Struct, frozen=True):
     """A line of `steps.jsonl`."""
 
     step: StepRef = StepRef()
+    diff: str = ""
     diff_sha256: str = ""
     diff_omitted: str = ""
     seq: int = 0

@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from proofbox.delivery.backend.sessions import PREFIX, has_token, is_from_our_page
 from proofbox.errors import NotFoundError, ProofboxError
-from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.campaigns.loading import load_campaign
 from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.probes.comparison import compare_plan_runs
@@ -26,7 +25,7 @@ from proofbox.viewer.annotations import add_note, notes_of
 from proofbox.viewer.attempts import (
     MAX_TEXT,
     attempt_texts,
-    diff_name,
+    diff_part,
     find_step,
     fork_command,
     output_name,
@@ -315,12 +314,10 @@ class ViewerPages:
         evidence = self._evidence.open(path)
         step, start = _number(request.query_params.get("step", "0")), _number(request.query_params.get("start", "0"))
         found = find_step(evidence, step) if step else None
-        name = artifacts.FINAL_DIFF if found is None else diff_name(found)
-        text, end = "", 0
-        if name:
-            text, end = _readable(evidence.part(name, start, MAX_TEXT), start, evidence.size(name))
+        part, size = diff_part(evidence, found, start)
+        text, end = _readable(part, start, size)
         omitted = found.diff_omitted if found is not None else ""
-        values = {"text": text or omitted, "start": start, "end": end, "size": evidence.size(name) if name else 0}
+        values = {"text": text or omitted, "start": start, "end": end, "size": size}
         return self._fragment(
             request,
             "_text.html",
