@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_run_on_two_nodes_records_the_node_of_each_attempt_and_leaks_no_key(
         assert searched.stdout == ""
 
 
+def wait_until_gone(find: Callable[[], Sequence[object]]) -> None:
+    """Wait for processes that end when they notice that Ray's other processes have ended."""
+    deadline = time.monotonic() + 60
+    while left := find():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 def test_private_cluster_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--engine ray` starts a cluster for one run. Its token is new, and nothing of it is left afterwards."""
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
@@ -92,7 +101,7 @@ def test_private_cluster_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.M
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert len({each["node"] for each in found["attempts"]} - {None}) == 1
-    assert list(processes_of(marker)) == []
+    wait_until_gone(lambda: list(processes_of(marker)))
     left = [each.name for each in Path(os.environ["TMPDIR"]).iterdir() if each.name.startswith(("pbr-", "proofbox-"))]
     assert left == [], "neither Ray's files nor those of workers are left"
 
@@ -215,10 +224,7 @@ def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cl
     assert run.wait() == 130
     run.stdout.close()
     assert not place.exists()
-    deadline = time.monotonic() + 60
-    while worker_processes(cluster.token):  # Ray ends them when it notices that the driver has ended
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until_gone(lambda: worker_processes(cluster.token))
 
 
 def test_gc_removes_what_a_killed_worker_left_on_a_node(tmp_path: Path, cluster: RayCluster) -> None:
