@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import wait_for_none
 from ray_cluster import MAX_STARTS, RayCluster, processes_of, worker_processes
 from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
@@ -91,7 +92,7 @@ def test_private_cluster_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.M
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert len({each["node"] for each in found["attempts"]} - {None}) == 1
-    assert list(processes_of(marker)) == []
+    assert wait_for_none(lambda: [str(each) for each in processes_of(marker)], 120.0) == []
     left = [each.name for each in Path(os.environ["TMPDIR"]).iterdir() if each.name.startswith(("pbr-", "proofbox-"))]
     assert left == [], "neither Ray's files nor those of workers are left"
 
