@@ -49,7 +49,7 @@ def ray_cluster(nodes: int = 2, cpus: int = 2) -> Iterator[RayCluster]:
                 return
         finally:
             cluster.process.communicate()
-            killprocesses_below(cluster.place)  # the agents of a killed raylet
+            kill_processes_below(cluster.place)  # the agents of a killed raylet
             subprocess.run(["rm", "-rf", "--", cluster.place], check=True)
     raise AssertionError("the cluster did not start")
 
@@ -80,7 +80,7 @@ def worker_processes(token: str) -> list[int]:
     return [pid for pid, title in processes_of(token) if title.startswith(b"ray::NodeWorker")]
 
 
-def killprocesses_below(place: Path) -> None:
+def kill_processes_below(place: Path) -> None:
     """Kill what is left of a cluster, and wait until it is gone. Each of its processes has a log file in `place`."""
     while left := list(processes_below(place)):
         for pid in left:

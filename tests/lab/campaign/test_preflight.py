@@ -15,7 +15,7 @@ import proofbox
 from proofbox.cli import main
 from proofbox.errors import CampaignNotReady, ConsentRequired
 from proofbox.lab.campaign import preflight
-from proofbox.lab.run import pressure
+from proofbox.lab.run import resources
 from proofbox.lab.statistics import describe
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -99,8 +99,8 @@ def test_sandbox_that_cannot_enforce_a_mission_is_reported(spec: Callable[..., s
 
 
 def test_low_disk_space_is_reported(spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pressure, "MIN_DISK", 1 << 62)
-    monkeypatch.setattr(pressure, "MIN_SHARE", 1.1)
+    monkeypatch.setattr(resources, "MIN_DISK", 1 << 62)
+    monkeypatch.setattr(resources, "MIN_SHARE", 1.1)
     assert failures(spec()) == [("", "CAMPAIGN_RESOURCES_LOW")]
 
 
@@ -131,8 +131,9 @@ def test_agent_of_an_exam_cannot_read_its_oracle(spec: Callable[..., str], tmp_p
     Path("evaluate.sh").chmod(0o755)
     report = proofbox.run_campaign(file, out="out")
     assert scores(report) == {"curious": {"agent": (1, 1)}}, "the evaluator ran, and the agent found nothing"
-    [record] = Path("out").rglob("verification.json")
-    assert f"{tmp_path}/hidden/test.txt: No such file" in json.loads(record.read_bytes())["commands"][0]["stdout"]
+    [record] = Path("out").rglob("attempt.json")
+    [run] = json.loads(record.read_bytes())["verification"]["commands"]
+    assert f"{tmp_path}/hidden/test.txt: No such file" in run["stdout"]
 
 
 def test_exam_is_refused_if_a_box_shows_its_oracle(spec: Callable[..., str]) -> None:

@@ -205,7 +205,7 @@ def test_suite_runs_in_virtual_machines(tmp_path: Path) -> None:
     [(_, verified, infra, _)] = results(made, out).values()
     assert (verified, infra) == ("passed", None)
     [attempt] = attempts(made, out).values()
-    assert document(out, made, attempt, "verification.json")["isolation"] == "vm"
+    assert document(out, made, attempt, "attempt.json")["verification"]["isolation"] == "vm"
 
 
 def test_kernel_is_not_an_image(boxes: Sandboxes) -> None:

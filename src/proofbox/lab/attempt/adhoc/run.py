@@ -55,7 +55,7 @@ from proofbox.lab.attempt.runner import Supervisor, supervise
 from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.run.plan import redactor_for
-from proofbox.lab.suite.meaning import LARGEST_PROMPT
+from proofbox.lab.suite.checks import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import BoxLimits, Mission, SuiteDocument, SuiteFields
 from proofbox.sandbox.client.signals import interrupting_waits
@@ -278,7 +278,7 @@ class _AdHocSupervisor(Supervisor):
             turn_id=runner["turn_id"],
             workspace=str(self._files),
             snapshot_before=self._given,
-            snapshot_after="" if self._final is None else self._final.id,
+            snapshot_after="" if self._final is None else self._final.snapshot,
             session={"id": runner["session_id"], **runner["facts"]},
             integrity=tuple(IntegrityFinding(each.code, each.message) for each in trace.integrity),
             calls_complete=not self._incomplete_reason,

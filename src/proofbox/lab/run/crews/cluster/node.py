@@ -35,7 +35,7 @@ from proofbox.lab.run.crews.cluster.transfer import PIECE_SIZE, Parcel, ParcelCa
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import TEMPLATES, WORK, Plan, key_names, run_context
-from proofbox.lab.run.pressure import size_of
+from proofbox.lab.run.resources import size_of
 from proofbox.lab.run.template import GIVEN
 from proofbox.lab.run.worker import THREADS
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.attempt.documents import NodeRecord
-from proofbox.lab.run import pressure
+from proofbox.lab.run import resources
 from proofbox.lab.run.plan import Plan
 from proofbox.sandbox.images.catalogue import list_images
 
@@ -29,7 +29,7 @@ def measure_node(
     from proofbox.sandbox.selection import choose
 
     tool = world()["tool"]
-    problem = pressure.reason(place)
+    problem = resources.reason(place)
     checks: dict[str, str] = {}
     try:
         provider = provider or choose("auto", Policy()).provider.name
