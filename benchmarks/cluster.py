@@ -7,8 +7,8 @@
   CPU time of each kind of process. Both crews are measured in turn, and the medians are compared;
 - memory: of the conductor and its driver during a run of many attempts on the largest cluster.
 
-0 skips a part. All nodes are on this machine, so they share its cores: an attempt needs about 110 ms of CPU time besides
-its waiting, so 64 of them in 2 s need four cores. With fewer, let them wait longer.
+0 skips a part. All nodes are on this machine and share its cores: besides waiting, an attempt needs about 110 ms of CPU
+time, so 64 of them in 2 s need four cores. With fewer, let them wait longer.
 """
 
 from __future__ import annotations
