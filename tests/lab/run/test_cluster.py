@@ -9,13 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import wait_for_none
 from ray_cluster import MAX_STARTS, RayCluster, processes_of, worker_processes
 from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
@@ -81,14 +80,6 @@ def test_run_on_two_nodes_records_the_node_of_each_attempt_and_leaks_no_key(
         assert searched.stdout == ""
 
 
-def wait_until_gone(find: Callable[[], Sequence[object]]) -> None:
-    """Wait for processes that end when they notice that Ray's other processes have ended."""
-    deadline = time.monotonic() + 60
-    while left := find():
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
-
-
 def test_private_cluster_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--engine ray` starts a cluster for one run. Its token is new, and nothing of it is left afterwards."""
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
@@ -101,7 +92,7 @@ def test_private_cluster_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.M
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert len({each["node"] for each in found["attempts"]} - {None}) == 1
-    wait_until_gone(lambda: list(processes_of(marker)))
+    assert wait_for_none(lambda: [str(each) for each in processes_of(marker)], 120.0) == []
     left = [each.name for each in Path(os.environ["TMPDIR"]).iterdir() if each.name.startswith(("pbr-", "proofbox-"))]
     assert left == [], "neither Ray's files nor those of workers are left"
 
@@ -224,7 +215,7 @@ def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cl
     assert run.wait() == 130
     run.stdout.close()
     assert not place.exists()
-    wait_until_gone(lambda: worker_processes(cluster.token))
+    assert wait_for_none(lambda: [str(each) for each in worker_processes(cluster.token)], 120.0) == []
 
 
 def test_gc_removes_what_a_killed_worker_left_on_a_node(tmp_path: Path, cluster: RayCluster) -> None:
