@@ -105,7 +105,7 @@ def test_run_reports_waiting_for_disk_space(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only in the conductor, as above.
-    monkeypatch.setattr("proofbox.lab.run.pressure.reason", lambda _: "less than 6 MiB are free at out")
+    monkeypatch.setattr("proofbox.lab.run.resources.reason", lambda _: "less than 6 MiB are free at out")
     (tmp_path / "suite.toml").write_text(GOOD)
     words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out")]
     assert main([*words, "--jsonl"]) == 0

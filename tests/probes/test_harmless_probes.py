@@ -17,7 +17,7 @@ from raw_agent import wait_until
 from proofbox.core.interpreter import module_child
 from proofbox.core.spec_files.problems import Problem
 from proofbox.errors import PlanInvalid
-from proofbox.probes.clean import MeasureRequest
+from proofbox.probes.measuring_process import MeasureRequest
 from proofbox.probes.reading import parse_plan
 from proofbox.probes.run import Channel, PlanRun, run_plan
 from proofbox.sandbox.host.binaries import program
@@ -165,7 +165,7 @@ def test_a_terminated_measurement_leaves_nothing_behind(tmp_path: Path, monkeypa
     place = Path(tempfile.mkdtemp())  # a short path, so that the address of a Unix socket fits
 
     monkeypatch.setenv("TMPDIR", str(place))
-    child = module_child("proofbox.probes.clean")
+    child = module_child("proofbox.probes.measuring_process")
     plan = parse_plan(plan_of(("read", "file-read", ["{secret}"])), name="mine").plan
     request = msgspec.json.encode(MeasureRequest(plan, None, "sleep 600 {command}"))
     process = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdin=subprocess.PIPE, start_new_session=True)

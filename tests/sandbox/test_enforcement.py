@@ -21,7 +21,10 @@ from proofbox.lab.attempt.verifier import check
 from proofbox.lab.suite.spec import Verify
 from proofbox.sandbox import provisioning, selection
 from proofbox.sandbox.conformance import run_conformance
+from proofbox.sandbox.containers import images
 from proofbox.sandbox.contract import Box, BoxSpec, CheckedSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.images import build
+from proofbox.sandbox.images.image import Image
 from proofbox.sandbox.providers import PROVIDERS
 from proofbox.sandbox.providers.off import Off
 from proofbox.workspace.capabilities.capabilities import Capabilities
@@ -222,3 +225,20 @@ def test_refusal_names_the_providers_that_can_enforce_the_policy(project: Path) 
     assert all(hint.startswith("use a provider that can enforce it: --provider ") for hint in named)
     assert not any(hint.endswith((" off", " apple-vm")) for hint in named)
     assert last == "omit the request"
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [({"access": "overlay"}, PolicyRefused), ({}, ProviderUnavailable)],
+    ids=["policy", "engine"],
+)
+def test_default_image_is_not_built_for_a_box_that_can_not_start(
+    options: dict[str, Any], refusal: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    monkeypatch.setattr(images, "resolve_default_image", lambda: Image("small", "amd64", source="build"))
+    monkeypatch.setattr(build, "build_image", lambda name, **_: built.append(name))
+    with Sandboxes(tmp_path) as boxes, pytest.raises(refusal):
+        boxes.exec(["true"], provider="docker", **options)
+    assert built == []

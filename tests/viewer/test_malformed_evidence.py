@@ -11,14 +11,12 @@ from urllib.parse import quote
 
 import pytest
 from test_viewer_access import Client
+from viewer_fixtures import attempt_page
 
 from proofbox import BundleWriter
 from proofbox.evidence.bundle.paths import STATUS
 from proofbox.evidence.documents.outcome import Outcome, Verdict
-from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
 from proofbox.viewer.reading import OpenedEvidence
-from proofbox.viewer.rendering import Renderer
-from proofbox.viewer.timeline import read_timeline
 from proofbox.viewer.web.serve import serving
 
 WRONG: tuple[Any, ...] = (None, True, 10**400, float("nan"), "text", [1, "x", [2]], {"a": [1]}, [{"a": {"b": 1}}])
@@ -93,19 +91,7 @@ class Documents:
 
 def render(documents: dict[str, Any], events: list[dict[str, Any]]) -> str:
     evidence: OpenedEvidence = Documents(documents, events)  # type: ignore[assignment]
-    return Renderer().render(
-        "_attempt.html",
-        at="x",
-        bundle="",
-        evidence=evidence,
-        attempt=read_attempt(evidence),
-        timeline=read_timeline(evidence),
-        fork_command=fork_command,
-        notes=[],
-        others=[],
-        form_token="",
-        **attempt_texts(evidence),
-    )
+    return attempt_page(evidence)
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -26,7 +26,7 @@ from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceExists
 from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
 from proofbox.workspace import tree
-from proofbox.workspace.scanning import scanner, suspects
+from proofbox.workspace.scanning import candidates, scanner
 from proofbox.workspace.scanning.tracker import Tracker
 from proofbox.workspace.store import generation, pack
 from proofbox.workspace.store.large_objects import chunks_of
@@ -308,11 +308,11 @@ def test_scan_includes_a_directory_that_was_briefly_missing(
 
         def away(*arguments: Any, **options: Any) -> Any:
             (root / "a").rename(root.parent / "elsewhere")
-            found = suspects.suspects(*arguments, **options)
+            found = candidates.changed_candidates(*arguments, **options)
             (root.parent / "elsewhere").rename(root / "a")
             return found
 
-        monkeypatch.setattr(scanner, "suspects", away)
+        monkeypatch.setattr(scanner, "changed_candidates", away)
         if track:
             monkeypatch.setattr(Tracker, "drain", lambda _tracker: None)  # the kernel's queue overflowed
         second = ws.snapshot("second")
@@ -351,7 +351,7 @@ FAR = [
 
 @pytest.mark.parametrize("program", [True, False])
 def test_extreme_file_times_are_handled(root: Path, program: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspects, "_WORTH_A_PROCESS", 0 if program else 1 << 30)
+    monkeypatch.setattr(candidates, "_WORTH_A_PROCESS", 0 if program else 1 << 30)
     for number, time_ns in enumerate(FAR):
         (root / str(number)).write_text("old")
         os.utime(root / str(number), ns=(0, time_ns))
@@ -671,8 +671,8 @@ def test_tracking_and_scanning_find_the_same(ws: Workspace, root: Path) -> None:
     (root / "d7/new").symlink_to("nowhere")
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        by_python = suspects._merged(suspects._compare_in_python(fd, jobs))
-        assert suspects._merged(suspects._compare_with_treestat(fd, [jobs[:20], jobs[20:]]) or ()) == by_python
+        by_python = candidates._merged(candidates._compare_in_python(fd, jobs))
+        assert candidates._merged(candidates._compare_with_treestat(fd, [jobs[:20], jobs[20:]]) or ()) == by_python
     finally:
         os.close(fd)
     assert len(by_python) >= 7

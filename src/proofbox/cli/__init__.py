@@ -123,7 +123,7 @@ COMMANDS = (
         "List the agent runtimes, their capabilities, and whether each works here.",
     ),
     Command("runtime check", "agents.runtime:check", "Run the conformance checks on a runtime."),
-    Command("runtime try", "agents.trial:try_", "Give one prompt to an agent in a box and record every step."),
+    Command("runtime try", "agents.runtime_try:try_", "Give one prompt to an agent in a box and record every step."),
     Command("validate", "evidence.scoring:validate", "Check that the evidence of attempts is complete and consistent."),
     Command("report", "evidence.scoring:report", "Show the metrics of attempts, from verified evidence."),
     Command("report parity", "evidence.parity:parity", "Compare what is scored in two runs of the same missions."),

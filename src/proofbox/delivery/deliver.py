@@ -18,8 +18,8 @@ from proofbox.delivery.client.idempotency import keyed_export, keyed_pull_reques
 from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.client.wire import InitialExport, PullRequest, RepoManifest, RepositoryChange
 from proofbox.delivery.patch.baseline import Baseline, BaselineStore, FileState
+from proofbox.delivery.patch.delivered_texts import Remembered
 from proofbox.delivery.patch.patchset import PatchChange, Patchset, patchset
-from proofbox.delivery.patch.remembered import Remembered
 from proofbox.delivery.proof import Proof
 from proofbox.delivery.record import DeliveryRecord, DeliveryRecorder, DeliveryRequest, recording
 from proofbox.delivery.source.tree import SourceTree

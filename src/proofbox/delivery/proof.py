@@ -20,8 +20,8 @@ from typing import Any, Literal
 import msgspec
 
 from proofbox.core.dirs import config_dir
+from proofbox.core.plurals import counted
 from proofbox.core.text import preview, printable
-from proofbox.core.words import counted
 from proofbox.delivery.client.wire import Evidence
 from proofbox.delivery.source.tree import SourceTree, reason_by_name
 from proofbox.errors import DeliveryNotProven, KeyInvalid

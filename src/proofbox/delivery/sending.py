@@ -14,8 +14,8 @@ from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.deliver import Delivered, Options, Target, initial_export, pull_request
 from proofbox.delivery.deliver import plan as make_plan
 from proofbox.delivery.documents import Delivery, DeliveryPlan
+from proofbox.delivery.patch.delivered_texts import Remembered
 from proofbox.delivery.patch.diffs import render
-from proofbox.delivery.patch.remembered import Remembered
 from proofbox.delivery.proof import Proof, examine, require
 from proofbox.delivery.source.tree import SourceTree, open_source
 from proofbox.errors import DeliveryConflict

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from proofbox.core.plurals import counted
 from proofbox.core.text import preview, printable
-from proofbox.core.words import counted
 from proofbox.delivery.patch.patchset import Patchset
 from proofbox.delivery.proof import Proof
 from proofbox.delivery.source.tree import SourceTree

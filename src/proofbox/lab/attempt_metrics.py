@@ -72,18 +72,18 @@ class _State(msgspec.Struct, frozen=True):
     at_ms: float
 
 
-class _Facts(msgspec.Struct, frozen=True):
+class _RuntimeFacts(msgspec.Struct, frozen=True):
     recoveries: tuple[Any, ...] = ()
     restarts: int = 0
 
 
-class _Course(msgspec.Struct, frozen=True):
+class _HealthFacts(msgspec.Struct, frozen=True):
     """What the health counters need of an attempt."""
 
     retries: dict[str, int] = {}
     turn_ms: float | None = None
     states: tuple[_State, ...] = ()
-    facts: _Facts = _Facts()
+    facts: _RuntimeFacts = _RuntimeFacts()
 
     @property
     def start_ms(self) -> float | None:
@@ -129,7 +129,7 @@ def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry
     `strategy` is used if the result names none, because no agent started. Counters are a convenience: if they cannot be
     written, the attempt stands as it is.
     """
-    found = _read(bundle, (artifacts.ATTEMPT, artifacts.RUNNER, artifacts.REPORT), _Course)
+    found = _read(bundle, (artifacts.ATTEMPT, artifacts.RUNNER, artifacts.REPORT), _HealthFacts)
     health = AttemptHealth(
         infra=result.infra,
         is_retry=is_retry,

@@ -9,8 +9,8 @@ from pathlib import Path
 from proofbox.config.engine import chosen_engine
 from proofbox.config.settings import load_users
 from proofbox.core.clock import SystemClock
+from proofbox.core.plurals import counted
 from proofbox.core.results import Document, ErrorBody
-from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, NotFreed, UsageError
 from proofbox.lab.campaign.retention import collect_campaign, survey_campaign
 from proofbox.lab.run.retention import PIN_SUFFIX, RetentionItem, RetentionRules, collect, survey

@@ -23,8 +23,8 @@ from proofbox.evidence.bundle.lock import Mode
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.probes import artifacts, documents
 from proofbox.probes.adapters import ADAPTERS, command_line
-from proofbox.probes.clean import MeasureRequest, measure_clean, measure_here
 from proofbox.probes.measuring import MeasuredPlan, Progress
+from proofbox.probes.measuring_process import MeasureRequest, measure_clean, measure_here
 from proofbox.probes.reading import LoadedPlan, load_plan
 from proofbox.sandbox.probing.judging import judge, rule_on
 from proofbox.sandbox.probing.lanes import LaneResult

@@ -17,7 +17,7 @@ from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, Provider, ProviderSelection
-from proofbox.sandbox.enforcement import start_box
+from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
 from proofbox.sandbox.options import PolicyOptions, make_policy
 from proofbox.sandbox.paths import refuse_planted_program, resolve_project
 from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
@@ -25,8 +25,8 @@ from proofbox.sandbox.selection import Choice, choose, probe
 from proofbox.sandbox.sessions import PREFIX, SessionInfo, SessionRecord, State, session_store
 
 if TYPE_CHECKING:
-    from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
-    from proofbox.sandbox.egress.outlet import Outlet
+    from proofbox.sandbox.egress.box_proxy import BoxProxy
+    from proofbox.sandbox.egress.detached_proxy import DetachedProxy
 
 
 class OpenedBox(msgspec.Struct, frozen=True):
@@ -37,13 +37,13 @@ class OpenedBox(msgspec.Struct, frozen=True):
     provider: Provider
     box: Box
     inside: BoxHandle
-    outlet: Outlet | None = None
+    proxy: BoxProxy | None = None
 
     def end(self) -> None:
-        """Kill the box and close its outlet. Can be repeated."""
+        """Kill the box and close its proxy. Can be repeated."""
         self.box.destroy()
-        if self.outlet is not None:
-            self.outlet.close()
+        if self.proxy is not None:
+            self.proxy.close()
 
     def info(self, state: State) -> SessionInfo:
         return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=None)
@@ -104,12 +104,12 @@ class BoxOpener:
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self.ids.new_id(PREFIX), isoformat(self.clock.now())
         self.emit(Event("session", "starting", id, {"provider": choice.provider.name}))
-        self._prepare(choice.provider.name, policy)
+        self._prepare(choice.provider, policy, detached=ttl is not None)
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
-            outlet: Outlet | DetachedOutlet | None = None
-            kept: Outlet | None = None
-            released: DetachedOutlet | None = None
+            proxy: BoxProxy | DetachedProxy | None = None
+            kept: BoxProxy | None = None
+            released: DetachedProxy | None = None
             if policy.doors and ttl is not None:
                 raise PolicyRefused(
                     "doors are not supported in a session that outlives its client: no process would serve them",
@@ -127,16 +127,16 @@ class BoxOpener:
                 spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
             if policy.network == "allow":
                 if spec.listen is None:
-                    from proofbox.sandbox.egress.outlet import Outlet
+                    from proofbox.sandbox.egress.box_proxy import BoxProxy
 
-                    outlet = kept = Outlet(policy.allow, name=id, on_event=self.on_event)
+                    proxy = kept = BoxProxy(policy.allow, name=id, on_event=self.on_event)
                 else:
-                    from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
+                    from proofbox.sandbox.egress.detached_proxy import DetachedProxy
 
                     log = store.network_log(id)
-                    outlet = released = DetachedOutlet(policy.allow, name=id, session=spec.listen, log=log)
-                on_failure.callback(outlet.close)
-                spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+                    proxy = released = DetachedProxy(policy.allow, name=id, session=spec.listen, log=log)
+                on_failure.callback(proxy.close)
+                spec = msgspec.structs.replace(spec, forwards=proxy.forwards, sockets=proxy.directory)
             box = self._start(choice.provider, spec, choice.diagnostics)
             on_failure.callback(box.destroy)
             inside = BoxHandle.of(
@@ -145,7 +145,7 @@ class BoxOpener:
                 provider=choice.provider.name,
                 diagnostics=_described(choice),
                 forwards=settings.env,
-                more=outlet.environment if outlet is not None else {},
+                more=proxy.environment if proxy is not None else {},
             )
             if ttl is not None:
                 store.save(SessionRecord(id, created_at, ttl, inside, box.holder))
@@ -164,19 +164,24 @@ class BoxOpener:
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self.settings is None else self.settings
 
-    def _prepare(self, provider: str, policy: Policy) -> None:
-        """Get what the first box of a provider needs: the default image, or the kernel of virtual machines."""
+    def _prepare(self, provider: Provider, policy: Policy, *, detached: bool) -> None:
+        """Get what the first box of a provider needs: the default image, or the kernel of virtual machines.
+
+        That may take minutes, so a policy that would be refused at the start is refused first.
+        """
 
         def tell(line: str) -> None:
-            self.emit(Event("provision", "started", provider, {"image": line}))
+            self.emit(Event("provision", "started", provider.name, {"image": line}))
 
-        if provider == "docker" and policy.image is None:
+        if provider.name == "docker" and policy.image is None:
             from proofbox.sandbox.containers.images import prepare_default_image
 
+            refuse_unenforceable(provider.name, policy, provider.enforcement(policy), detached=detached)
             prepare_default_image(tell)
-        elif provider == "vm":
+        elif provider.name == "vm":
             from proofbox.sandbox.machines.kernel import prepare_kernel
 
+            refuse_unenforceable(provider.name, policy, provider.enforcement(policy), detached=detached)
             prepare_kernel(tell)
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:

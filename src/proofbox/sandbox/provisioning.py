@@ -27,7 +27,7 @@ from proofbox.errors import PolicyRefused, ProofboxError, ProvisionFailed
 from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.client.requests import encode_env, make_request
 from proofbox.sandbox.contract import Box, BoxSpec, Event, Mount, OnEvent, Provider, stream_of
-from proofbox.sandbox.egress.outlet import Outlet
+from proofbox.sandbox.egress.box_proxy import BoxProxy
 from proofbox.sandbox.enforcement import start_box
 from proofbox.sandbox.host.scratch import Scratch
 
@@ -118,10 +118,10 @@ def _run(
         wanted = BoxSpec(label=f"{spec.label}-provision", project=project.resolve(), policy=policy, preparing=True)
         environment: dict[str, str] = {}
         if policy.network == "allow":
-            outlet = Outlet(policy.allow, name=spec.label, on_event=on_event)
-            stack.callback(outlet.close)
-            wanted = msgspec.structs.replace(wanted, forwards=outlet.forwards, sockets=outlet.directory)
-            environment = outlet.environment
+            proxy = BoxProxy(policy.allow, name=spec.label, on_event=on_event)
+            stack.callback(proxy.close)
+            wanted = msgspec.structs.replace(wanted, forwards=proxy.forwards, sockets=proxy.directory)
+            environment = proxy.environment
         stack.callback(prepared.discard)
         box = start_box(provider, prepared.begin(key, wanted))
         stack.callback(box.destroy)

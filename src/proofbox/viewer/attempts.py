@@ -126,7 +126,7 @@ def _facts(
         ("Network", box.get("network")),
         ("Suite", table(record.get("suite")).get("id")),
         ("Replicate", record.get("replicate")),
-        ("Started", next((_moment(each.get("at")) for each in states), None)),
+        ("Started (UTC)", next((_moment(each.get("at")) for each in states), None)),
     ]
     for name, value in pairs:
         if value is not None and value != "":
@@ -134,7 +134,7 @@ def _facts(
 
 
 def _moment(text: object) -> str:
-    return f"{str(text)[:19].replace('T', ' ')} UTC"
+    return str(text)[:19].replace("T", " ")
 
 
 def _usage(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

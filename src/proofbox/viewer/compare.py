@@ -141,19 +141,19 @@ class ComparedMission:
 class FlowsComparison:
     flows: tuple[FlowReport, FlowReport]
     registered: Comparison | None
-    """The comparison that the campaign registered for this pair, in its own order; None: it registered none."""
+    """The registered comparison of this pair, in the order of its registration; None if there is none."""
     facts: Sequence[tuple[str, str, str]]
     counts: Mapping[str, int]
-    """The number of missions by which flow is better."""
+    """The number of missions at which each flow is better."""
     missions: Sequence[ComparedMission]
-    """Those of one page, the differing ones first."""
+    """The missions of one page; those with a difference come first."""
     total: int
     page: int
     pages: int
 
 
 def compare_flows(report: CampaignReport, first: str, second: str, *, show: str = "", page: int = 1) -> FlowsComparison:
-    """Compare two flows of a campaign. `show` selects missions by which flow is better. Raises NotFoundError."""
+    """Compare two flows of a campaign. `show` limits the missions to one value of `better`. Raises NotFoundError."""
     named = {each.flow: each for each in report.flows}
     if first not in named or second not in named or first == second:
         raise NotFoundError("two different flows of the campaign can be compared", op="view")

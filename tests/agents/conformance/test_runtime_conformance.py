@@ -88,7 +88,7 @@ def test_acp_conforms_in_a_box_with_a_small_agent(check: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("patient")
 @pytest.mark.needs("bubblewrap", "opencode")
-@pytest.mark.parametrize("check", NAMES if SOAK else ["leaving.close-ends-the-turn-in-progress"])
+@pytest.mark.parametrize("check", NAMES if SOAK else ["cleanup.close-ends-the-turn-in-progress"])
 def test_opencode_conforms_in_a_box(check: str) -> None:
     verdict(run_conformance("acp", provider="bubblewrap", only=[check]))
 

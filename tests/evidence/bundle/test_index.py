@@ -1,4 +1,4 @@
-"""Indexes: what is written is read back, and any other spelling of it is refused."""
+"""Indexes can be read back, and only in the form in which they are written."""
 
 from __future__ import annotations
 

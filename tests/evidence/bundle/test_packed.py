@@ -17,6 +17,7 @@ import pytest
 
 from proofbox import BundleWriter, emit_promotion, load_bundle, open_bundle_unverified, verify
 from proofbox.errors import BundleCorrupt, BundleError, BundleExists, BundleInProgress, BundleNotFound, UsageError
+from proofbox.evidence.bundle import packed
 from proofbox.evidence.bundle.packed import pack_bundle
 from proofbox.evidence.bundle.repair import reindex_repair, reindex_strict
 
@@ -124,6 +125,24 @@ def test_malformed_archive_is_refused(tmp_path: Path, data: bytes) -> None:
     file.write_bytes(data)
     with pytest.raises(BundleError):
         verify(file)
+
+
+def test_small_archive_with_huge_files_is_neither_written_nor_unpacked(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bomb.bundle.tar.gz"
+    (run / "zeros").write_bytes(bytes(1 << 20))
+    with tarfile.open(file, "w:gz") as archive:
+        archive.add(run, "run-1")
+    monkeypatch.setattr(packed, "SMALL", 1000)
+    monkeypatch.setattr(packed, "MAX_RATIO", 10)
+    with pytest.raises(BundleCorrupt, match="cannot be unpacked"):
+        load_bundle(file)
+    (run / "zeros").unlink()
+    monkeypatch.setattr(packed, "MAX_RATIO", 0.1)
+    with pytest.raises(UsageError, match="so much from so little"):
+        pack_bundle(run)
+    assert not list(run.parent.glob("run-1*.gz"))
 
 
 def test_packet_is_valid_with_the_packed_bundle_alone(run: Path) -> None:

@@ -33,7 +33,7 @@ from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.store.contract import BundleStore, Stored, open_store
 from proofbox.evidence.store.local import Local
 from proofbox.evidence.store.transfer import SMALL_BYTES, pull_bundle, push_bundle
-from proofbox.evidence.store.trial import KEY, check_store
+from proofbox.evidence.store.write_check import KEY, check_store
 
 BUCKET = "evidence"
 WRITERS = 16

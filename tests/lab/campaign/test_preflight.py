@@ -15,7 +15,7 @@ import proofbox
 from proofbox.cli import main
 from proofbox.errors import CampaignNotReady, ConsentRequired
 from proofbox.lab.campaign import preflight
-from proofbox.lab.run import pressure
+from proofbox.lab.run import resources
 from proofbox.lab.statistics import describe
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -99,8 +99,8 @@ def test_sandbox_that_cannot_enforce_a_mission_is_reported(spec: Callable[..., s
 
 
 def test_low_disk_space_is_reported(spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pressure, "MIN_DISK", 1 << 62)
-    monkeypatch.setattr(pressure, "MIN_SHARE", 1.1)
+    monkeypatch.setattr(resources, "MIN_DISK", 1 << 62)
+    monkeypatch.setattr(resources, "MIN_SHARE", 1.1)
     assert failures(spec()) == [("", "CAMPAIGN_RESOURCES_LOW")]
 
 

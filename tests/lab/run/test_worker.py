@@ -18,7 +18,7 @@ from suites import HEAD, mission, plan, say
 
 from proofbox.core.clock import SystemClock
 from proofbox.errors import IoFailed
-from proofbox.lab.run import pressure, worker
+from proofbox.lab.run import resources, worker
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import ledger_path, run_context
 
@@ -73,7 +73,7 @@ def test_blocking_attempts_do_not_delay_the_heartbeat(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(worker, "run_attempt", blocks)
     monkeypatch.setattr(worker, "BEAT", 0.01)
-    monkeypatch.setattr(pressure, "reason", lambda *_: "")
+    monkeypatch.setattr(resources, "reason", lambda *_: "")
     monkeypatch.setattr(ledger, "heartbeat", heartbeat)
 
     def watch() -> bool:

@@ -134,21 +134,21 @@ print(session.id); session.detach()
 """
 
 
-def outlets() -> list[int]:
+def proxies() -> list[int]:
     """Return the proxies of this test run's detached sessions."""
     mine = os.environ["XDG_STATE_HOME"].encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"detached_outlet" in (entry / "cmdline").read_bytes() and mine in (entry / "environ").read_bytes():
+            if b"detached_proxy" in (entry / "cmdline").read_bytes() and mine in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
     return found
 
 
-def wait_until_no_outlets() -> None:
+def wait_until_no_proxies() -> None:
     deadline = time.monotonic() + 60
-    while outlets() or any(state_dir().glob("scratch-*")):
-        assert time.monotonic() < deadline, outlets()
+    while proxies() or any(state_dir().glob("scratch-*")):
+        assert time.monotonic() < deadline, proxies()
         time.sleep(0.02)
 
 
@@ -169,7 +169,7 @@ def test_detached_session_keeps_only_its_allowed_endpoints(tmp_path: Path, port:
         assert '"denied"' in log
         assert "other.example" in log
         boxes.stop_session(id)
-        wait_until_no_outlets()
+        wait_until_no_proxies()
         assert id in boxes.prune_sessions()
 
 
@@ -177,16 +177,16 @@ def test_detached_session_keeps_only_its_allowed_endpoints(tmp_path: Path, port:
 def test_killed_proxy_closes_the_network_and_proxy_ends_with_its_box(tmp_path: Path, port: int) -> None:
     with Sandboxes(tmp_path) as boxes:
         session = boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port}", detached=True, ttl=1)
-        [outlet] = outlets()
-        os.kill(outlet, signal.SIGKILL)
+        [proxy] = proxies()
+        os.kill(proxy, signal.SIGKILL)
         request = r"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         result = session.exec(["python3", "-c", FETCH, "127.0.0.1", str(port), request], timeout=60)
         assert "found" not in result.stdout
         session.stop()
         boxes.prune_sessions()
-        wait_until_no_outlets()
+        wait_until_no_proxies()
         boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port}", detached=True, ttl=1).detach()
-        wait_until_no_outlets()  # when its TTL expires
+        wait_until_no_proxies()  # when its TTL expires
         boxes.prune_sessions()
 
 

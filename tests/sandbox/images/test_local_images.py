@@ -23,8 +23,8 @@ from proofbox.sandbox.images.catalogue import find_image
 from proofbox.sandbox.images.image import images_dir
 from proofbox.sandbox.images.imports import import_image
 from proofbox.sandbox.images.local import local_images
-from proofbox.sandbox.images.surplus import YOUNG, image_files
 from proofbox.sandbox.images.tree import unpacked
+from proofbox.sandbox.images.unused_files import YOUNG, image_files
 
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 

@@ -25,7 +25,7 @@ from proofbox.errors import (
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.grants import parse
 from proofbox.workspace.timeline.effects import Effect
-from proofbox.workspace.tools.conformance import CHECKS, ToolWorld, run_conformance
+from proofbox.workspace.tools.conformance import CHECKS, ToolFixture, run_conformance
 from proofbox.workspace.tools.contract import ToolEnvironment
 from proofbox.workspace.tools.environments.host import HostEnvironment
 from proofbox.workspace.tools.environments.layers import Below, Layer, Layered, ToolInvocation
@@ -255,9 +255,9 @@ def test_layered_environment_passes_the_conformance_suite(tmp_path: Path) -> Non
     from contextlib import contextmanager
 
     @contextmanager
-    def make(guard: Guard) -> Iterator[ToolWorld]:
+    def make(guard: Guard) -> Iterator[ToolFixture]:
         memory = MemoryEnvironment(guard=guard)
-        yield ToolWorld(Layered(memory, workspace_layers(memory, nudge=False)))
+        yield ToolFixture(Layered(memory, workspace_layers(memory, nudge=False)))
 
     assert [result for result in run_conformance(make) if result.outcome == "failed"] == []
     assert len(CHECKS) > 15

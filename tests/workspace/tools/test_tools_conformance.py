@@ -11,7 +11,7 @@ import pytest
 from proofbox import Sandboxes
 from proofbox.errors import CapabilityDenied, PolicyRefused
 from proofbox.workspace.search import PythonEngine, SearchEngine
-from proofbox.workspace.tools.conformance import CHECKS, GUARDED, Make, ToolWorld, run_conformance
+from proofbox.workspace.tools.conformance import CHECKS, GUARDED, Make, ToolFixture, run_conformance
 from proofbox.workspace.tools.contract import ToolEnvironment
 from proofbox.workspace.tools.environments.host import HostEnvironment, SandboxEnvironment
 from proofbox.workspace.tools.environments.memory import MemoryEnvironment
@@ -29,20 +29,20 @@ def root(tmp_path: Path) -> Path:
 
 def maker(kind: str, root: Path) -> Make:
     @contextlib.contextmanager
-    def make(guard: Guard) -> Iterator[ToolWorld]:
+    def make(guard: Guard) -> Iterator[ToolFixture]:
         engine: SearchEngine | None = PythonEngine() if kind == "host-python" else None
         if kind == "memory":
-            yield ToolWorld(MemoryEnvironment(guard=guard))
+            yield ToolFixture(MemoryEnvironment(guard=guard))
         elif kind == "bubblewrap":
             with (
                 Sandboxes(root) as boxes,
                 boxes.start_session(provider="bubblewrap") as session,
                 SandboxEnvironment(session, guard=guard) as boxed,
             ):
-                yield ToolWorld(boxed, str(root))
+                yield ToolFixture(boxed, str(root))
         else:
             with HostEnvironment(root, guard=guard, engine=engine) as env:
-                yield ToolWorld(env, str(root))
+                yield ToolFixture(env, str(root))
 
     return make
 
@@ -68,8 +68,8 @@ def test_suite_detects_a_faulty_environment(root: Path) -> None:
             return super().read_file(path.replace("../", ""))
 
     @contextlib.contextmanager
-    def leaky(guard: Guard) -> Iterator[ToolWorld]:
-        yield ToolWorld(Leaky(guard=guard))
+    def leaky(guard: Guard) -> Iterator[ToolFixture]:
+        yield ToolFixture(Leaky(guard=guard))
 
     failed = [result.check for result in run_conformance(leaky) if result.outcome == "failed"]
     assert "paths-outside-the-root-are-refused" in failed

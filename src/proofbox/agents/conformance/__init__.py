@@ -19,7 +19,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from proofbox.agents.conformance import control, leaving, threads, turns
+from proofbox.agents.conformance import cleanup, control, threads, turns
 from proofbox.agents.conformance.context import RuntimeCheck, RuntimeCheckContext
 from proofbox.agents.conformance.rigs import rig_for
 from proofbox.agents.contract import AgentRuntime, RuntimeCapabilities
@@ -32,7 +32,7 @@ __all__ = ["CHECKS", "RuntimeCheck", "RuntimeReport", "run_conformance"]
 
 SCHEMA = "proofbox.runtime_conformance/1"
 CHECKS: tuple[RuntimeCheck, ...] = tuple(
-    check for module in (turns, control, threads, leaving) for check in module.subject.checks
+    check for module in (turns, control, threads, cleanup) for check in module.subject.checks
 )
 
 

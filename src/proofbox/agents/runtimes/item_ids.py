@@ -21,7 +21,7 @@ class ItemIds:
         self._count = 0
 
     def next(self, given: str) -> str:
-        """Return the id of a new call for which the agent uses the id `given`."""
+        """Return the id of a new call that the agent calls `given`."""
         self._count += 1
         if given in self._used or _SEPARATOR in given or len(self._used) >= REMEMBERED:
             return f"{given}{_SEPARATOR}{self._count}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator
 
+from proofbox.core.plurals import counted
 from proofbox.core.text import preview, printable
-from proofbox.core.words import counted
 from proofbox.delivery.patch.patchset import PatchChange, Patchset
 from proofbox.delivery.source.tree import SourceFile, SourceTree
 

@@ -27,6 +27,10 @@ from proofbox.evidence.bundle.reader import Bundle, load_bundle
 MAX_UNPACKED_FILES: Final = 1_000_000
 MAX_UNPACKED_BYTES: Final = 64 << 30
 """Maximum size of an unpacked bundle. It also never takes more than half of the free space."""
+MAX_RATIO: Final = 100
+"""Maximum size of an unpacked bundle relative to its archive, so that a small archive can't fill the disk."""
+SMALL: Final = 1 << 30
+"""Size up to which the ratio does not matter."""
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
@@ -58,17 +62,26 @@ def pack_bundle(path: str | os.PathLike[str], output: str | os.PathLike[str] | N
             op="bundle pack",
             fix_hints=[f"--out {target.name}{PACKED_SUFFIX}"],
         )
+    files = sorted(_files(bundle, f"{bundle.run_id}/"), key=lambda each: each[0])
     try:
-        create_only(target, _compressed(_archive(bundle)))
+        create_only(target, _compressed(_archive(files)))
     except FileExistsError:
         raise BundleExists(
             f"{shown(str(target))} already exists", op="bundle pack", fix_hints=["choose another --out"]
         ) from None
-    return PackedBundle(bundle.run_id, target, target.stat().st_size)
+    packed = target.stat().st_size
+    if sum(size for _, size, _ in files) > _max_unpacked(packed):
+        target.unlink()
+        raise UsageError(
+            f"{shown(directory)} takes only {packed} bytes packed; readers refuse to unpack so much from so little",
+            op="bundle pack",
+            fix_hints=["keep its directory, or copy it to a store: proofbox bundle push"],
+        )
+    return PackedBundle(bundle.run_id, target, packed)
 
 
-def _archive(bundle: Bundle) -> Iterator[bytes]:
-    for path, size, pieces in sorted(_files(bundle, f"{bundle.run_id}/"), key=lambda each: each[0]):
+def _archive(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:
+    for path, size, pieces in files:
         about = tarfile.TarInfo(path)
         about.size = size
         yield about.tobuf(tarfile.PAX_FORMAT)
@@ -97,6 +110,11 @@ def _compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield packer.flush()
 
 
+def _max_unpacked(packed: int) -> int:
+    """Return the maximum size of the files in an archive of `packed` bytes."""
+    return min(MAX_UNPACKED_BYTES, max(SMALL, MAX_RATIO * packed))
+
+
 def unpacked(path: str) -> str:
     """Return a temporary directory with the bundle of an archive. It is removed when the process ends."""
     from proofbox.core.archives.unpack import ArchiveLimits, ArchiveRefused, unpack_tar
@@ -109,9 +127,9 @@ def unpacked(path: str) -> str:
             if key not in _unpacked:
                 place = Path(tempfile.mkdtemp(prefix="proofbox-bundle-"))
                 atexit.register(remove_tree, place)
-                free = os.statvfs(place)
-                limits = ArchiveLimits(MAX_UNPACKED_FILES, min(MAX_UNPACKED_BYTES, free.f_bavail * free.f_frsize // 2))
-                unpack_tar(archive, place, limits)
+                disk = os.statvfs(place)
+                size = min(_max_unpacked(info.st_size), disk.f_bavail * disk.f_frsize // 2)
+                unpack_tar(archive, place, ArchiveLimits(MAX_UNPACKED_FILES, size))
                 _unpacked[key] = place
     except (ArchiveRefused, OSError) as error:
         raise BundleCorrupt(f"{shown(path)} cannot be unpacked: {error}", op="bundle resolve") from error

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from proofbox.core.files.atomic import TEMPORARY_PREFIX, sweep_temporaries
 from proofbox.core.text import path_fields
@@ -45,6 +46,7 @@ _PATH = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _Path = str | os.PathLike[str]
 
 
+@lru_cache(maxsize=1024)  # the attempts of a run have the same names
 def is_artifact_path(path: str) -> bool:
     """Return whether a path is relative, normalised and portable: no control characters, no backslashes."""
     return len(path) <= MAX_PATH and _PATH.fullmatch(path) is not None

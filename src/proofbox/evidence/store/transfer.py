@@ -26,7 +26,7 @@ from proofbox.evidence.bundle.reader import Bundle, as_bundle, refusal
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.pool import in_threads
 from proofbox.evidence.store.contract import BundleStore, Stored
-from proofbox.evidence.store.trial import check_store
+from proofbox.evidence.store.write_check import check_store
 from proofbox.evidence.verify.check import MAX_NESTING, check_bundle
 
 _CLAIMS = ".proofbox/claims"

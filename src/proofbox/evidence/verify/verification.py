@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown, PacketInvalid, ProofboxError
 from proofbox.evidence.bundle.paths import shown
 from proofbox.evidence.verify.check import BundleFinding, CheckCounts

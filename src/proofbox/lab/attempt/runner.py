@@ -63,7 +63,7 @@ from proofbox.lab.attempt.sharing import Started, refuse_to_share
 from proofbox.lab.attempt.states import Reason, State, States
 from proofbox.lab.attempt.trace import Trace
 from proofbox.lab.attempt.verifier import VerifierResult, check, combine_turns, lay_beside, lay_out, not_run
-from proofbox.lab.run import pressure
+from proofbox.lab.run import resources
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.suite.spec import Mission, Verify, verifiers_of
@@ -270,7 +270,7 @@ class Supervisor:
             await self._control.interrupted()
             while True:  # a box may be about to start
                 await run_sync(self._boxes.cut_off)
-                await anyio.sleep(pressure.WATCH_SECONDS)
+                await anyio.sleep(resources.WATCH_SECONDS)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cut_off)
@@ -427,10 +427,10 @@ class Supervisor:
 
         async def interrupt_when_disk_full(allowed: int) -> None:
             while True:
-                used = await run_sync(pressure.size_of, self._files, allowed << 20)
+                used = await run_sync(resources.size_of, self._files, allowed << 20)
                 if used > allowed << 20:
                     return self._control.stop("budget_exceeded", f"disk: more than {allowed} MB")
-                await anyio.sleep(pressure.WATCH_SECONDS)
+                await anyio.sleep(resources.WATCH_SECONDS)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(interrupt_when_stopped)

@@ -20,7 +20,7 @@ from proofbox.errors import CampaignNotReady, ProofboxError
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.campaign.history import past_flows
 from proofbox.lab.campaign.reading import Campaign, oracle_files
-from proofbox.lab.run import pressure
+from proofbox.lab.run import resources
 from proofbox.lab.run.plan import Plan, box_settings
 from proofbox.lab.run.running import prepare_run
 from proofbox.lab.suite.spec import Mission
@@ -171,7 +171,7 @@ def _budgets(campaign: Campaign) -> Iterator[PreflightFailure]:
 
 def _resources(out: Path) -> Iterator[PreflightFailure]:
     above = next(each for each in (out.absolute(), *out.absolute().parents) if each.is_dir())
-    if why := pressure.reason(above):
+    if why := resources.reason(above):
         yield PreflightFailure("", "CAMPAIGN_RESOURCES_LOW", why, ("free some, or choose another --out",))
 
 

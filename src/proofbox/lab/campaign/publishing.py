@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from proofbox.core.plurals import counted
 from proofbox.core.results import Document, ErrorBody
-from proofbox.core.words import counted
 from proofbox.errors import BundleError, CampaignChanged, CampaignNotPublishable
 from proofbox.evidence.attest.keys import load_private_key
 from proofbox.evidence.bundle.reader import load_bundle

@@ -14,16 +14,16 @@ import msgspec
 
 from proofbox.agents.registry import installed
 from proofbox.core.nearest import nearest
+from proofbox.core.plurals import counted
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.problems import Problem, Problems, invalid, refuse_other_kind, toml_problem
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
-from proofbox.core.words import counted
 from proofbox.errors import CampaignInvalid, NotFoundError, ProofboxError, SuiteInvalid
 from proofbox.lab.campaign.spec import PROMPT, CampaignDocument, Flow, Gate, MissionChoice, other_table
 from proofbox.lab.run.plan import secrets_in
+from proofbox.lab.suite.checks import LARGEST_PROMPT, check_values
 from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.suite.meaning import LARGEST_PROMPT, check_values
 from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite, parse_suite
 from proofbox.lab.suite.spec import Mission, Verify

@@ -30,7 +30,7 @@ from proofbox.lab.campaign.registration import (
     is_running,
     read_manifest,
 )
-from proofbox.lab.run.pressure import size_of
+from proofbox.lab.run.resources import size_of
 from proofbox.lab.run.retention import PIN_SUFFIX, RetentionItem, RetentionRules, leftover_work, remove_run
 
 
@@ -82,7 +82,7 @@ def _protected(out: Path, manifest: CampaignManifest, rules: RetentionRules) -> 
 
 
 def _runs(out: Path, manifest: CampaignManifest) -> Iterator[tuple[Path, str]]:
-    """Yield the output directory and the id of each run. What a link leads to is not part of the campaign."""
+    """Yield the output directory and the id of each run. Targets of links are not part of the campaign."""
     for run in manifest.runs:
         place = flow_out(out, run.flow)
         if not place.is_symlink() and not place.parent.is_symlink():

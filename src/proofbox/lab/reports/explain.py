@@ -19,7 +19,7 @@ import msgspec
 from proofbox.agents.agent_box import KILLED_AT_END
 from proofbox.agents.approvals import subject_of
 from proofbox.core.canonical import CanonicalError, parse_strict
-from proofbox.core.words import counted
+from proofbox.core.plurals import counted
 from proofbox.errors import ProofboxError
 from proofbox.evidence.bundle.directory import BundleDirectory
 from proofbox.evidence.bundle.paths import MAX_LOG_BYTES, read_bounded

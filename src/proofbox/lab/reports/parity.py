@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from proofbox.core.plurals import counted
 from proofbox.core.results import Document, ErrorBody
 from proofbox.core.text import preview
-from proofbox.core.words import counted
 from proofbox.errors import EvidenceIncomplete, RunsDiffer
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.documents import tree

@@ -10,7 +10,7 @@ from shlex import quote
 import msgspec
 
 from proofbox.core.clock import Clock
-from proofbox.core.words import counted
+from proofbox.core.plurals import counted
 from proofbox.errors import BundleCorrupt, EvidenceIncomplete
 from proofbox.evidence.bundle.packed import require_directory
 from proofbox.evidence.bundle.paths import enclosing

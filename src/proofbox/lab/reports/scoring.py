@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from proofbox.core.plurals import counted
 from proofbox.core.results import Document, ErrorBody
-from proofbox.core.words import counted
 from proofbox.errors import BundleCorrupt, BundleError, EvidenceIncomplete
 from proofbox.evidence.bundle.listing import notes_on_latest
 from proofbox.evidence.bundle.reader import Bundle, load_bundle

@@ -29,8 +29,8 @@ from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.run.fork_modes import overlay_obstacle
 from proofbox.lab.run.ledger import Ledger, PlannedAttempt
 from proofbox.lab.run.template import Templates
+from proofbox.lab.suite.checks import LARGEST_PROMPT
 from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.suite.meaning import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite, parse_suite
 from proofbox.lab.suite.spec import Isolation
 

@@ -31,11 +31,11 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.home import HOME_SUFFIX, attempts_dir
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import REFUSED_SUFFIX, WORK, conductor_lock, ledger_path, note_stores, stores_of
-from proofbox.lab.run.pressure import size_of
+from proofbox.lab.run.resources import size_of
 from proofbox.lab.run.template import forget_workspaces
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.scratch import abandoned_scratch
-from proofbox.sandbox.images.surplus import image_files
+from proofbox.sandbox.images.unused_files import image_files
 from proofbox.sandbox.probing.leftovers import abandoned_decoys
 from proofbox.sandbox.sessions import SessionStore
 from proofbox.workspace import registry
@@ -284,7 +284,7 @@ def leftover_work(out: Path, going: Collection[str] = ()) -> Iterator[RetentionI
     """Yield work directories of runs that are committed or removed: their conductor was killed. The directory itself
     may be gone, with its workspaces still registered in the state directory."""
     work = out / WORK
-    if work.is_symlink():  # in a directory that was received; what it leads to is not ours to remove
+    if work.is_symlink():  # a received directory may contain links; their targets are not ours to remove
         return
     real = os.path.realpath(work)
     names = {os.path.relpath(each.path, real).split("/")[0] for each in registry.registered_below(work)}

@@ -27,8 +27,8 @@ from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.config.engine import EngineSettings, chosen_engine
 from proofbox.config.settings import load
 from proofbox.core.ids import IdSource
+from proofbox.core.plurals import counted
 from proofbox.core.results import ErrorBody
-from proofbox.core.words import counted
 from proofbox.errors import EvidenceIncomplete, ProofboxError, RunInterrupted, SuiteNotPassed, UsageError
 from proofbox.lab.attempt.sharing import refuse_to_share
 from proofbox.lab.reports.results import RunResults, read_run

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.clock import Clock, isoformat
-from proofbox.lab.run import pressure
+from proofbox.lab.run import resources
 from proofbox.lab.run.crews.contract import EventForwarder
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.limiter import MIN_PAUSE, Limiter
@@ -58,7 +58,7 @@ class WaitReporter:
             return Wait(str(closed), closed.until)
         if due > self._clock.now().timestamp() + MIN_PAUSE:
             return None if claimed else Wait("", _moment(due))
-        short = pressure.reason(self._run_dir)
+        short = resources.reason(self._run_dir)
         return Wait(short, begun=claimed + ended) if short else None
 
     def _after_what(self, again: Attempt) -> str:

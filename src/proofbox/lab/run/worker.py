@@ -25,7 +25,7 @@ from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.runner import run_attempt
 from proofbox.lab.attempt.states import State
 from proofbox.lab.attempt_metrics import count_health
-from proofbox.lab.run import pressure
+from proofbox.lab.run import resources
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.limiter import Limiter
@@ -104,8 +104,8 @@ class Worker:
         early = due - self._clock.now().timestamp()
         if early > 0:
             return min(early, BEAT)
-        if pressure.reason(self._context.run_dir):
-            return pressure.POLL_SECONDS
+        if resources.reason(self._context.run_dir):
+            return resources.POLL_SECONDS
         self._entered += 1
         place = f"{self._name}/{self._entered}"
         closed = self._limiter.enter(place, self._process) if self._limiter is not None else None

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from proofbox.core.words import counted
+from proofbox.core.plurals import counted
 from proofbox.lab.statistics.functions import deviation
 from proofbox.lab.statistics.hypotheses import holm, mcnemar, sign_flip
 from proofbox.lab.statistics.intervals import Interval, t_interval, tango, z_value

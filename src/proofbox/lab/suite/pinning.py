@@ -19,9 +19,9 @@ from proofbox.core.spec_files.problems import Problem, invalid
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CapabilitiesInvalid, CapabilitiesRefused
 from proofbox.lab.run.template import TemplateSource
+from proofbox.lab.suite.checks import LARGEST_PROMPT
 from proofbox.lab.suite.files import NamedFile, SuiteFiles, paths_of
 from proofbox.lab.suite.harbor.task_tree import tree_sha256
-from proofbox.lab.suite.meaning import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite, pinned_name
 from proofbox.lab.suite.spec import Mission
 from proofbox.workspace.capabilities.capabilities import Capabilities

@@ -15,8 +15,8 @@ from proofbox.core.spec_files.problems import Problem, Problems, invalid, json_p
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
 from proofbox.errors import NotFoundError
+from proofbox.lab.suite.checks import check_meaning, check_values
 from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.suite.meaning import check_meaning, check_values
 from proofbox.lab.suite.runnable import check_archive, check_mission, check_suite
 from proofbox.lab.suite.spec import Mission, MissionFields, SuiteDocument, SuiteFields, other_table
 

@@ -16,8 +16,8 @@ from proofbox.agents.environment import is_allowed
 from proofbox.config import consent
 from proofbox.config.consent import Widening
 from proofbox.config.settings import Settings
+from proofbox.lab.suite.checks import capabilities_of
 from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.suite.meaning import capabilities_of
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Mission, verifiers_of
 from proofbox.sandbox.providers import ALIASES

@@ -44,9 +44,10 @@ def image_digest(name: str, project: Path) -> str:
 
 def prepare_default_image(on_line: Callable[[str], None]) -> None:
     """Build or download the default image, unless the engine or this machine has it."""
-    image = resolve_default_image()
-    if image.sha256 and (image.archive.exists() or _has(ContainerEngine.find(), _reference(image))):
+    engine, image = ContainerEngine.find(), resolve_default_image()
+    if image.sha256 and (image.archive.exists() or _has(engine, _reference(image))):
         return
+    engine.call("GET", "/version", op="probe")  # an engine that can't be reached is reported before the long work
     on_line(f"preparing the image {image.name}, once")
     if image.source == "archive":
         pull_image(image.name, project_root=None)

@@ -28,6 +28,11 @@ _CONTROLLERS = ("memory", "cpu", "pids")
 _FIX = "run as root, or in a session with delegated controllers: systemd-run --user --scope -p Delegate=yes -- COMMAND"
 
 
+def cpu_quota(cpus: float) -> int:
+    """Return the microseconds of CPU time in each period. The kernel refuses less than 1000."""
+    return max(1000, round(cpus * CPU_PERIOD_US))
+
+
 class CgroupTree(msgspec.Struct, frozen=True):
     """Where groups can be created: a directory per v1 controller, one in the unified hierarchy, or the reason."""
 
@@ -113,7 +118,7 @@ class Group:
                 with contextlib.suppress(OSError):
                     _write(self.memory / "memory.swap.max", 0)
         if policy.cpus is not None:
-            directory, quota = self._controlled("cpu"), max(1000, round(policy.cpus * CPU_PERIOD_US))
+            directory, quota = self._controlled("cpu"), cpu_quota(policy.cpus)
             if "cpu" in self._tree.v1:
                 _write(directory / "cpu.cfs_period_us", CPU_PERIOD_US)
                 _write(directory / "cpu.cfs_quota_us", quota)

@@ -20,7 +20,7 @@ from proofbox.sandbox.contract import BoxSpec, Isolation, Policy
 from proofbox.sandbox.host.cgroups import Group
 from proofbox.sandbox.host.processes import process_name
 from proofbox.sandbox.host.readiness import readable
-from proofbox.sandbox.host.released import reap_later, reap_released
+from proofbox.sandbox.host.reaping import reap_later, reap_released
 from proofbox.sandbox.host.unix_sockets import listen_at
 
 STDERR_LIMIT = 4096

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from proofbox.sandbox.contract import Box, BoxMount, CheckedSpec, Enforcement, I
 from proofbox.sandbox.covering import placed, refuse_missing_place
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.host.local_box import InheritedDescriptors, launch
+from proofbox.sandbox.host.local_box import InheritedDescriptors, LocalBox, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
 from proofbox.sandbox.providers.environment import BOX_HOME, BOX_PATH, boxed
 from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts, image_parts
@@ -94,16 +94,7 @@ class Bubblewrap:
 
     def start(self, spec: CheckedSpec) -> Box:
         bwrap = bwrap_program()
-        policy = spec.policy
-        tree: Path | None = None
-        if policy.image is not None:
-            from proofbox.sandbox.images.pull import runnable_image
-            from proofbox.sandbox.images.tree import unpacked
-
-            image = runnable_image(policy.image, spec.project)
-            tree, policy = unpacked(image), msgspec.structs.replace(policy, image=image.reference)
-        else:
-            refuse_missing_places(policy)
+        policy, tree = find_root(spec)
         staged = staging(spec)
         ids = BoxIds.choose(spec.project)
         shifts = ids.shifts(spec, policy)
@@ -122,20 +113,7 @@ class Bubblewrap:
             home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
             return [*launcher, bwrap, *_box_options(spec.placed, staged, policy, ids, tree), *home, *net, *agent]
 
-        return launch(
-            argv,
-            spec=spec,
-            group=group,
-            isolation=self.isolation,
-            policy=policy,
-            project=str(spec.project),
-            environment=boxed() if tree is None else {**boxed(), "PATH": BOX_PATH},
-            places=(
-                (spec.project, str(spec.project)),
-                *((mount.host, mount.guest) for mount in policy.mounts),
-                *((Path("/", name), f"/{name}") for name in ROOT if tree is None),
-            ),
-        )
+        return launch_composed(argv, spec, policy, tree, group, self.isolation)
 
     def explain(self, stderr: str) -> tuple[str, list[str]]:
         return explain(stderr)
@@ -248,7 +226,44 @@ def command_line(project: Path, policy: Policy) -> list[str]:
     ]
 
 
-def refuse_missing_places(policy: Policy) -> None:
+def find_root(spec: CheckedSpec) -> tuple[Policy, Path | None]:
+    """Return the policy with its image resolved, and the image's files; without an image, the root is the host's."""
+    if spec.policy.image is None:
+        _refuse_missing_places(spec.policy)
+        return spec.policy, None
+    from proofbox.sandbox.images.pull import runnable_image
+    from proofbox.sandbox.images.tree import unpacked
+
+    image = runnable_image(spec.policy.image, spec.project)
+    return msgspec.structs.replace(spec.policy, image=image.reference), unpacked(image)
+
+
+def launch_composed(
+    argv: Callable[[InheritedDescriptors], list[str]],
+    spec: CheckedSpec,
+    policy: Policy,
+    tree: Path | None,
+    group: cgroups.Group | None,
+    isolation: Isolation,
+) -> LocalBox:
+    """Start a box whose root bubblewrap composes from the host's programs, or from an image's files (`tree`)."""
+    return launch(
+        argv,
+        spec=spec,
+        group=group,
+        isolation=isolation,
+        policy=policy,
+        project=str(spec.project),
+        environment=boxed() if tree is None else {**boxed(), "PATH": BOX_PATH},
+        places=(
+            (spec.project, str(spec.project)),
+            *((mount.host, mount.guest) for mount in policy.mounts),
+            *((Path("/", name), f"/{name}") for name in ROOT if tree is None),
+        ),
+    )
+
+
+def _refuse_missing_places(policy: Policy) -> None:
     """Refuse a mount at a path of the host's root that does not exist: the root is read-only."""
     for mount in policy.mounts:
         top = Path(mount.guest).parts[1]
@@ -293,23 +308,18 @@ def _stage() -> str:
     return str(path)
 
 
+def namespace_options(policy: Policy, ids: BoxIds) -> list[str]:
+    options = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"]
+    options += ["--hostname", "box", "--cap-drop", "ALL", *([] if policy.network == "full" else ["--unshare-net"])]
+    if not ids.root:
+        options += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *sealed_userns()]
+    return options
+
+
 def _box_options(
     mounts: Sequence[BoxMount], staged: Mapping[str, str], policy: Policy, ids: BoxIds, tree: Path | None = None
 ) -> list[str]:
-    options = [
-        "--unshare-pid",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-        "--as-pid-1",
-        "--hostname",
-        "box",
-    ]
-    options += ["--cap-drop", "ALL"]
-    if policy.network != "full":
-        options.append("--unshare-net")
-    if not ids.root:
-        options += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *sealed_userns()]
+    options = namespace_options(policy, ids)
     if tree is None:
         options += host_parts(policy.network or "none")
     else:

@@ -17,12 +17,10 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from proofbox.sandbox.contract import Box, BoxMount, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.host.local_box import InheritedDescriptors, launch
+from proofbox.sandbox.host.local_box import InheritedDescriptors
 from proofbox.sandbox.machines.acceleration import find_acceleration
 from proofbox.sandbox.machines.initramfs import make_initramfs
 from proofbox.sandbox.machines.kernel import find_kernel
@@ -34,16 +32,17 @@ from proofbox.sandbox.providers.bubblewrap import (
     PRIVATE,
     BoxIds,
     bwrap_program,
+    find_root,
     has_overlay,
     landlock_options,
+    launch_composed,
     launcher_command,
+    namespace_options,
     proc_options,
-    refuse_missing_places,
-    sealed_userns,
     staging,
 )
-from proofbox.sandbox.providers.environment import BOX_HOME, BOX_PATH, boxed
-from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts, image_parts
+from proofbox.sandbox.providers.environment import BOX_HOME
+from proofbox.sandbox.providers.host_root import directory, host_parts, image_parts
 from proofbox.sandbox.providers.userns import explain
 
 _BOXVM, _KERNEL, _INITRAMFS = "/run/boxvm", "/run/kernel", "/run/initramfs"
@@ -108,16 +107,7 @@ class Vm:
         )
 
     def start(self, spec: CheckedSpec) -> Box:
-        policy = spec.policy
-        tree: Path | None = None
-        if policy.image is not None:
-            from proofbox.sandbox.images.pull import runnable_image
-            from proofbox.sandbox.images.tree import unpacked
-
-            image = runnable_image(policy.image, spec.project)
-            tree, policy = unpacked(image), msgspec.structs.replace(policy, image=image.reference)
-        else:
-            refuse_missing_places(policy)
+        policy, tree = find_root(spec)
         kernel = find_kernel()
         initramfs = make_initramfs(kernel)
         acceleration = find_acceleration(kernel / "vmlinux", initramfs)
@@ -129,10 +119,8 @@ class Vm:
         sockets = _sockets(spec, policy)
 
         def argv(with_: InheritedDescriptors) -> list[str]:
-            own = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"]
-            own += ["--hostname", "box", "--cap-drop", "ALL", *([] if policy.network == "full" else ["--unshare-net"])]
+            own = namespace_options(policy, ids)
             if not ids.root:
-                own += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *sealed_userns()]
                 own += [word for name in _SHARING for word in ("--cap-add", f"CAP_{name}")]
             own += [*host_parts(policy.network or "none"), *proc_options(), "--dev", "/dev"]
             own += ["--dev-bind", "/dev/kvm", "/dev/kvm"] if acceleration == "kvm" else []
@@ -164,20 +152,7 @@ class Vm:
             launcher = launcher_command(spec, policy, ids, shifts, staged, with_)
             return [*launcher, bwrap_program(), *own, *command]
 
-        return launch(
-            argv,
-            spec=spec,
-            group=group,
-            isolation=self.isolation,
-            policy=policy,
-            project=str(spec.project),
-            environment=boxed() if tree is None else {**boxed(), "PATH": BOX_PATH},
-            places=(
-                (spec.project, str(spec.project)),
-                *((mount.host, mount.guest) for mount in policy.mounts),
-                *((Path("/", name), f"/{name}") for name in ROOT if tree is None),
-            ),
-        )
+        return launch_composed(argv, spec, policy, tree, group, self.isolation)
 
     def explain(self, stderr: str) -> tuple[str, list[str]]:
         if "boxvm:" in stderr:
@@ -250,8 +225,7 @@ def _init_options(
     if policy.pids is not None:
         yield from ("--pids", str(policy.pids))
     if policy.cpus is not None:
-        quota = max(1000, round(policy.cpus * cgroups.CPU_PERIOD_US))
-        yield from ("--cpu", f"{quota} {cgroups.CPU_PERIOD_US}")
+        yield from ("--cpu", f"{cgroups.cpu_quota(policy.cpus)} {cgroups.CPU_PERIOD_US}")
     yield from ("--network",) if policy.network == "full" else ()
     yield from ("--", "boxagent")
     if spec.listen is None:

@@ -30,9 +30,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from proofbox.core.files.nofollow import DIRECTORY, opened_directory
+from proofbox.workspace.scanning.candidates import changed_candidates
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.scanning.mappings import MappedFiles
-from proofbox.workspace.scanning.suspects import suspects
 from proofbox.workspace.scanning.writeback import Writeback, protects_on_writeback
 from proofbox.workspace.store import pack
 from proofbox.workspace.store.large_objects import LARGE, chunks_of
@@ -121,7 +121,7 @@ class Scanner:
                 self._watch(root, [path for path, _ in directory.walk()] if within is None else within)
             if within is None and thorough:
                 within = dict.fromkeys([path for path, _ in directory.walk()])
-            self._scan_dirty(root, directory, suspects(root, directory) if within is None else within)
+            self._scan_dirty(root, directory, changed_candidates(root, directory) if within is None else within)
         self._name_trees(directory)
         for _, each in directory.walk():
             if each.weight <= PAGED:

@@ -17,8 +17,8 @@ import msgspec
 from proofbox.core.files.nofollow import opened_directory
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import WorkspaceChanging
+from proofbox.workspace.scanning.candidates import changed_candidates
 from proofbox.workspace.scanning.scanner import beyond
-from proofbox.workspace.scanning.suspects import suspects
 from proofbox.workspace.tree import Directory
 
 _NEW_MOUNTS = 0x20000
@@ -142,7 +142,7 @@ class LowerDirectory(msgspec.Struct, frozen=True):
     def require_unchanged(self) -> None:
         """Raise WorkspaceChanging if a file's times show that the lower directory has changed since it was mounted."""
         with opened_directory(str(self.path), None) as root:
-            found = suspects(root, self.known)
+            found = changed_candidates(root, self.known)
         if found:
             changed = sorted(found)[0]
             raise WorkspaceChanging(

@@ -15,10 +15,10 @@ from pathlib import Path
 from proofbox.core.files.nofollow import opened_directory
 from proofbox.workspace.model import Method
 from proofbox.workspace.scanning import cache
+from proofbox.workspace.scanning.candidates import changed_candidates
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.scanning.scanner import Scanner, invalidate_missing
 from proofbox.workspace.scanning.stack import Stack
-from proofbox.workspace.scanning.suspects import suspects
 from proofbox.workspace.scanning.tracker import Tracker
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.tree import Directory
@@ -118,7 +118,7 @@ class WorkingTree:
         if self.directory is None:
             return False
         with opened_directory(self._path, None) as root:
-            return not suspects(root, self.directory)
+            return not changed_candidates(root, self.directory)
 
     def save(self) -> None:
         """Write the cache for the next process, unless the workspace was forgotten meanwhile."""

@@ -121,7 +121,7 @@ class Restorer:
             unlink_if_there(self._temporary, place)
             if error.errno not in (errno.EISDIR, *_FULL):
                 raise
-            raise _Left("a directory with entries that no snapshot contains is in its place") from None
+            raise _NotRestored("a directory with entries that no snapshot contains is in its place") from None
 
     def _same_device(self, fd: int) -> bool:
         device = os.fstat(fd).st_dev
@@ -130,7 +130,7 @@ class Restorer:
 
     def _remove(self, fd: int, current: Directory, name: str, path: str) -> None:
         if path in self._keep:
-            raise _Left("it could not be read when the snapshot was taken")
+            raise _NotRestored("it could not be read when the snapshot was taken")
         child = current.dirs.get(name)
         if child is None:
             unlink_if_there(name, fd)
@@ -147,10 +147,10 @@ class Restorer:
             os.rmdir(name, dir_fd=fd)
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise _Left("it is a mount point") from None
+                raise _NotRestored("it is a mount point") from None
             if error.errno not in _FULL:
                 raise
-            raise _Left("it contains entries that could not be removed") from None
+            raise _NotRestored("it contains entries that could not be removed") from None
         del current.dirs[name]
 
     @contextmanager
@@ -158,7 +158,7 @@ class Restorer:
         """Handle one path: if it may not be changed, record it and continue."""
         try:
             yield
-        except _Left as reason:
+        except _NotRestored as reason:
             self.left[path] = str(reason)
         except OSError as error:
             if error.errno not in _REFUSED:
@@ -166,7 +166,7 @@ class Restorer:
             self.left[path] = error.strerror or str(error)
 
 
-class _Left(Exception):
+class _NotRestored(Exception):
     """The reason why a path could not be restored."""
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from proofbox.core.words import counted
+from proofbox.core.plurals import counted
 from proofbox.workspace.tools import rendering
 
 EntryType = Literal["file", "directory", "symlink", "other"]

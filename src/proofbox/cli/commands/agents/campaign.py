@@ -16,8 +16,8 @@ from proofbox.cli.commands.agents.suite import consents
 from proofbox.cli.output import Document, columns, show, write_json
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.errors import ConsentRequired, RunInterrupted
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Annotated
 from proofbox.cli import flags
 from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 
 SpecPath = Annotated[Path, Parameter(help="The campaign file (TOML).")]
 OutPath = Annotated[Path, Parameter(help="The --out directory of a campaign.")]

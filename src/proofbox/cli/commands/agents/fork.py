@@ -7,7 +7,7 @@ from typing import Annotated
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.attempt import Id, Run, find
-from proofbox.cli.commands.agents.trial import NO_FLAGS, AttemptArgs, summary
+from proofbox.cli.commands.agents.runtime_try import NO_FLAGS, AttemptArgs, summary
 from proofbox.cli.output import show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable

@@ -10,8 +10,8 @@ from proofbox.cli import flags
 from proofbox.cli.output import ErrorBody, columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.errors import RuntimeChecksFailed
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from proofbox.cli import flags, redirect_to_null
 from proofbox.cli.output import READER_LEFT, ErrorBody, columns, show, write_json
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid, UsageError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import msgspec
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.parameters import Parameter
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.delivery.client.wire import AppSpec
 from proofbox.errors import UsageError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from proofbox.cli import flags
 from proofbox.cli.output import show
 from proofbox.cli.parameters import Parameter
-from proofbox.core.words import counted
+from proofbox.core.plurals import counted
 
 if TYPE_CHECKING:
     from proofbox.lab.reports.parity import ParityReport

@@ -12,9 +12,9 @@ from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
+from proofbox.core.plurals import counted
 from proofbox.core.spec_files.problems import Problem
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.errors import PlanInvalid, PlanMismatch
 from proofbox.sandbox.probing.plan import Probe, ProbePlan, Profile
 from proofbox.sandbox.probing.results import ChangedDecision, ProbeResult

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from proofbox.cli import flags
 from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 
 if TYPE_CHECKING:
     from proofbox.lab.garbage import CollectedGarbage

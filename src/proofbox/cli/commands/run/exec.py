@@ -14,8 +14,8 @@ import msgspec
 from proofbox.cli import flags
 from proofbox.cli.output import write_json
 from proofbox.cli.parameters import Parameter
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
 from proofbox.sandbox import DEFAULT_OUTPUT_CAP
 

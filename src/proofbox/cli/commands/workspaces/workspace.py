@@ -14,8 +14,8 @@ from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.errors import UsageError, WorkspaceCorrupt, WorkspacePathRefused
 from proofbox.workspace.model import Change, Collected, Forgotten, HistoryVerification, SkippedPath, Snapshot, Status
 

@@ -55,7 +55,7 @@ from proofbox.lab.attempt.runner import Supervisor, supervise
 from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.run.plan import redactor_for
-from proofbox.lab.suite.meaning import LARGEST_PROMPT
+from proofbox.lab.suite.checks import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import BoxLimits, Mission, SuiteDocument, SuiteFields
 from proofbox.sandbox.client.signals import interrupting_waits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proofbox.core.words import counted
+from proofbox.core.plurals import counted
 from proofbox.lab.campaign.spec import Gate
 from proofbox.lab.reports.campaigns.results import FlowReport, GateResult
 from proofbox.lab.statistics import Comparison, ComparisonVerdict

@@ -15,9 +15,9 @@ from proofbox.core.canonical import MAX_INTEGER
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
 from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.core.plurals import counted
 from proofbox.core.results import ErrorBody
 from proofbox.core.spec_files.text_files import Unreadable, read_text
-from proofbox.core.words import counted
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.campaign_runs import RUNS
@@ -35,9 +35,9 @@ from proofbox.lab.campaign.registration import (
     registered_digest,
 )
 from proofbox.lab.campaign.spec import CampaignDocument
-from proofbox.lab.reports.campaigns.children import FlowResults, read_flows
 from proofbox.lab.reports.campaigns.efforts import Efforts, efforts, has_repeated
 from proofbox.lab.reports.campaigns.gates import judge
+from proofbox.lab.reports.campaigns.parallel_reading import FlowResults, read_flows
 from proofbox.lab.reports.campaigns.results import (
     CampaignReport,
     CampaignResults,

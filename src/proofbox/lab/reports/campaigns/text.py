@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.core.words import counted
 from proofbox.lab.campaign.comparing import CampaignComparison
 from proofbox.lab.reports.campaigns.efforts import SHARES
 from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport

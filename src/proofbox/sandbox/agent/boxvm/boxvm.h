@@ -14,7 +14,7 @@
  *     --socket PATH     connect clients of this unix socket to the host's next target
  *     --memory BYTES, --pids COUNT, --cpu "QUOTA PERIOD"    limits of all commands together
  *     --network         configure the network device as QEMU's user network expects it
- *     -- ARG...         the box agent's arguments, of which the first option is --stream or --listen
+ *     -- ARG...         the arguments of the box agent, starting with --stream or --listen
  *
  * The port carries channels. A frame is  u32 length | u8 type | u32 channel | payload  with little-endian integers, where
  * length counts the payload. The host opens channels with even numbers, the guest with odd numbers.

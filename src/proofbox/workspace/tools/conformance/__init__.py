@@ -1,8 +1,8 @@
 """The conformance suite of tool environments: one set of checks for all, as plain functions that raise `Failed`.
 
-    results = run_conformance(make)     # make(guard) is a context manager that yields a `ToolWorld`
+    results = run_conformance(make)     # make(guard) is a context manager that yields a `ToolFixture`
 
-An environment without a directory on the host sets `ToolWorld.host` to None, and one without commands raises
+An environment without a directory on the host sets `ToolFixture.host` to None, and one without commands raises
 CommandsUnavailable; the checks that need them are then `not_applicable`.
 """
 
@@ -14,26 +14,26 @@ from contextlib import AbstractContextManager
 
 from proofbox.sandbox.conformance.check import CheckResult, Failed, NotApplicable
 from proofbox.workspace.tools.conformance import changes, commands, files, guards, links, search
-from proofbox.workspace.tools.conformance.world import CHECKS, GUARDED, Check, Fence, ToolWorld
+from proofbox.workspace.tools.conformance.fixture import CHECKS, GUARDED, Check, SecretGuard, ToolFixture
 from proofbox.workspace.tools.tree import AllowAll, Guard
 
-__all__ = ["CHECKS", "GUARDED", "MODULES", "Fence", "Make", "ToolWorld", "run_conformance"]
+__all__ = ["CHECKS", "GUARDED", "MODULES", "Make", "SecretGuard", "ToolFixture", "run_conformance"]
 
 MODULES = (files, changes, search, commands, links, guards)  # importing them registers their checks
-Make = Callable[[Guard], AbstractContextManager[ToolWorld]]
+Make = Callable[[Guard], AbstractContextManager[ToolFixture]]
 
 
 def run_conformance(make: Make, only: Collection[str] | None = None) -> list[CheckResult]:
-    """Run every check, or those in `only`, each in a new world. Errors are reported in the check's result."""
+    """Run every check, or those in `only`, each in a new fixture. Errors are reported in the check's result."""
     checks: list[tuple[str, Check, Guard]] = [(name, check, AllowAll()) for name, check in CHECKS.items()]
-    checks += [(name, check, Fence()) for name, check in GUARDED.items()]
+    checks += [(name, check, SecretGuard()) for name, check in GUARDED.items()]
     return [_run(name, check, make, guard) for name, check, guard in checks if only is None or name in only]
 
 
 def _run(name: str, check: Check, make: Make, guard: Guard) -> CheckResult:
     try:
-        with make(guard) as world:
-            check(world)
+        with make(guard) as fixture:
+            check(fixture)
     except Failed as error:
         return CheckResult(name, "tools", "failed", str(error))
     except NotApplicable as error:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from proofbox.errors import EditRefused, PatchRefused, ProofboxError
 from proofbox.sandbox.conformance.check import Failed
-from proofbox.workspace.tools.conformance.world import ToolWorld, check, paths_of, refused, same
+from proofbox.workspace.tools.conformance.fixture import ToolFixture, check, paths_of, refused, same
 
 
 @check
-def edits_replace_exact_text(world: ToolWorld) -> None:
-    env = world.env
+def edits_replace_exact_text(fixture: ToolFixture) -> None:
+    env = fixture.env
     env.write_file("f", "a\nb.b\nb.b\r\nc\n")
     refused(EditRefused, env.edit_file, "f", "b.b", "x")
     refused(EditRefused, env.edit_file, "f", "b?b", "x")
@@ -51,7 +51,7 @@ new file mode 100755
 +++ b/sub/new
 @@ -0,0 +1,2 @@
 +hello
-+world
++fixture
 diff --git a/old name b/new name
 similarity index 100%
 rename from old name
@@ -60,8 +60,8 @@ rename to new name
 
 
 @check
-def patches_change_every_file(world: ToolWorld) -> None:
-    env = world.env
+def patches_change_every_file(fixture: ToolFixture) -> None:
+    env = fixture.env
     env.write_file("mod", "one\ntwo\nthree\nfour\nfive")
     refused(PatchRefused, env.apply_patch, "--- mod\n+++ mod\n@@ -5 +5,2 @@\n five\n+six\n")
     env.write_file("mod", "one\ntwo\nthree\nfour\nfive\n")
@@ -77,8 +77,8 @@ def patches_change_every_file(world: ToolWorld) -> None:
 
 
 @check
-def unsuitable_patches_change_nothing(world: ToolWorld) -> None:
-    env = world.env
+def unsuitable_patches_change_nothing(fixture: ToolFixture) -> None:
+    env = fixture.env
     files = {"mod": "one\ntwo\nthree\nfour\nfive\n", "gone": "y\n", "old name": "kept"}
     for path, content in files.items():
         env.write_file(path, content)
@@ -96,8 +96,8 @@ def unsuitable_patches_change_nothing(world: ToolWorld) -> None:
 
 
 @check
-def moved_hunks_apply_unless_ambiguous(world: ToolWorld) -> None:
-    env = world.env
+def moved_hunks_apply_unless_ambiguous(fixture: ToolFixture) -> None:
+    env = fixture.env
     patch = "--- f\n+++ f\n@@ -1,2 +1,2 @@\n a\n-b\n+B\n"
     env.write_file("f", "0\n0\na\nb\n")
     env.apply_patch(patch)

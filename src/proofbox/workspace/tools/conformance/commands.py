@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from proofbox.errors import CommandsUnavailable, ProofboxError
 from proofbox.sandbox.conformance.check import NotApplicable, expect
-from proofbox.workspace.tools.conformance.world import ToolWorld, check, refused, same
+from proofbox.workspace.tools.conformance.fixture import ToolFixture, check, refused, same
 from proofbox.workspace.tools.contract import OUTPUT_LIMIT, ToolEnvironment
 
 
-def _shell(world: ToolWorld) -> ToolEnvironment:
+def _shell(fixture: ToolFixture) -> ToolEnvironment:
     try:
-        world.env.run_command("true")
+        fixture.env.run_command("true")
     except CommandsUnavailable as error:
         raise NotApplicable(error.message) from None
-    return world.env
+    return fixture.env
 
 
 @check
-def every_end_of_a_command_is_a_result(world: ToolWorld) -> None:
-    env = _shell(world)
+def every_end_of_a_command_is_a_result(fixture: ToolFixture) -> None:
+    env = _shell(fixture)
     done = env.run_command("echo out; echo err >&2; exit 7")
     same((done.exit_code, done.stdout, done.stderr, done.timed_out), (7, "out\n", "err\n", False))
     same(env.run_command(["printf", "%s", "a b"]).stdout, "a b")
@@ -33,8 +33,8 @@ def every_end_of_a_command_is_a_result(world: ToolWorld) -> None:
 
 
 @check
-def commands_and_tools_see_the_same_files(world: ToolWorld) -> None:
-    env = _shell(world)
+def commands_and_tools_see_the_same_files(fixture: ToolFixture) -> None:
+    env = _shell(fixture)
     env.write_file("sub/f", "from the tool")
     same(env.run_command("cat f && echo more > made", cwd="sub").stdout, "from the tool")
     same(env.read_file("sub/made").content, "more\n")

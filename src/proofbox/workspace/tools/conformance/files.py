@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proofbox.errors import ArgumentsInvalid, FileAbsent, FileKindRefused, FileTooLarge, ToolPathRefused
-from proofbox.workspace.tools.conformance.world import ToolWorld, check, paths_of, refused, same
+from proofbox.workspace.tools.conformance.fixture import ToolFixture, check, paths_of, refused, same
 from proofbox.workspace.tools.contract import LARGEST_FILE, READ_LIMIT
 
 OUTSIDE = ("..", "../x", "a/../../x", "/etc/passwd", "/", "../" * 50 + "etc/passwd", "a/../..")
@@ -11,8 +11,8 @@ NO_PATHS = ("", "\0", "a\0b", "x" * 5000, "a/" + "y" * 300, "\ud800")
 
 
 @check
-def written_files_are_read_back(world: ToolWorld) -> None:
-    env = world.env
+def written_files_are_read_back(fixture: ToolFixture) -> None:
+    env = fixture.env
     written = env.write_file("deep/er/file", "one\ntwo\n")
     same((written.created, written.size, written.path), (True, 8, "deep/er/file"))
     same(env.read_file("deep/er/file").content, "one\ntwo\n")
@@ -25,8 +25,8 @@ def written_files_are_read_back(world: ToolWorld) -> None:
 
 
 @check
-def line_ranges_are_read(world: ToolWorld) -> None:
-    env = world.env
+def line_ranges_are_read(fixture: ToolFixture) -> None:
+    env = fixture.env
     env.write_file("f", "1\n22\n333\n4444")
     same((env.read_file("f", first_line=2, max_lines=2).content), "22\n333\n")
     same(env.read_file("f", first_line=2, max_lines=2).truncated, True)
@@ -44,8 +44,8 @@ def line_ranges_are_read(world: ToolWorld) -> None:
 
 
 @check
-def paths_outside_the_root_are_refused(world: ToolWorld) -> None:
-    env = world.env
+def paths_outside_the_root_are_refused(fixture: ToolFixture) -> None:
+    env = fixture.env
     env.write_file("a/b", "x")
     for path in OUTSIDE:
         for tool in (env.read_file, env.remove_file, env.list_directory, env.list_files_recursive):
@@ -59,8 +59,8 @@ def paths_outside_the_root_are_refused(world: ToolWorld) -> None:
 
 
 @check
-def missing_and_irregular_files_are_reported(world: ToolWorld) -> None:
-    env = world.env
+def missing_and_irregular_files_are_reported(fixture: ToolFixture) -> None:
+    env = fixture.env
     env.write_file("d/f", "x")
     for tool in (env.read_file, env.remove_file, env.list_directory, env.list_files_recursive):
         refused(FileAbsent, tool, "none")
@@ -79,15 +79,15 @@ def missing_and_irregular_files_are_reported(world: ToolWorld) -> None:
 
 
 @check
-def large_files_are_refused(world: ToolWorld) -> None:
-    refused(FileTooLarge, world.env.write_file, "f", b"x" * (LARGEST_FILE + 1))
-    refused(FileAbsent, world.env.read_file, "f")
-    refused(ArgumentsInvalid, world.env.write_file, "f", "\ud800")
+def large_files_are_refused(fixture: ToolFixture) -> None:
+    refused(FileTooLarge, fixture.env.write_file, "f", b"x" * (LARGEST_FILE + 1))
+    refused(FileAbsent, fixture.env.read_file, "f")
+    refused(ArgumentsInvalid, fixture.env.write_file, "f", "\ud800")
 
 
 @check
-def removed_files_are_absent(world: ToolWorld) -> None:
-    env = world.env
+def removed_files_are_absent(fixture: ToolFixture) -> None:
+    env = fixture.env
     env.write_file("d/f", "x")
     same(env.remove_file("d/f").path, "d/f")
     refused(FileAbsent, env.read_file, "d/f")
@@ -95,8 +95,8 @@ def removed_files_are_absent(world: ToolWorld) -> None:
 
 
 @check
-def listings_are_sorted_and_bounded(world: ToolWorld) -> None:
-    env = world.env
+def listings_are_sorted_and_bounded(fixture: ToolFixture) -> None:
+    env = fixture.env
     for path in ("b/x", "b-c", "b.d", "a", "b/c/d/e", "Z", "ä"):
         env.write_file(path, "12")
     listing = env.list_directory()

@@ -1,16 +1,24 @@
-"""The guard's decisions are enforced on the path that is actually opened. These checks run under `world.Fence`."""
+"""The guard's decisions are enforced on the path that is actually opened. The checks use `fixture.SecretGuard`."""
 
 from __future__ import annotations
 
 import os
 
 from proofbox.errors import CapabilityDenied, FileAbsent
-from proofbox.workspace.tools.conformance.world import ToolWorld, found_in, guarded, host_of, paths_of, refused, same
+from proofbox.workspace.tools.conformance.fixture import (
+    ToolFixture,
+    found_in,
+    guarded,
+    host_of,
+    paths_of,
+    refused,
+    same,
+)
 
 
 @guarded
-def denied_files_are_not_opened(world: ToolWorld) -> None:
-    env = world.env
+def denied_files_are_not_opened(fixture: ToolFixture) -> None:
+    env = fixture.env
     for attempt in (env.read_file, env.remove_file):
         refused(CapabilityDenied, attempt, "a/secret")
         refused(CapabilityDenied, attempt, "a/./secret")
@@ -23,15 +31,15 @@ def denied_files_are_not_opened(world: ToolWorld) -> None:
 
 
 @guarded
-def hidden_files_are_neither_listed_nor_found(world: ToolWorld) -> None:
-    host = host_of(world)
+def hidden_files_are_neither_listed_nor_found(fixture: ToolFixture) -> None:
+    host = host_of(fixture)
     for name in ("a/secret", "a/plain", "secret/deep"):
         os.makedirs(os.path.dirname(f"{host}/{name}"), exist_ok=True)
         with open(f"{host}/{name}", "w") as file:
             file.write("needle\n")
     os.symlink("secret", f"{host}/link")
     os.symlink("a/secret", f"{host}/to")
-    env = world.env
+    env = fixture.env
     same(paths_of(env.list_files_recursive()), ["a/plain", "link", "to"])
     same(found_in(env.search_text("needle")), [("a/plain", 1)])
     refused(CapabilityDenied, env.read_file, "link/deep")

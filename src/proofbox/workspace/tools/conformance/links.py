@@ -6,12 +6,12 @@ import os
 
 from proofbox.errors import FileKindRefused, ToolPathRefused
 from proofbox.sandbox.conformance.check import expect
-from proofbox.workspace.tools.conformance.world import ToolWorld, check, found_in, host_of, paths_of, refused, same
+from proofbox.workspace.tools.conformance.fixture import ToolFixture, check, found_in, host_of, paths_of, refused, same
 
 
 @check
-def links_do_not_lead_outside_the_root(world: ToolWorld) -> None:
-    host, env = host_of(world), world.env
+def links_do_not_lead_outside_the_root(fixture: ToolFixture) -> None:
+    host, env = host_of(fixture), fixture.env
     env.write_file("d/f", "inside")
     for name, target in {
         "out": "/etc",
@@ -42,8 +42,8 @@ def links_do_not_lead_outside_the_root(world: ToolWorld) -> None:
 
 
 @check
-def irregular_files_never_block(world: ToolWorld) -> None:
-    host, env = host_of(world), world.env
+def irregular_files_never_block(fixture: ToolFixture) -> None:
+    host, env = host_of(fixture), fixture.env
     os.mkfifo(f"{host}/pipe")
     refused(FileKindRefused, env.read_file, "pipe")
     refused(FileKindRefused, env.write_file, "pipe", "x")
@@ -53,8 +53,8 @@ def irregular_files_never_block(world: ToolWorld) -> None:
 
 
 @check
-def undecodable_names_are_kept(world: ToolWorld) -> None:
-    host, env = host_of(world), world.env
+def undecodable_names_are_kept(fixture: ToolFixture) -> None:
+    host, env = host_of(fixture), fixture.env
     name = os.fsdecode(b"n\xff")
     with open(os.fsencode(host) + b"/n\xff", "w") as file:
         file.write("found\n")

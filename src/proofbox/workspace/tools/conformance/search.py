@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from proofbox.errors import ArgumentsInvalid, PatternRefused
-from proofbox.workspace.tools.conformance.world import ToolWorld, check, found_in, refused, same
+from proofbox.workspace.tools.conformance.fixture import ToolFixture, check, found_in, refused, same
 
 
 @check
-def matching_text_is_found(world: ToolWorld) -> None:
-    env = world.env
+def matching_text_is_found(fixture: ToolFixture) -> None:
+    env = fixture.env
     env.write_file("a.py", "import os\n\ndef main():\n    pass\n")
     env.write_file("lib/b.py", "def other(): pass\r\n")
     env.write_file("lib/c.txt", "def no newline")
@@ -30,8 +30,8 @@ def matching_text_is_found(world: ToolWorld) -> None:
 
 
 @check
-def patterns_outside_the_dialect_are_refused(world: ToolWorld) -> None:
-    env = world.env
+def patterns_outside_the_dialect_are_refused(fixture: ToolFixture) -> None:
+    env = fixture.env
     for pattern in ("(?=x)", r"(a)\1", "(?i)x", "a\nb", "[[:alpha:]]", "a**", "(", ")", "[", "{", "*", r"\n", ""):
         refused(PatternRefused, env.search_text, pattern)
     refused(ArgumentsInvalid, env.search_text, "x", glob="[a")

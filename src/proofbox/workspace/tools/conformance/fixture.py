@@ -14,19 +14,19 @@ from proofbox.workspace.tools.tree import Access
 E = TypeVar("E", bound=ProofboxError)
 
 
-class ToolWorld(NamedTuple):
+class ToolFixture(NamedTuple):
     """An environment with an empty root, and the root's path on the host, if any."""
 
     env: ToolEnvironment
     host: str | None = None
 
 
-Check = Callable[[ToolWorld], None]
+Check = Callable[[ToolFixture], None]
 CHECKS: dict[str, Check] = {}
 GUARDED: dict[str, Check] = {}
 
 
-class Fence:
+class SecretGuard:
     """The guard for guarded checks: denies reading any `secret`, and changing anything in `fixed`."""
 
     def check(self, access: Access, path: str) -> None:
@@ -44,7 +44,7 @@ def check(function: Check) -> Check:
 
 
 def guarded(function: Check) -> Check:
-    """Register a check that runs under `Fence`."""
+    """Register a check that runs under `SecretGuard`."""
     GUARDED[function.__name__.replace("_", "-")] = function
     return function
 
@@ -72,7 +72,7 @@ def found_in(result: SearchResult) -> list[tuple[str, int]]:
     return [(match.path, match.line) for match in result.matches]
 
 
-def host_of(world: ToolWorld) -> str:
-    if world.host is None:
+def host_of(fixture: ToolFixture) -> str:
+    if fixture.host is None:
         raise NotApplicable("it has no directory on the host")
-    return world.host
+    return fixture.host

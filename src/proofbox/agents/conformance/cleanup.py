@@ -10,7 +10,7 @@ from proofbox.agents.events import ItemStarted, ToolCall, TurnEnded
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.conformance.check import Failed, expect
 
-subject = RuntimeChecks("leaving")
+subject = RuntimeChecks("cleanup")
 
 
 @subject.check()

@@ -14,8 +14,8 @@ from proofbox.cli import flags
 from proofbox.cli.output import show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import watched
+from proofbox.core.plurals import counted
 from proofbox.core.text import preview, printable
-from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The outlet of a box with an allowlist: the proxy, the directory of its sockets, and the box's settings for them."""
+"""The network access of a box with an allowlist: its proxy, the directory of the sockets, and the box's settings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def usable_rules(rules: tuple[str, ...]) -> tuple[HostRule, ...]:
     return parsed
 
 
-class Outlet:
-    """Open as long as its box lives; `close` ends every connection and leaves nothing behind."""
+class BoxProxy:
+    """The proxy of one box, open as long as the box lives. `close` ends every connection and leaves nothing behind."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, on_event: OnEvent | None) -> None:
         from proofbox.sandbox.egress.proxy import PROXY_SOCKET, AllowlistProxy  # few boxes need it

@@ -22,7 +22,7 @@ from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox.host.binaries import program
 from proofbox.workspace.tree import Directory, int64, times_of
 
-Suspects = dict[str, set[str] | None]
+Candidates = dict[str, set[str] | None]
 """Names by directory; None if the whole directory has to be listed again."""
 
 _WORTH_A_PROCESS = 2000
@@ -35,7 +35,7 @@ _Job = tuple[str, Directory]
 _Suspect = tuple[str, set[str] | None]
 
 
-def suspects(root: int, directory: Directory) -> Suspects:
+def changed_candidates(root: int, directory: Directory) -> Candidates:
     """Return the entries whose times differ from those in `directory`."""
     jobs = list(directory.walk())
     weights = [each.weight + 3 for _, each in jobs]
@@ -52,9 +52,9 @@ def suspects(root: int, directory: Directory) -> Suspects:
     return _merged(found)
 
 
-def _merged(found: Iterable[_Suspect]) -> Suspects:
+def _merged(found: Iterable[_Suspect]) -> Candidates:
     """Merge the reports. A directory may occur several times, once for each entry that was removed or not opened."""
-    merged: Suspects = {}
+    merged: Candidates = {}
     below: list[str] = []
     for path, names in found:
         before = merged.setdefault(path, names)

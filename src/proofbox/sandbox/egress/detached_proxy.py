@@ -1,4 +1,4 @@
-"""The outlet of a box that outlives its client: the same proxy, in a separate process that ends with the box.
+"""The network access of a box that outlives its client: the proxy in a separate process that ends with the box.
 
 The process holds an idle connection to the session's agent (the agent does not count it as use). When the connection
 breaks, the box has ended. If the process is killed first, the box has no network any more. Decisions are written to
@@ -20,15 +20,15 @@ import msgspec
 
 from proofbox.errors import ProofboxError, StartFailed
 from proofbox.sandbox.contract import Event, Forward
-from proofbox.sandbox.egress.outlet import Outlet, usable_rules
-from proofbox.sandbox.host.released import reap_later
+from proofbox.sandbox.egress.box_proxy import BoxProxy, usable_rules
+from proofbox.sandbox.host.reaping import reap_later
 from proofbox.sandbox.host.unix_sockets import connect_at
 
 UP_TIMEOUT = 30.0
 LOG_LIMIT = 16 << 20
 
 
-class _OutletConfig(msgspec.Struct, frozen=True):
+class _ProxyConfig(msgspec.Struct, frozen=True):
     rules: tuple[str, ...]
     name: str
     session: str
@@ -42,14 +42,14 @@ class _BoxSettings(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
-class DetachedOutlet:
-    """An `Outlet` in another process. `close` ends the process; `release` leaves it running."""
+class DetachedProxy:
+    """A `BoxProxy` in another process. `close` ends the process; `release` leaves it running."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, session: Path, log: Path) -> None:
         from proofbox.core.interpreter import module_child
 
         usable_rules(rules)  # report invalid rules here, since the process can't
-        child = module_child("proofbox.sandbox.egress.detached_outlet")
+        child = module_child("proofbox.sandbox.egress.detached_proxy")
         self._process = subprocess.Popen(
             child.argv,
             stdin=subprocess.PIPE,
@@ -59,7 +59,7 @@ class DetachedOutlet:
             env=child.env,
             start_new_session=True,
         )
-        config = msgspec.json.encode(_OutletConfig(rules, name, str(session), str(log)))
+        config = msgspec.json.encode(_ProxyConfig(rules, name, str(session), str(log)))
         try:
             settings = msgspec.json.decode(self._configure(config), type=_BoxSettings)
         except (OSError, msgspec.MsgspecError) as error:
@@ -94,7 +94,7 @@ class DetachedOutlet:
 
 
 def main() -> int:
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=_OutletConfig)
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=_ProxyConfig)
     log = Path(config.log)
 
     def note(event: Event) -> None:
@@ -107,15 +107,15 @@ def main() -> int:
             pass
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    outlet = Outlet(config.rules, name=config.name, on_event=note)
+    proxy = BoxProxy(config.rules, name=config.name, on_event=note)
     try:
-        settings = _BoxSettings(str(outlet.directory), outlet.forwards, dict(outlet.environment))
+        settings = _BoxSettings(str(proxy.directory), proxy.forwards, dict(proxy.environment))
         sys.stdout.buffer.write(msgspec.json.encode(settings) + b"\n")
         sys.stdout.buffer.flush()
         if sys.stdin.buffer.readline():  # empty: the client died before the box was up
             _watch(Path(config.session))
     finally:
-        outlet.close()
+        proxy.close()
     return 0
 
 

@@ -57,7 +57,9 @@ def measure_here(request: MeasureRequest, progress: Progress) -> MeasuredPlan:
 
 def measure_clean(request: MeasureRequest, progress: Progress) -> MeasuredPlan:
     """Measure from a process made for it."""
-    child = module_child("proofbox.probes.clean", env={name: os.environ[name] for name in KEPT if name in os.environ})
+    child = module_child(
+        "proofbox.probes.measuring_process", env={name: os.environ[name] for name in KEPT if name in os.environ}
+    )
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             child.argv,

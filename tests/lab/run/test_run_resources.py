@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.lab.run.pressure import reason, size_of
+from proofbox.lab.run.resources import reason, size_of
 
 ALL = 1 << 62
 MIB = 1 << 20
