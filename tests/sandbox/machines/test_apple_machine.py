@@ -171,7 +171,7 @@ def test_machine_ends_with_its_client(run: Callable[[str], Running]) -> None:
     [
         (GIVES_UP, "apple-vm: boxvm: in the guest: /dev/\\x1b[2Jx: failed\n"),
         (LIES, "apple-vm: the guest broke the protocol: a frame's type\n"),
-        (ENDS, "apple-vm: the machine ended by itself\n"),
+        (ENDS, "apple-vm: the machine ended unexpectedly\n"),
     ],
     ids=["gives-up", "lies", "ends"],
 )

@@ -60,7 +60,7 @@ class Guest:
         else:
             self.ended.append(None)
         finally:
-            os.close(self._served)  # so that nobody waits to write to it
+            os.close(self._served)  # so that writing to it fails instead of waiting
 
     def send(self, kind: int, number: int = 0, payload: bytes = b"") -> None:
         self.send_raw(HEADER.pack(len(payload), kind, number) + payload)
@@ -255,7 +255,7 @@ def test_guest_that_does_not_read_is_not_read_from(guest: Guest, monkeypatch: py
     numbers, pending = itertools.count(1, 2), b""
 
     def is_full() -> bool:
-        """Request connections, each of which is answered, until the port takes no more."""
+        """Request connections until the port takes no more. It answers each request."""
         nonlocal pending
         try:
             while True:

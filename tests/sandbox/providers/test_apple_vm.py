@@ -7,6 +7,7 @@ import platform
 import plistlib
 import stat
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from proofbox import Mount, Sandboxes
 from proofbox.errors import PolicyRefused, ProviderUnavailable
 from proofbox.sandbox import selection
 from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.images.imports import import_image
 from proofbox.sandbox.machines import apple_signing
 from proofbox.sandbox.machines import kernel as kernels
 from proofbox.sandbox.providers import AUTO_ORDER, provider_named
@@ -95,6 +97,23 @@ def test_missing_kernel_is_named(mac: Path) -> None:
     with pytest.raises(ProviderUnavailable, match="kernel") as caught:
         AppleVm().identity()
     assert caught.value.fix_hints
+
+
+def test_kernel_is_imported_from_linux(
+    mac: Path, kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_found", [])
+    with tarfile.open(tmp_path / "kernel.tar", "w") as archive:
+        archive.add(kernel / "vmlinux", "vmlinux")
+        archive.add(kernel / "modules", "modules")
+    image = import_image(tmp_path / "kernel.tar", "kernel")
+    assert f"{image.sha256}.tree" in AppleVm().identity()
+
+
+def test_kernel_without_a_pci_bus_is_refused(mac: Path, kernel: Path) -> None:
+    (kernel / "modules/virtio_pci.ko").unlink()
+    with pytest.raises(ProviderUnavailable, match="PCI"):
+        AppleVm().identity()
 
 
 def test_auto_on_a_mac_finds_apple_vm_then_docker(monkeypatch: pytest.MonkeyPatch, boxes: Sandboxes) -> None:

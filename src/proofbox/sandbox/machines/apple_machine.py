@@ -136,7 +136,7 @@ def run(machine: AppleMachine, stream: socket.socket) -> None:
             serving.join(_LOOK_SECONDS)  # its last words may be in the port
             if not serving.is_alive():
                 break
-            raise MachineFailed("the machine ended by itself")
+            raise MachineFailed("the machine ended unexpectedly")
     if broken:
         raise MachineFailed(broken[0])
 

@@ -53,8 +53,15 @@ class AppleVm:
                 op="probe",
                 fix_hints=["pip install pyobjc-framework-Virtualization"],
             )
+        kernel = find_kernel()
+        if not (kernel / "modules/virtio_pci.ko").exists():
+            raise ProviderUnavailable(
+                "the kernel was built by an older version of proofbox, without the modules of a PCI bus",
+                op="probe",
+                fix_hints=["build it again on Linux: proofbox images build kernel", "then import it again"],
+            )
         paths = [interpreter(), program("boxvm"), program("boxagent")]
-        parts = [f"macOS {computer.macos} uid {computer.user[0]}", find_kernel().name]
+        parts = [f"macOS {computer.macos} uid {computer.user[0]}", kernel.name]
         parts += [f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}" for path in paths for st in [path.stat()]]
         return " ".join(parts)
 

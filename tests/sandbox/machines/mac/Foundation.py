@@ -1,4 +1,4 @@
-"""A fake of what apple-vm uses of Apple's Foundation, through pyobjc."""
+"""A fake of the parts of Apple's Foundation that apple-vm uses, through pyobjc."""
 
 from __future__ import annotations
 

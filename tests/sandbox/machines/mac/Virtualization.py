@@ -1,4 +1,4 @@
-"""A fake of what apple-vm uses of Apple's Virtualization.framework, through pyobjc.
+"""A fake of the parts of Apple's Virtualization.framework that apple-vm uses, through pyobjc.
 
 It has only methods that the framework has, so that a misspelt one is an error, and checks their arguments. The "kernel"
 of a machine is a Python program: it is started with the machine's configuration as JSON, and has the console port as
