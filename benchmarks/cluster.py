@@ -1,98 +1,187 @@
 """What attempts cost on a Ray cluster, against worker processes on this machine.
 
-    scripts/setup --test && .venv/bin/python benchmarks/cluster.py [--nodes 1,2,4,8] [--attempts N] [--overhead N]
+    scripts/setup --test && scripts/bench cluster [--nodes 1,2,4,8] [--rounds N] [--overhead N] [--memory N]
 
 - scaling: attempts whose agent waits 2 s, 8 on each node, per second and against one node;
-- overhead: attempts of 100 ms of CPU time, the wall time on one node against the local crew with as many slots;
-- the driver's CPU time and memory per attempt, and the size of a bundle.
+- overhead: attempts of 100 ms of CPU time, on one node against the local crew with as many slots: wall time, and the
+  CPU time of each kind of process. Both crews are measured in turn, and the medians are compared;
+- memory: of the conductor and its driver during a run of many attempts on the largest cluster.
 
-All nodes are on this machine, so attempts that need CPU time cannot scale beyond its cores.
+0 skips a part. All nodes are on this machine, so attempts that need CPU time cannot scale beyond its cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import resource
+import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/lab"))
 
-from ray_cluster import ray_cluster
+from ray_cluster import RayCluster, process_children, processes_below, ray_cluster, worker_processes
 from suites import HEAD, command, conduct, mission, plan, results, say
 
 from proofbox.config.engine import EngineSettings
 
 PER_NODE = 8
+ROUNDS_OF_CREWS = 3
 WAIT = mission("waits", command("sleep 2"), say("done"))
-BUSY = "i=$(date +%s%N); while [ $(( $(date +%s%N) - i )) -lt 100000000 ]; do :; done"
+BRIEF = mission("brief", say("done"))
+BUSY = mission(
+    "busy",
+    command("python3 -S -c 'import time\nwhile time.process_time() < 0.1: pass'"),
+    say("done"),
+)
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def measure(source: str, replicates: int, concurrency: int, engine: EngineSettings) -> dict[str, Any]:
-    """Conduct a run; return its times from the first to the last event of an attempt, without the engine's start."""
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds of a process and of the children that it has waited for."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / TICKS
+    return 0.0
+
+
+def memory_of(pid: int) -> float:
+    """Return the resident memory of a process, in MB."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+class Measured:
+    """One run, measured from its first to its last attempt, without the start and the end of the engine."""
+
+    def __init__(self, attempts: int, cluster: RayCluster | None) -> None:
+        self.attempts = attempts
+        self.ended = 0
+        self.work_s = 0.0
+        self.bundle_kb = 0.0
+        self.cpu_ms: dict[str, float] = {}
+        """CPU time of each kind of process, per attempt."""
+        self.memory: list[tuple[int, float, float]] = []
+        """Ended attempts, and the memory of the conductor and of its workers then."""
+        self._cluster = cluster
+        self._began: tuple[float, dict[str, float]] | None = None
+
+    def hear(self, event: dict[str, Any]) -> None:
+        if not event["attempt_id"]:
+            return
+        if self._began is None:
+            self._began = time.perf_counter(), self._cpu()
+        if event["event"] != "ended":
+            return
+        self.ended += 1
+        if self.ended % max(1, self.attempts // 10) == 0:
+            workers = [pid for pid, _ in process_children(os.getpid()) if not self._is_cluster(pid)]
+            self.memory.append((self.ended, memory_of(os.getpid()), max(map(memory_of, workers))))
+        if self.ended == self.attempts:
+            began, before = self._began
+            self.work_s = time.perf_counter() - began
+            self.cpu_ms = {kind: (spent - before[kind]) / self.attempts * 1e3 for kind, spent in self._cpu().items()}
+
+    def _is_cluster(self, pid: int) -> bool:
+        return self._cluster is not None and pid == self._cluster.process.pid
+
+    def _cpu(self) -> dict[str, float]:
+        spent: dict[str, float] = defaultdict(float)
+        spent["conductor"] = cpu_of(os.getpid())
+        mine = [pid for pid, _ in process_children(os.getpid()) if not self._is_cluster(pid)]
+        spent["driver" if self._cluster else "workers"] = sum(map(cpu_of, mine))
+        if self._cluster is not None:
+            workers = worker_processes(self._cluster.token)
+            spent["workers"] = sum(map(cpu_of, workers))
+            spent["ray"] = sum(cpu_of(pid) for pid in processes_below(self._cluster.place) if pid not in workers + mine)
+        return spent
+
+    @property
+    def rate(self) -> float:
+        return self.attempts / self.work_s
+
+    def show(self, name: str) -> None:
+        cpu = ", ".join(f"{kind} {spent:.0f}" for kind, spent in self.cpu_ms.items())
+        total = sum(self.cpu_ms.values())
+        print(
+            f"{name:<24}{self.attempts:>6} attempts, {self.work_s:.1f} s, {self.rate:.2f}/s, "
+            f"{self.bundle_kb:.0f} kB each; CPU ms each: {total:.0f} ({cpu})",
+            flush=True,
+        )
+
+
+def measure(source: str, replicates: int, slots: int, cluster: RayCluster | None, per_node: int = PER_NODE) -> Measured:
+    found = Measured(replicates, cluster)
+    engine = EngineSettings()
+    if cluster is not None:
+        os.environ["RAY_AUTH_TOKEN"] = cluster.token
+        engine = EngineSettings(name=f"ray:{cluster.address}", per_node=per_node)
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         out = Path(place) / "out"
-        made = plan(
-            HEAD + source, out, Path(place), concurrency=concurrency, engine=engine, replicates=replicates, retries=0
-        )
-        times: list[float] = []
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        began = time.perf_counter()
-        run = conduct(made, out, lambda event: times.append(time.perf_counter()) if event["attempt_id"] else None)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if failures := {found[2] for found in results(made, out).values()} - {None}:
+        made = plan(HEAD + source, out, Path(place), concurrency=slots, engine=engine, replicates=replicates, retries=0)
+        run = conduct(made, out, found.hear)
+        if failures := {each[2] for each in results(made, out).values()} - {None}:
             sys.exit(f"attempts failed: {failures}")
-        size = sum(each.stat().st_size for each in run.rglob("*") if each.is_file())
-        return {
-            "attempts": replicates,
-            "start_s": times[0] - began,
-            "work_s": times[-1] - times[0],
-            "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-            "peak_mb": after.ru_maxrss / 1024,
-            "bundle_kb": size / replicates / 1024,
-        }
+        found.bundle_kb = sum(each.stat().st_size for each in run.rglob("*") if each.is_file()) / replicates / 1024
+    return found
 
 
-def show(name: str, found: dict[str, Any]) -> None:
-    rate = found["attempts"] / found["work_s"]
-    print(
-        f"{name:<24}{found['attempts']:>6} attempts, start {found['start_s']:.1f} s, work {found['work_s']:.1f} s, "
-        f"{rate:.2f}/s, children CPU {found['cpu_s'] / found['attempts'] * 1000:.0f} ms each, "
-        f"peak {found['peak_mb']:.0f} MB, {found['bundle_kb']:.0f} kB each",
-        flush=True,
-    )
+def scaling(counts: list[int], rounds: int) -> None:
+    first = 0.0
+    for nodes in counts:
+        with ray_cluster(nodes, 1) as cluster:
+            slots = nodes * PER_NODE
+            found = measure(WAIT, slots * rounds, slots, cluster)
+        found.show(f"ray, {nodes} nodes")
+        first = first or found.rate / nodes
+        print(f"{'':<24}scaling {found.rate / first / nodes:.2f} of linear", flush=True)
+
+
+def overhead(attempts: int) -> None:
+    walls: dict[str, list[float]] = defaultdict(list)
+    cpus: dict[str, list[float]] = defaultdict(list)
+    with ray_cluster(1, 2) as cluster:
+        for _ in range(ROUNDS_OF_CREWS):
+            for name, on in {"local, 2 slots": None, "ray, 1 node, 2 slots": cluster}.items():
+                found = measure(BUSY, attempts, 2, on, per_node=2)
+                found.show(name)
+                walls[name].append(found.work_s)
+                cpus[name].append(sum(found.cpu_ms.values()))
+    (local, ray), (local_cpu, ray_cpu) = (map(statistics.median, each.values()) for each in (walls, cpus))
+    print(f"{'':<24}overhead {ray / local:.2f} of local; {ray_cpu / local_cpu:.2f} in CPU time", flush=True)
+
+
+def memory(attempts: int, nodes: int) -> None:
+    with ray_cluster(nodes, 1) as cluster:
+        found = measure(BRIEF, attempts, nodes * PER_NODE, cluster)
+    found.show(f"ray, {nodes} nodes, brief")
+    for ended, conductor, driver in found.memory:
+        print(f"{'':<24}{ended:>6} ended: conductor {conductor:.0f} MB, driver {driver:.0f} MB", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", default="1,2,4,8")
-    parser.add_argument("--attempts", type=int, default=3, help="rounds of attempts per slot")
-    parser.add_argument("--overhead", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3, help="attempts per slot, for scaling")
+    parser.add_argument("--overhead", type=int, default=60, help="attempts of each crew")
+    parser.add_argument("--memory", type=int, default=1000, help="attempts; 10000 takes most of an hour")
     options = parser.parse_args()
-    busy = mission("busy", command(BUSY), say("done"))
-    local = measure(busy, options.overhead, 2, EngineSettings())
-    show("local, 2 slots", local)
-    first = 0.0
-    for nodes in map(int, options.nodes.split(",")):
-        with ray_cluster(nodes, 1) as cluster:
-            os.environ["RAY_AUTH_TOKEN"] = cluster.token
-            engine = EngineSettings(name=f"ray:{cluster.address}", per_node=PER_NODE)
-            slots = nodes * PER_NODE
-            found = measure(WAIT, slots * options.attempts, slots, engine)
-            show(f"ray, {nodes} nodes", found)
-            rate = found["attempts"] / found["work_s"]
-            first = first or rate / nodes
-            print(f"{'':<24}scaling {rate / first / nodes:.2f} of linear", flush=True)
-    with ray_cluster(1, 2) as cluster:
-        os.environ["RAY_AUTH_TOKEN"] = cluster.token
-        engine = EngineSettings(name=f"ray:{cluster.address}", per_node=2)
-        found = measure(busy, options.overhead, 2, engine)
-        show("ray, 1 node, 2 slots", found)
-        print(f"{'':<24}overhead {found['work_s'] / local['work_s']:.2f} of local", flush=True)
+    counts = [int(each) for each in options.nodes.split(",")]
+    if options.overhead:
+        overhead(options.overhead)
+    if options.rounds:
+        scaling(counts, options.rounds)
+    if options.memory:
+        memory(options.memory, counts[-1])
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import anyio
-from agents import TOOL_TURN, bare, fake_model, ours, quiet
+from agents import bare, fake_model, ours, quiet
 
 from proofbox import run_suite
 from proofbox.agents.health.counters import health_dir, read_health
@@ -36,6 +37,8 @@ from proofbox.lab.run.events import RunStarted, SuiteEvent
 
 NATIVE = {"codex_app_server": "codex", "claude_code": "claude", "acp": "opencode"}
 """Each native strategy, and its agent in the benchmark of agents."""
+ROUNDS = 40
+COMMAND_TURN = "[[run echo hello >> turns.txt]] [[say one two three]]"
 HOLD_SECONDS = 60
 """How long each parallel attempt runs at least, so that all of them run at the same time: 20 agents take most of a
 minute to start on two busy cores."""
@@ -45,15 +48,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", choices=NATIVE, action="append", help="measure only this one; repeatable")
     parser.add_argument("--attempts", type=int, default=MIN_ATTEMPTS, help="attempts for the reliability", metavar="N")
-    parser.add_argument("--rounds", type=int, default=40, help="turns for the overhead, interleaved", metavar="N")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns for the overhead, interleaved", metavar="N")
     parser.add_argument("--check", action="store_true", help="exit 1 if a strategy does not meet the criteria")
     options = parser.parse_args()
-    met = True
-    health_dir().mkdir(mode=0o700, exist_ok=True)
-    for strategy in options.strategy or NATIVE:
-        with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place, fake_model() as url:
-            met = measure(strategy, Path(place), url, options.attempts, options.rounds) and met
+    met = measure_all(options.strategy or NATIVE, options.attempts, options.rounds)
     return 1 if options.check and not met else 0
+
+
+def measure_all(strategies: Iterable[str] = NATIVE, attempts: int = MIN_ATTEMPTS, rounds: int = ROUNDS) -> bool:
+    """Measure strategies, and return whether all of those that are installed meet the criteria."""
+    met = True
+    health_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    for strategy in strategies:
+        with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place, fake_model() as url:
+            met = measure(strategy, Path(place), url, attempts, rounds) and met
+    return met
 
 
 def measure(strategy: str, place: Path, url: str, attempts: int, rounds: int) -> bool:
@@ -149,9 +158,13 @@ async def compare_turns(strategy: str, place: Path, url: str, rounds: int) -> fl
         for number in range(rounds + 2):  # the first two are to warm up
             for who, play in list(ways.items())[:: 1 if number % 2 else -1]:
                 began = time.perf_counter()
-                await play(TOOL_TURN)
+                await play(COMMAND_TURN)
                 if number > 1:
                     times[who].append(time.perf_counter() - began)
+    for workspace in ("bare-workspace", "workspace-True"):  # a turn that was refused its command would be shorter
+        ran = len((place / workspace / "turns.txt").read_text().splitlines())
+        if ran != rounds + 2:
+            raise SystemExit(f"{strategy}: {ran} commands ran in {workspace}, not {rounds + 2}")
     print(
         f"{strategy}: bare {1000 * quiet(times['bare']):.0f} ms, in a box {1000 * quiet(times['ours']):.0f} ms a turn"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 STORE = 100_000_000
+MAX_STARTS = 4
+"""How often a cluster is started. Ray fails if a node takes longer than 30 s, as it may on a busy machine."""
 
 
 class RayCluster(NamedTuple):
@@ -37,33 +40,69 @@ class RayCluster(NamedTuple):
 
 
 @contextlib.contextmanager
-def ray_cluster(nodes: int = 2, cpus: int = 2, *, authenticated: bool = True) -> Iterator[RayCluster]:
+def ray_cluster(nodes: int = 2, cpus: int = 2) -> Iterator[RayCluster]:
+    for _ in range(MAX_STARTS):
+        cluster = _start(nodes, cpus)
+        try:
+            if cluster.address:
+                yield cluster
+                return
+        finally:
+            cluster.process.communicate()
+            kill_processes_below(cluster.place)  # the agents of a killed raylet
+            subprocess.run(["rm", "-rf", "--", cluster.place], check=True)
+    raise AssertionError("the cluster did not start")
+
+
+def _start(nodes: int, cpus: int) -> RayCluster:
+    """Start a cluster; its address is empty if that failed."""
     # In /tmp, because paths of sockets are limited to 107 bytes.
     place = Path(tempfile.mkdtemp(prefix="r-", dir="/tmp"))
     token = secrets.token_hex(32)
     env = {**os.environ, "RAY_TMPDIR": str(place), "RAY_USAGE_STATS_ENABLED": "0"}
-    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if authenticated else {"RAY_AUTH_MODE": "disabled"}
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     argv = [sys.executable, __file__, str(nodes), str(cpus)]
     process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        assert address, "the cluster did not start"
-        yield RayCluster(address, token, place, process)
-    finally:
-        process.communicate()
-        subprocess.run(["rm", "-rf", "--", place], check=True)
+    assert process.stdout is not None
+    return RayCluster(process.stdout.readline().strip(), token, place, process)
+
+
+def processes_of(token: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the other processes that have a token in their environment, with their titles."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if token.encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+                yield int(entry.name), (entry / "cmdline").read_bytes()
 
 
 def worker_processes(token: str) -> list[int]:
     """Return the processes of the workers on a cluster's nodes."""
-    found = []
+    return [pid for pid, title in processes_of(token) if title.startswith(b"ray::NodeWorker")]
+
+
+def kill_processes_below(place: Path) -> None:
+    """Kill what is left of a cluster, and wait until it is gone. Each of its processes has a log file in `place`."""
+    while left := list(processes_below(place)):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def processes_below(place: Path) -> Iterator[int]:
+    """Yield the processes that have an open file below a directory."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            title = (entry / "cmdline").read_bytes()
-            if title.startswith(b"ray::NodeWorker") and token.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-    return found
+            if any(os.readlink(each).startswith(f"{place}/") for each in (entry / "fd").iterdir()):
+                yield int(entry.name)
+
+
+def process_children(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the children of a process, with their names."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, _, rest = (entry / "stat").read_text().rpartition(")")
+            if int(rest.split()[1]) == pid:
+                yield int(entry.name), name.partition("(")[2]
 
 
 def main() -> None:

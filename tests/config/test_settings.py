@@ -55,6 +55,7 @@ def test_project_settings_override_user_settings_and_flags_override_both(project
         'mounts = ["/etc:/mnt/etc:ro"]',
         'env = ["MY_TOKEN"]',
         '[runtimes.process]\ncommand = ["sh"]',
+        '[engine]\nname = "ray:10.0.0.1:6379"',
     ],
 )
 def test_settings_that_widen_a_box_need_trust(project: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import config_dir
 from proofbox.delivery.proof import TRUSTED, examine, require
-from proofbox.delivery.source.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
+from proofbox.delivery.source.snapshot import ATTEMPT, ATTEMPT_SCHEMA
 from proofbox.delivery.source.tree import open_source
 from proofbox.errors import DeliveryNotProven, KeyInvalid
 from proofbox.evidence.attest.keys import new_key
@@ -62,7 +62,7 @@ def attempt(
         if tree:
             bundle.write_json("tree_manifest.json", tree_manifest(scan_tree(app)))
         if final is not None:
-            bundle.write_json(FINAL_SNAPSHOT, final)
+            bundle.write_json(ATTEMPT, final)
     return emit_promotion(bundle.path, **options)
 
 
@@ -358,7 +358,7 @@ def test_an_attempts_final_snapshot_is_delivered_with_its_own_proof(
     with Workspace.init(app) as workspace:
         taken = workspace.snapshot("done", sealed=True)
     store = registry.registered(str(app.resolve())).store
-    final = {"schema_version": FINAL_SNAPSHOT_SCHEMA, "store": store, "snapshot": taken.id}
+    final = {"schema_version": ATTEMPT_SCHEMA, "final": {"store": store, "snapshot": taken.id}}
     promotion = attempt(app, tmp_path / "out", final=final)
     (app / "main.py").write_text("what comes later does not count\n")
     source = next((tmp_path / "out").glob("run-*/"))

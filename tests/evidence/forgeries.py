@@ -260,17 +260,17 @@ def flip_outcome_and_report(scene: Scene) -> None:
 
 
 def flip_every_result(scene: Scene) -> None:
-    edit(scene.attempt(BAD) / "verification.json", lambda it: it.update(result="passed"))
+    edit(scene.attempt(BAD) / "attempt.json", lambda it: it["verification"].update(result="passed"))
     flip_outcome_and_report(scene)
 
 
 def flip_verifier_commands(scene: Scene) -> None:
     def passed(document: Any) -> None:
-        document.update(passed=True)
-        for each in document["commands"]:
+        document["verification"].update(passed=True)
+        for each in document["verification"]["commands"]:
             each.update(passed=True, exit_code=0, why="")
 
-    edit(scene.attempt(BAD) / "verification.json", passed)
+    edit(scene.attempt(BAD) / "attempt.json", passed)
     flip_every_result(scene)
 
 
@@ -471,7 +471,7 @@ FORGERIES = (
     Forgery("flip", "change a verdict in the ledger", flip_ledger, _BAD, _LEDGER_ONLY, delivered=BAD),
     Forgery("flip", "change a verdict in `outcome.json`", flip_outcome, _BAD, delivered=BAD),
     Forgery("flip", "… and in the report", flip_outcome_and_report, _BAD, delivered=BAD),
-    Forgery("flip", "… and in `verification.json`", flip_every_result, _BAD, delivered=BAD),
+    Forgery("flip", "… and in `attempt.json`", flip_every_result, _BAD, delivered=BAD),
     Forgery("flip", "… and in every verifier command", flip_verifier_commands, _BAD, delivered=BAD),
     Forgery("flip", "change the totals of the summary", flip_summary, undetected=_RUN_ONLY),
     Forgery("flip", "count a command that never ran", flip_call_count, undetected=_RUN_ONLY),

@@ -197,8 +197,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     **{
         name: in_bundle(name)
         for name in (
-            *("proofbox.attempt/1", "proofbox.attempt_report/1", "proofbox.attempt_verification/1"),
-            *("proofbox.feedback/1", "proofbox.final_snapshot/1"),
+            *("proofbox.attempt/1", "proofbox.attempt_report/1", "proofbox.feedback/1"),
             *("proofbox.plan_manifest/1", "proofbox.runtime_results/1"),
         )
     },
@@ -208,7 +207,7 @@ NOT_READ = {
     "proofbox.runtime_measurement/1": "a benchmark's result, which is ignored and measured again",
     "proofbox.chain/1": "the name of the chain, which every line's digest covers",
     **dict.fromkeys(
-        ("proofbox.attempt_env/1", "proofbox.runner_metrics/1", "proofbox.runner_ref/1", "proofbox.torn_attempt/1"),
+        ("proofbox.runner_ref/1", "proofbox.torn_attempt/1"),
         "shown as it is",
     ),
     **dict.fromkeys(

@@ -11,14 +11,12 @@ from urllib.parse import quote
 
 import pytest
 from test_viewer_access import Client
+from viewer_fixtures import attempt_page
 
 from proofbox import BundleWriter
 from proofbox.evidence.bundle.paths import STATUS
 from proofbox.evidence.documents.outcome import Outcome, Verdict
-from proofbox.viewer.attempts import fork_command, read_attempt
 from proofbox.viewer.reading import OpenedEvidence
-from proofbox.viewer.rendering import Renderer
-from proofbox.viewer.timeline import read_timeline
 from proofbox.viewer.web.serve import serving
 
 WRONG: tuple[Any, ...] = (None, True, 10**400, float("nan"), "text", [1, "x", [2]], {"a": [1]}, [{"a": {"b": 1}}])
@@ -32,23 +30,24 @@ DOCUMENTS: dict[str, Any] = {
         "suite": {"id": "s"},
         "replicate": 1,
         "states": [{"at": "2026-01-01T00:00:00Z", "state": "ended"}],
+        "verification": {
+            "commands": [{"command": ["/bin/sh", "-c", "true"], "passed": True, "exit_code": 0, "stdout": "x"}],
+            "unmet": [{"condition": "c", "what": "w", "found": "f"}],
+            "put_back": ["conftest.py"],
+            "reward": {"problem": "p", "detail": "d"},
+        },
+        "final": {"diff": "diff a", "snapshot": "0", "store": "s"},
     },
     "attempt.report.json": {
         "strategy": "s",
         "tokens": {"gateway": {"input_tokens": 1, "output_tokens": 2}},
         "integrity": [{"code": "C", "message": "m"}],
         "tool_failures": {"exit_1": 1},
+        "turn_ms": 5,
     },
     "runner.ref.json": {"runtime": "r", "version": "1", "facts": {"provider": "p", "network": "none"}},
-    "runner.metrics.json": {"turn_ms": 5},
     "feedback.json": {"result": "done"},
     "outcome.json": Outcome(Verdict("passed", "agent", "claim", "x")).as_json(),
-    "verification.json": {
-        "commands": [{"command": ["/bin/sh", "-c", "true"], "passed": True, "exit_code": 0, "stdout": "x"}],
-        "unmet": [{"condition": "c", "what": "w", "found": "f"}],
-        "put_back": ["conftest.py"],
-        "reward": {"problem": "p", "detail": "d"},
-    },
 }
 EVENTS: list[dict[str, Any]] = [
     {"event": "turn_ended", "at_ms": 1, "status": "completed", "code": "", "message": "m", "duration_ms": 5},
@@ -83,26 +82,16 @@ class Documents:
     def line_count(self, _: str) -> int:
         return len(self._events)
 
+    def size(self, _: str) -> int:
+        return 0
+
     def find(self, *_: object, **__: object) -> dict[str, list[Any]]:
         return {}
 
 
 def render(documents: dict[str, Any], events: list[dict[str, Any]]) -> str:
     evidence: OpenedEvidence = Documents(documents, events)  # type: ignore[assignment]
-    return Renderer().render(
-        "_attempt.html",
-        at="x",
-        bundle="",
-        evidence=evidence,
-        attempt=read_attempt(evidence),
-        timeline=read_timeline(evidence),
-        fork_command=fork_command,
-        notes=[],
-        others=[],
-        form_token="",
-        **dict.fromkeys(("prompt", "final_diff"), ""),
-        **dict.fromkeys(("prompt_size", "final_diff_size"), 0),
-    )
+    return attempt_page(evidence)
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -41,7 +41,7 @@ def made(tmp_path: Path) -> tuple[OpenedEvidence, StepRef]:
     store.commit(b"{}")
     store.close()
     with BundleWriter.create(tmp_path / "out", run_id="attempt-1") as bundle:
-        bundle.write_json("final_snapshot.json", {"store": id, "snapshot": "0" * 64})
+        bundle.write_json("attempt.json", {"final": {"store": id, "snapshot": "0" * 64}})
     return open_evidence(bundle.path), StepRef(n=1, snapshot_after=top.hex())
 
 
@@ -80,7 +80,7 @@ def test_only_listed_files_up_to_a_size_are_read(
 
 
 def test_damaged_content_is_not_shown(made: tuple[OpenedEvidence, StepRef]) -> None:
-    store = registry.store_path(str(made[0].document("final_snapshot.json")["store"]))
+    store = registry.store_path(str(made[0].document("attempt.json")["final"]["store"]))
     file = next(store.glob("pack-*"))
     data = bytearray(file.read_bytes())
     data[data.index(b"49999\n")] ^= 1
@@ -92,6 +92,6 @@ def test_damaged_content_is_not_shown(made: tuple[OpenedEvidence, StepRef]) -> N
 def test_store_of_another_machine_is_named(tmp_path: Path) -> None:
     for id in (IdSource().new_id("store"), "../x", ""):
         with BundleWriter.create(tmp_path / f"out-{len(id)}", run_id="attempt-1") as bundle:
-            bundle.write_json("final_snapshot.json", {"store": id, "snapshot": "0" * 64})
+            bundle.write_json("attempt.json", {"final": {"store": id, "snapshot": "0" * 64}})
         with pytest.raises(NotFoundError, match="not on this machine"):
             files_after(open_evidence(bundle.path), StepRef(n=1, snapshot_after="1" * 64))

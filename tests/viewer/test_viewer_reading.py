@@ -12,13 +12,14 @@ import pytest
 from hostile import BIDI, TERMINAL
 from hypothesis import given
 from hypothesis import strategies as st
+from viewer_fixtures import attempt_page
 
 from proofbox import BundleWriter
 from proofbox.core.text import printable
 from proofbox.errors import BundleCorrupt
 from proofbox.viewer import compare
 from proofbox.viewer.ansi import styled
-from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
+from proofbox.viewer.attempts import read_attempt
 from proofbox.viewer.compare import compare_attempts
 from proofbox.viewer.reading import EvidenceCache, OpenedEvidence, open_evidence
 from proofbox.viewer.rendering import Renderer, assets, diff_lines, terminal
@@ -153,20 +154,7 @@ def test_command_to_copy_is_quoted_and_has_one_visible_line(tmp_path: Path, name
     with BundleWriter.create(tmp_path, run_id="run-1") as made:
         made.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "a", "states": []})
     place = made.path.rename(tmp_path / name)
-    evidence = open_evidence(place)
-    page = Renderer().render(
-        "_attempt.html",
-        at="x",
-        bundle="",
-        evidence=evidence,
-        attempt=read_attempt(evidence),
-        timeline=read_timeline(evidence),
-        fork_command=fork_command,
-        notes=[],
-        others=[],
-        form_token="",
-        **attempt_texts(evidence),
-    )
+    page = attempt_page(open_evidence(place))
     copied = [html.unescape(each) for each in re.findall('data-copy="([^"]*)"', page)]
     assert copied == ([f"proofbox {command.format(place)}"] if command else [])
 

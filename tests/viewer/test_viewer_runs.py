@@ -1,4 +1,4 @@
-"""Runs of many attempts: what a page shows while they are read, and what is read again."""
+"""Pages of long runs: the content before the check of the evidence ends, and repeated reads after a change."""
 
 from __future__ import annotations
 

@@ -46,9 +46,15 @@ def run(out: Path) -> Path:
             inner.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", **named})
             verdicts = Verdict("passed", "agent", "claim"), Verdict("passed", "v", "c"), Verdict("ok", "p", "s")
             inner.write_json("outcome.json", Outcome(*verdicts).as_json())
-            report = {"attempt_id": "a.1", "retry_after": None, "tokens": {}, "strategy": "scripted", **PASSED}
+            report = {
+                "attempt_id": "a.1",
+                "retry_after": None,
+                "tokens": {},
+                "turn_ms": 1,
+                "strategy": "scripted",
+                **PASSED,
+            }
             inner.write_json("attempt.report.json", {"schema_version": "proofbox.attempt_report/1", **report})
-            inner.write_json("runner.metrics.json", {"turn_ms": 1})
         schedule.finished("a.1", index_sha256(inner.path))
         schedule.close()
     plan = Plan(run_id="run-1", suite_name="s", suite_source="", base="", chain="", chain_origin="", concurrency=1)

@@ -9,24 +9,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hostile import BIDI, LINE, NAME, TERMINAL, TEXT
+
+if TYPE_CHECKING:
+    from proofbox.viewer.reading import OpenedEvidence
 
 CHECK = {"commands": ["cat result.txt; grep -qx 42 answer.txt"]}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A directory with evidence: a run, attempts with hostile text in every field and with long outputs, plan runs."""
+    """A directory with evidence: a run, a campaign, plan runs, a delivery, and attempts with hostile or long texts."""
 
     root: Path
     run: str
     hostile: str
     long: str
     plans: tuple[str, str]
+    delivery: str
+    campaign: str = "campaign"
 
     def at(self, id: str) -> str:
         return f"out/{self.run}/attempts/{id}.e1"
@@ -34,7 +40,7 @@ class Sample:
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    """Evidence of a run of three missions, made once, and of an attempt that an attacker wrote."""
+    """Evidence of a run of three missions and of a campaign, made once, and of an attempt that an attacker wrote."""
     from suites import HEAD, command, conduct, mission, plan, say, write
 
     root = tmp_path_factory.mktemp("viewer")
@@ -66,15 +72,38 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     )
     made = plan(suite, root / "out", root)
     conduct(made, root / "out")
+    _run_campaign(root)
     hostile, long = hostile_attempt(root / "by-hand"), _long_attempt(root / "by-hand")
-    return Sample(root, made.run_id, hostile, long, _plan_runs(root / "plans"))
+    return Sample(root, made.run_id, hostile, long, _plan_runs(root / "plans"), _delivery(root / "by-hand"))
+
+
+def _run_campaign(root: Path) -> None:
+    """Run a campaign of two flows, the first of which only claims success at its mission."""
+    from suites import HEAD, mission, say
+
+    import proofbox
+
+    place = root / "spec"
+    (place / "hidden").mkdir(parents=True)
+    (place / "hidden" / "t.txt").write_text("x")
+    (place / "solve.sh").write_text("echo 42 > answer.txt\n")
+    check = {**CHECK, "files": "hidden"}
+    (place / "suite.toml").write_text(HEAD + mission("lies", say("done"), verify=check, solution="solve.sh"))
+    kinds = {"agent": "scripted", "solver": "oracle"}
+    flows = "".join(f'[[flow]]\nid = "{id}"\nrunner = {{ type = "{kind}" }}\n' for id, kind in kinds.items())
+    text = f'[campaign]\nid = "first"\nreplicates = 1\n[[missions]]\nsuite = "suite.toml"\n{flows}'
+    (place / "campaign.toml").write_text(text)
+    proofbox.run_campaign(place / "campaign.toml", out=root / "campaign")
 
 
 def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "", times: int = 1) -> str:
     """Write the bundle of an attempt whose every text is hostile, with a long `line` in its files, and long lists."""
     from proofbox import BundleWriter
+    from proofbox.core.digest import sha256_hex
     from proofbox.evidence.documents.outcome import Outcome, Verdict
 
+    command_run = {"command": ["/bin/sh", "-c", text], "passed": False, "why": text, "exit_code": 1}
+    diff = f"diff {name}\n--- a\n+++ b\n@@ @@\n+{line}{text}\n-{BIDI}\n".encode()
     with BundleWriter.create(out, run_id="attempt-hostile") as bundle:
         bundle.write_json(
             "attempt.json",
@@ -91,6 +120,11 @@ def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "
                 "fork": {"attempt_id": name, "step": 1},
                 "suite": {"id": name},
                 "states": [{"at": name, "state": name}],
+                "verification": {
+                    "commands": [{**command_run, "stdout": text, "stderr": TERMINAL}],
+                    "unmet": [{"condition": name, "what": text, "found": text}] * times,
+                },
+                "final": {"diff_sha256": sha256_hex(diff)} if line else {"diff": diff.decode()},
             },
         )
         report = {
@@ -103,13 +137,9 @@ def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "
         bundle.write_json("runner.ref.json", {"runtime": name, "version": text, "facts": {"provider": name}})
         bundle.write_json("feedback.json", {"result": text})
         bundle.write_json("outcome.json", Outcome(Verdict("passed", name[-1000:], text[:1000], text[:1000])).as_json())
-        command_run = {"command": ["/bin/sh", "-c", text], "passed": False, "why": text, "exit_code": 1}
-        unmet = [{"condition": name, "what": text, "found": text}] * times
-        bundle.write_json(
-            "verification.json", {"commands": [{**command_run, "stdout": text, "stderr": TERMINAL}], "unmet": unmet}
-        )
         bundle.write_bytes("prompt.txt", (line + text).encode())
-        bundle.write_bytes("final.diff", f"diff {name}\n--- a\n+++ b\n@@ @@\n+{line}{text}\n-{BIDI}\n".encode())
+        if line:
+            bundle.write_bytes(f"diffs/{sha256_hex(diff)}.diff", diff)
         with bundle.open_log("events.jsonl") as log:
             for event in _events(text, name):
                 log.append(event)
@@ -119,7 +149,7 @@ def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "
 
 
 def _long_attempt(out: Path) -> str:
-    """Write the bundle of an attempt with a long coloured output, and one with a line of a megabyte."""
+    """Write the bundle of an attempt with a long coloured output, a line of a megabyte, and a request to the model."""
     from proofbox import BundleWriter
     from proofbox.core.digest import sha256_hex
 
@@ -134,7 +164,18 @@ def _long_attempt(out: Path) -> str:
                 fields = {"tool": "command", "command": "run", "status": "completed", "source": "observed"}
                 events.append({"event": "tool_call", "at_ms": number, "item": f"i{number}", "output": shown, **fields})
                 calls.append({"call": f"i{number}", "output_bytes": len(text), "output_sha256": digest})
+            used = {"input_tokens": 900, "output_tokens": 100}
+            events.append({"event": "usage", "at_ms": 9, "source": "gateway", "thread": "t", "total": used})
     return "by-hand/attempt-long"
+
+
+def _delivery(out: Path) -> str:
+    """Write the bundle of a delivery with hostile text."""
+    from proofbox import BundleWriter
+
+    with BundleWriter.create(out, run_id="delivery-1") as bundle:
+        bundle.write_json("delivery.json", {"delivery_id": NAME, "title": TEXT})
+    return "by-hand/delivery-1"
 
 
 def _plan_runs(out: Path) -> tuple[str, str]:
@@ -218,6 +259,27 @@ def _events(text: str, name: str) -> Iterator[dict[str, Any]]:
         yield {"at_ms": number * 3000.0, **each}
 
 
+def attempt_page(evidence: OpenedEvidence, **texts: Any) -> str:
+    """Return the page of an attempt, as the server renders it without notes and other attempts."""
+    from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
+    from proofbox.viewer.rendering import Renderer
+    from proofbox.viewer.timeline import read_timeline
+
+    return Renderer().render(
+        "_attempt.html",
+        at="x",
+        bundle="",
+        evidence=evidence,
+        attempt=read_attempt(evidence),
+        timeline=read_timeline(evidence),
+        fork_command=partial(fork_command, evidence),
+        notes=[],
+        others=[],
+        form_token="",
+        **(texts or attempt_texts(evidence)),
+    )
+
+
 @pytest.fixture(scope="session")
 def server(sample: Sample) -> Iterator[str]:
     """The URL of a server of the sample, with the token."""
@@ -253,16 +315,24 @@ class Tab:
         return self.page
 
 
-@pytest.fixture
-def tab(browser: Any, server: str) -> Iterator[Tab]:
-    """A signed-in page. A test fails if a script failed on it, or the policy stopped something."""
-    context = browser.new_context()
+@pytest.fixture(scope="module")
+def window(browser: Any, server: str) -> Iterator[Tab]:
+    """A signed-in page, which the tests of a file share: a new one takes half a second."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     found = watch(context.new_page())
     found.page.goto(server)
     found.home = found.page.url
     yield found
     context.close()
-    assert found.problems == []
+
+
+@pytest.fixture
+def tab(window: Tab) -> Iterator[Tab]:
+    """The signed-in page. A test fails if a script failed on it, or the policy stopped something."""
+    window.problems.clear()
+    window.requests.clear()
+    yield window
+    assert window.problems == []
 
 
 def watch(page: Any) -> Tab:
@@ -283,26 +353,28 @@ def watch(page: Any) -> Tab:
 
 @pytest.fixture(scope="session")
 def axe() -> Callable[..., list[str]]:
-    """Return a function that lists the serious violations of the accessibility rules on a page."""
+    """Return a function that lists the serious violations of the accessibility rules on a page, light and dark."""
     source = (Path(__file__).parent / "vendored" / "axe.min.js").read_text()
 
-    def violations(page: Any, rules: str = "{}") -> list[str]:
+    def violations(page: Any) -> list[str]:
         # In an isolated world, which the policy of the page does not restrict.
         session = page.context.new_cdp_session(page)
         frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
         world = session.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "axe"})["executionContextId"]
         session.send("Runtime.evaluate", {"expression": source, "contextId": world})
-        run = f"axe.run(document, {rules}).then(found => JSON.stringify(found.violations))"
-        answer = session.send(
-            "Runtime.evaluate", {"expression": run, "contextId": world, "awaitPromise": True, "returnByValue": True}
-        )
-        found = json.loads(answer["result"]["value"])
+        found = []
+        for scheme, rules in (("light", ""), ("dark", "runOnly: ['color-contrast'],")):
+            page.emulate_media(color_scheme=scheme)
+            run = f"axe.run(document, {{{rules} resultTypes: ['violations']}}).then(JSON.stringify)"
+            options = {"contextId": world, "awaitPromise": True, "returnByValue": True}
+            answer = session.send("Runtime.evaluate", {"expression": run, **options})
+            found += [
+                f"{scheme}, {each['id']}: {node['html'][:200]}"
+                for each in json.loads(answer["result"]["value"])["violations"]
+                if each["impact"] in ("serious", "critical")
+                for node in each["nodes"][:3]
+            ]
         session.detach()
-        return [
-            f"{each['id']}: {node['html'][:200]}"
-            for each in found
-            if each["impact"] in ("serious", "critical")
-            for node in each["nodes"][:3]
-        ]
+        return found
 
     return violations

@@ -59,6 +59,7 @@ COMMANDS = (
         "evidence.bundle:reindex",
         "Check a bundle against its index, or repair the index and log the repair.",
     ),
+    Command("bundle pack", "evidence.bundle:pack", "Write a committed bundle to one file, which every reader accepts."),
     Command("bundle push", "evidence.bundle:push", "Copy a committed bundle to a store."),
     Command("bundle pull", "evidence.bundle:pull", "Copy a run from a store."),
     Command(

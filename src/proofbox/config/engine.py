@@ -71,7 +71,7 @@ def chosen_engine(
     named = dict(each.partition("=")[::2] for each in resources)
     made = EngineSettings(
         name=name or base.name,
-        per_node=per_node or base.per_node,
+        per_node=base.per_node if per_node is None else per_node,
         resources={**base.resources, **named},
         unauthenticated=unauthenticated or base.unauthenticated,
     )

@@ -292,14 +292,13 @@ def _parse(data: bytes, path: Path) -> Settings:
             raise UsageError(f"{path}: unknown setting {name[:60]!r}", op="config", fix_hints=[nearest(name, known)])
     try:
         settings = _with_named_runtimes(msgspec.convert(values, Settings))
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}", op="config", fix_hints=["see: proofbox init --help"]) from None
-    try:
         parse_network(settings.network)
         for name in ("memory", "disk"):
             if (size := getattr(settings, name)) is not None:
                 megabytes(size, name)
-    except RequestInvalid as error:
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: {error}", op="config", fix_hints=["see: proofbox init --help"]) from None
+    except (RequestInvalid, UsageError) as error:
         hints = [*error.fix_hints, "see: proofbox init --help"]
         raise UsageError(f"{path}: {error.message}", op="config", fix_hints=hints) from None
     return settings

@@ -21,10 +21,13 @@ def sha256_hex(data: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sha256_file(source: str | os.PathLike[str] | int, *, limit: int | None = None) -> tuple[str, int]:
+def sha256_file(
+    source: str | os.PathLike[str] | int, *, limit: int | None = None, info: os.stat_result | None = None
+) -> tuple[str, int]:
     """Return the digest and size of a regular file, read in chunks. `source` is a path or an open descriptor.
 
     With `limit`, at most one byte beyond it is read: a returned size above the limit means that the file is larger.
+    `info` is the status of an open descriptor, if it is known already.
 
     The size is the number of bytes hashed, so the pair is consistent even while the file grows. Of a file that grows,
     at most one byte beyond its first size is read: a writer can't keep the reader. A descriptor is read
@@ -32,10 +35,10 @@ def sha256_file(source: str | os.PathLike[str] | int, *, limit: int | None = Non
     OSError (EINVAL): a FIFO left behind by an agent must not block the reader.
     """
     if isinstance(source, int):
-        return _hash_descriptor(source, limit)
+        return _hash_descriptor(source, limit, info or os.fstat(source))
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        return _hash_descriptor(fd, limit)
+        return _hash_descriptor(fd, limit, os.fstat(fd))
     except OSError as error:
         error.filename = os.fspath(source)
         raise
@@ -43,8 +46,7 @@ def sha256_file(source: str | os.PathLike[str] | int, *, limit: int | None = Non
         os.close(fd)
 
 
-def _hash_descriptor(fd: int, limit: int | None) -> tuple[str, int]:
-    info = os.fstat(fd)
+def _hash_descriptor(fd: int, limit: int | None, info: os.stat_result) -> tuple[str, int]:
     if not stat.S_ISREG(info.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
     digest = hashlib.sha256()

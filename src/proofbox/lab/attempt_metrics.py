@@ -99,7 +99,7 @@ def read_metrics(bundle: Path, *, cleaned: bool = False) -> AttemptMetrics:
 
     `cleaned`: its mission has cleanup commands.
     """
-    found = _read(bundle, (artifacts.METRICS, artifacts.REPORT), AttemptMetrics)
+    found = _read(bundle, (artifacts.REPORT,), AttemptMetrics)
     if cleaned:
         failure = _read(bundle, (artifacts.CLEANUP,), _Cleanup)
         found = msgspec.structs.replace(found, cleanup=failure.code)
@@ -129,7 +129,7 @@ def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry
     `strategy` is used if the result names none, because no agent started. Counters are a convenience: if they cannot be
     written, the attempt stands as it is.
     """
-    found = _read(bundle, (artifacts.ATTEMPT, artifacts.RUNNER, artifacts.METRICS, artifacts.REPORT), _HealthFacts)
+    found = _read(bundle, (artifacts.ATTEMPT, artifacts.RUNNER, artifacts.REPORT), _HealthFacts)
     health = AttemptHealth(
         infra=result.infra,
         is_retry=is_retry,

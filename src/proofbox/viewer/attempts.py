@@ -12,7 +12,7 @@ from proofbox.errors import NotFoundError
 from proofbox.evidence.documents import outcome as outcomes
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import DIFFS, OUTPUTS, STEPS
-from proofbox.viewer.reading import OpenedEvidence, number, table, tables
+from proofbox.viewer.reading import OpenedEvidence, final_snapshot, number, table, tables
 from proofbox.viewer.timeline import StepLine, duration
 
 MAX_TEXT: Final = 64 << 10
@@ -74,7 +74,7 @@ def read_attempt(evidence: OpenedEvidence) -> AttemptView:
     """Read the documents of an attempt. An attempt whose evidence is invalid has no outcomes."""
     record = evidence.document(artifacts.ATTEMPT) or evidence.document(artifacts.TORN)
     report = evidence.document(artifacts.REPORT)
-    verification = evidence.document(artifacts.VERIFICATION)
+    verification = table(record.get("verification"))
     runner = evidence.document(artifacts.RUNNER)
     error, fork = table(record.get("error")), table(record.get("fork"))
     problems = [f"{each.get('code')}: {each.get('message')}" for each in tables(report.get("integrity"))]
@@ -87,7 +87,7 @@ def read_attempt(evidence: OpenedEvidence) -> AttemptView:
         reason=str(record.get("reason", "")),
         detail=str(record.get("detail", "")),
         outcomes=tuple(_outcomes(evidence)),
-        facts=tuple(_facts(record, report, evidence.document(artifacts.METRICS), runner)),
+        facts=tuple(_facts(record, report, runner)),
         usage=tuple(islice(_usage(report), MAX_LISTED)),
         commands=tuple(islice(_commands(verification), MAX_LISTED)),
         conditions=tuple(islice(_conditions(verification), MAX_LISTED)),
@@ -109,14 +109,14 @@ def _outcomes(evidence: OpenedEvidence) -> Iterator[OutcomeRow]:
 
 
 def _facts(
-    record: Mapping[str, Any], report: Mapping[str, Any], metrics: Mapping[str, Any], runner: Mapping[str, Any]
+    record: Mapping[str, Any], report: Mapping[str, Any], runner: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     box, states = table(runner.get("facts")), tables(record.get("states"))
     failures = sum(map(number, table(report.get("tool_failures")).values()))
     pairs: list[tuple[str, Any]] = [
         ("Strategy", " ".join(filter(None, [str(runner.get("runtime", "")), str(runner.get("version", ""))]))),
         ("Ended", str(record.get("reason", "")).replace("_", " ")),
-        ("Turn", duration(number(metrics["turn_ms"])) if metrics.get("turn_ms") is not None else None),
+        ("Turn", duration(number(report["turn_ms"])) if report.get("turn_ms") is not None else None),
         ("Tool calls", report.get("tool_calls")),
         ("Observed calls", report.get("tool_calls_observed")),
         ("Failed calls", f"{failures:.0f}" if failures else None),
@@ -126,7 +126,7 @@ def _facts(
         ("Network", box.get("network")),
         ("Suite", table(record.get("suite")).get("id")),
         ("Replicate", record.get("replicate")),
-        ("Started", next((_moment(each.get("at")) for each in states), None)),
+        ("Started (UTC)", next((_moment(each.get("at")) for each in states), None)),
     ]
     for name, value in pairs:
         if value is not None and value != "":
@@ -134,7 +134,7 @@ def _facts(
 
 
 def _moment(text: object) -> str:
-    return f"{str(text)[:19].replace('T', ' ')} UTC"
+    return str(text)[:19].replace("T", " ")
 
 
 def _usage(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -184,9 +184,23 @@ class _Numbered(StepLine, frozen=True):
         return str(self.step.n)
 
 
-def diff_name(step: StepLine) -> str:
-    """Return the artifact with the diff of a step; empty if it changed nothing or the diff is not stored."""
-    return DIFFS.format(step.diff_sha256) if _is_sha256(step.diff_sha256) else ""
+def diff_part(evidence: OpenedEvidence, step: StepLine | None, start: int) -> tuple[bytes, int]:
+    """Return a part of the diff of a step, or of the whole attempt, and the size of that diff.
+
+    The size is 0 if nothing changed or the diff is not stored.
+    """
+    if step is not None:
+        return _diff_part(evidence, step.diff, step.diff_sha256, start)
+    final = final_snapshot(evidence)
+    return _diff_part(evidence, str(final.get("diff", "")), str(final.get("diff_sha256", "")), start)
+
+
+def _diff_part(evidence: OpenedEvidence, diff: str, sha256: str, start: int) -> tuple[bytes, int]:
+    if _is_sha256(sha256):
+        name = DIFFS.format(sha256)
+        return evidence.part(name, start, MAX_TEXT), evidence.size(name)
+    data = diff.encode("utf-8", "replace")
+    return data[start : start + MAX_TEXT], len(data)
 
 
 def output_name(sha256: str) -> str:
@@ -211,10 +225,13 @@ def verify_command(evidence: OpenedEvidence) -> str:
 
 
 def attempt_texts(evidence: OpenedEvidence) -> dict[str, Any]:
-    """Return the texts of an attempt's page that are artifacts of their own."""
-    texts: dict[str, Any] = {}
-    for key, name in (("prompt", artifacts.PROMPT), ("final_diff", artifacts.FINAL_DIFF)):
-        size = evidence.size(name)
-        texts[key] = evidence.part(name, 0, MAX_TEXT).decode("utf-8", "replace") if size else ""
-        texts[f"{key}_size"] = size
-    return texts
+    """Return the long texts of an attempt's page, and the artifact with the final diff if that is a file."""
+    prompt = evidence.part(artifacts.PROMPT, 0, MAX_TEXT) if evidence.size(artifacts.PROMPT) else b""
+    diff, size = diff_part(evidence, None, 0)
+    sha256 = str(final_snapshot(evidence).get("diff_sha256", ""))
+    return {
+        "prompt": prompt.decode("utf-8", "replace"),
+        "final_diff": diff.decode("utf-8", "replace"),
+        "final_diff_size": size,
+        "final_diff_name": DIFFS.format(sha256) if _is_sha256(sha256) else "",
+    }

@@ -63,8 +63,8 @@ def plots_of(report: CampaignReport) -> Plots:
         if flow.rate.rate is not None and (used := flow.tokens if in_tokens else flow.seconds) is not None
     ]
     return Plots(
-        rates=interval_plot(rates, 0.0, 1.0, "Pass rate of each flow with its 95 % interval"),
-        differences=interval_plot(differences, -1.0, 1.0, "Difference of pass rates with its 95 % interval")
+        rates=interval_plot(rates, 0.0, 1.0, "%", "Pass rate of each flow with its 95 % interval"),
+        differences=interval_plot(differences, -1.0, 1.0, "points", "Difference of pass rates with its 95 % interval")
         if differences
         else None,
         cost=scatter_plot(spent, "tokens" if in_tokens else "seconds") if len(spent) > 1 else None,
@@ -80,13 +80,13 @@ class IntervalRow:
     note: str
 
 
-def interval_plot(rows: Sequence[IntervalRow], low: float, high: float, title: str) -> Markup:
+def interval_plot(rows: Sequence[IntervalRow], low: float, high: float, unit: str, title: str) -> Markup:
     """Draw one line for each row: a dot for the value, and a bar for its interval."""
     height = _ROW * len(rows) + 30
-    return _svg(title, height, _intervals(rows, low, high, height))
+    return _svg(title, height, _intervals(rows, low, high, unit, height))
 
 
-def _intervals(rows: Sequence[IntervalRow], low: float, high: float, height: int) -> Iterator[Markup]:
+def _intervals(rows: Sequence[IntervalRow], low: float, high: float, unit: str, height: int) -> Iterator[Markup]:
     def x(value: float) -> float:
         share = (min(max(value, low), high) - low) / (high - low)
         return _LABEL + share * (WIDTH - _LABEL - 90)
@@ -97,8 +97,9 @@ def _intervals(rows: Sequence[IntervalRow], low: float, high: float, height: int
         yield Markup('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="4" y2="{}"/>').format(
             kind, x(value), x(value), height - 22
         )
-        yield Markup('<text class="tick" text-anchor="middle" x="{:.1f}" y="{}">{:.0f} %</text>').format(
-            x(value), height - 6, value * 100
+        label = f"{value * 100:.0f} {unit}".replace("-", "\N{MINUS SIGN}")
+        yield Markup('<text class="tick" text-anchor="middle" x="{:.1f}" y="{}">{}</text>').format(
+            x(value), height - 6, label
         )
     for number, row in enumerate(rows):
         y = _ROW * number + 20
@@ -117,21 +118,19 @@ def scatter_plot(points: Sequence[tuple[str, float, float]], unit: str) -> Marku
     """Draw success against cost: up and to the left is better."""
     height = 240
     most = max(cost for _, cost, _ in points) or 1.0
+    right = WIDTH - 130
     parts: list[Markup] = []
     for part in range(5):
         level = 200 - part * 45
         parts.append(Markup('<line class="axis" x1="50" x2="{}" y1="{}" y2="{}"/>').format(WIDTH - 10, level, level))
         parts.append(Markup('<text class="tick" x="0" y="{}">{} %</text>').format(level + 4, part * 25))
     for label, cost, rate in points:
-        x, y = 60 + cost / most * (WIDTH - 190), 200 - rate * 180
+        x, y = 60 + cost / most * (right - 60), 200 - rate * 180
         parts.append(Markup('<circle class="point" cx="{:.1f}" cy="{:.1f}" r="6"/>').format(x, y))
         parts.append(Markup('<text class="label" x="{:.1f}" y="{:.1f}">{}</text>').format(x + 10, y + 4, _short(label)))
-    parts.append(Markup('<text class="tick" x="60" y="230">0</text>'))
-    parts.append(
-        Markup('<text class="tick" text-anchor="end" x="{}" y="230">median {} per attempt, to {}</text>').format(
-            WIDTH - 10, unit, f"{most:,.0f}" if most >= 10 else f"{most:.2g}"
-        )
-    )
+    ends = ((60, "0"), ((60 + right) // 2, f"median {unit} per attempt"))
+    for x, text in (*ends, (right, f"{most:,.0f}" if most >= 10 else f"{most:.2g}")):
+        parts.append(Markup('<text class="tick" text-anchor="middle" x="{}" y="230">{}</text>').format(x, text))
     return _svg(f"Pass rate against the median {unit} of an attempt", height, parts)
 
 

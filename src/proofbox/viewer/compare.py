@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from proofbox.core.digest import sha256_hex
 from proofbox.errors import NotFoundError
 from proofbox.lab.attempt.trace import STEPS
 from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport, MissionCell, MissionRow
@@ -109,7 +110,9 @@ def read_steps(evidence: OpenedEvidence) -> list[ComparedStep]:
 
 def _step(line: Mapping[str, Any]) -> ComparedStep:
     step = line.get("step")
-    diff = {"diff": line.get("diff_sha256", ""), "diff_omitted": line.get("diff_omitted", "")}
+    text, digest = line.get("diff"), line.get("diff_sha256", "")
+    digest = sha256_hex(text.encode("utf-8", "replace")) if isinstance(text, str) else digest
+    diff = {"diff": digest, "diff_omitted": line.get("diff_omitted", "")}
     try:
         return msgspec.convert({**step, **diff} if isinstance(step, dict) else None, ComparedStep)
     except msgspec.ValidationError:
@@ -138,19 +141,19 @@ class ComparedMission:
 class FlowsComparison:
     flows: tuple[FlowReport, FlowReport]
     registered: Comparison | None
-    """The comparison that the campaign registered for this pair, in its own order; None: it registered none."""
+    """The registered comparison of this pair, in the order of its registration; None if there is none."""
     facts: Sequence[tuple[str, str, str]]
     counts: Mapping[str, int]
-    """The number of missions by which flow is better."""
+    """The number of missions at which each flow is better."""
     missions: Sequence[ComparedMission]
-    """Those of one page, the differing ones first."""
+    """The missions of one page; those with a difference come first."""
     total: int
     page: int
     pages: int
 
 
 def compare_flows(report: CampaignReport, first: str, second: str, *, show: str = "", page: int = 1) -> FlowsComparison:
-    """Compare two flows of a campaign. `show` selects missions by which flow is better. Raises NotFoundError."""
+    """Compare two flows of a campaign. `show` limits the missions to one value of `better`. Raises NotFoundError."""
     named = {each.flow: each for each in report.flows}
     if first not in named or second not in named or first == second:
         raise NotFoundError("two different flows of the campaign can be compared", op="view")

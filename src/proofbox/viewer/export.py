@@ -11,7 +11,6 @@ import base64
 import hashlib
 import os
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +28,7 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import EVENTS
 from proofbox.lab.reports.campaigns.loading import load_campaign
 from proofbox.viewer.annotations import notes_of
-from proofbox.viewer.attempts import attempt_texts, fork_command, read_attempt
+from proofbox.viewer.attempts import attempt_texts, read_attempt
 from proofbox.viewer.campaigns import plots_of
 from proofbox.viewer.catalog import kind_of
 from proofbox.viewer.reading import OpenedEvidence
@@ -186,7 +185,6 @@ def _attempt(renderer: Renderer, at: str, evidence: OpenedEvidence) -> Markup:
         evidence=evidence,
         attempt=read_attempt(evidence),
         timeline=read_timeline(evidence, 0, MAX_EVENTS),
-        fork_command=partial(fork_command, evidence),
         notes=notes_of(evidence.path),
         **attempt_texts(evidence),
     )

@@ -25,6 +25,7 @@ from proofbox.evidence.bundle.paths import INDEX, MAX_INDEX_BYTES, MAX_JSON_BYTE
 from proofbox.evidence.bundle.reader import Bundle, as_bundle
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.check import BundleCheck, BundleFinding, check_bundle
+from proofbox.lab.attempt import artifacts
 
 MAX_OPEN = 8
 """Maximum number of bundles whose check is remembered."""
@@ -186,6 +187,11 @@ def tables(value: object) -> list[dict[str, Any]]:
 def number(value: object) -> float:
     """Return a number of a document; 0 if it has something else in its place, or the number is absurd."""
     return float(value) if isinstance(value, int | float) and abs(value) < _ABSURD else 0.0
+
+
+def final_snapshot(evidence: OpenedEvidence) -> dict[str, Any]:
+    """Return the record of an attempt's final files; empty if no final snapshot was taken."""
+    return table(evidence.document(artifacts.ATTEMPT).get("final"))
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -155,12 +155,12 @@ def size(count: int) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{value * 100:.1f} %"
+    return "–" if value is None else f"{value * 100:.1f}\N{NO-BREAK SPACE}%"
 
 
 def points(value: float) -> str:
     """Return a difference of rates in percentage points, with its sign."""
-    return f"{value * 100:+.1f} points".replace("-", "\N{MINUS SIGN}")
+    return f"{value * 100:+.1f}\N{NO-BREAK SPACE}points".replace("-", "\N{MINUS SIGN}")
 
 
 @cache

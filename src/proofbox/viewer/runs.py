@@ -114,14 +114,11 @@ class _Report(msgspec.Struct, frozen=True):
 
     tokens: dict[str, TokenUsage] = {}
     tool_calls: int | None = None
+    turn_ms: float | None = None
 
 
 class _Node(msgspec.Struct, frozen=True):
     name: str = ""
-
-
-class _Metrics(msgspec.Struct, frozen=True):
-    turn_ms: float | None = None
 
 
 class RunReader:
@@ -252,13 +249,12 @@ def _figures(bundle: Path, index_sha256: str) -> dict[str, Any]:
             return {}
         listed = parse_index(data).artifacts
         documents = {}
-        for name in (artifacts.REPORT, artifacts.METRICS, *({artifacts.NODE} & listed.keys())):
+        for name in (artifacts.REPORT, *({artifacts.NODE} & listed.keys())):
             content = read_bounded(bundle / name, MAX_JSON_BYTES)
             if name not in listed or sha256_hex(content) != listed[name].sha256:
                 return {}
             documents[name] = content
         report = msgspec.json.decode(documents[artifacts.REPORT], type=_Report)
-        metrics = msgspec.json.decode(documents[artifacts.METRICS], type=_Metrics)
         node = msgspec.json.decode(documents.get(artifacts.NODE, b"{}"), type=_Node)
     except (OSError, ShapeError, msgspec.DecodeError):
         return {}
@@ -266,7 +262,7 @@ def _figures(bundle: Path, index_sha256: str) -> dict[str, Any]:
     return {
         "tokens": None if used is None else used.input_tokens + used.output_tokens,
         "calls": report.tool_calls,
-        "seconds": None if metrics.turn_ms is None else metrics.turn_ms / 1000,
+        "seconds": None if report.turn_ms is None else report.turn_ms / 1000,
         "node": node.name,
     }
 

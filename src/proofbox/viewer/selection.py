@@ -149,7 +149,8 @@ def run_values(at: str, view: RunView, query: Query, *, current: bool = True, ch
     if view.checking:
         pages = max(1, -(-view.planned // ROWS))
         return {**values, "selection": Selection(view.rows, view.planned, min(query.page, pages), pages)}
-    small = len({row.mission for row in view.rows}) <= SMALL_GRID
+    whole = msgspec.structs.replace(query, page=1, sort=Query().sort) == Query()
+    small = whole and len({row.mission for row in view.rows}) <= SMALL_GRID
     return {
         **values,
         "selection": select(view.rows, query) if query.view == "attempts" else None,

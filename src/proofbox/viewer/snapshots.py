@@ -20,8 +20,7 @@ from proofbox.errors import NotFoundError, ProofboxError
 from proofbox.evidence.documents import tree
 from proofbox.evidence.documents.base_tree import read_tree
 from proofbox.evidence.documents.shape import ShapeError
-from proofbox.lab.attempt import artifacts
-from proofbox.viewer.reading import OpenedEvidence
+from proofbox.viewer.reading import OpenedEvidence, final_snapshot
 from proofbox.viewer.timeline import StepRef
 from proofbox.workspace import registry
 from proofbox.workspace.store.objects import ObjectStore
@@ -63,7 +62,7 @@ class FilePart:
 
 def files_after(evidence: OpenedEvidence, step: StepRef | None) -> StepFiles:
     """Return the files after a step, or at the end. Raises NotFoundError if this machine does not have the store."""
-    final = evidence.document(artifacts.FINAL_SNAPSHOT)
+    final = final_snapshot(evidence)
     manifest = evidence.document(tree.PATH)
     if step is None or (manifest and step.snapshot_after == final.get("snapshot")):
         return _final_files(manifest, evidence)
@@ -101,7 +100,7 @@ def file_after(
 @contextmanager
 def _store_of(evidence: OpenedEvidence) -> Iterator[ObjectStore]:
     """Open the store that the evidence names. Everything that fails in the block is a NotFoundError."""
-    store_id = str(evidence.document(artifacts.FINAL_SNAPSHOT).get("store", ""))
+    store_id = str(final_snapshot(evidence).get("store", ""))
     place = registry.store_path(store_id) if is_id(store_id, "store") else None
     if place is None or not place.is_dir():
         raise NotFoundError(

@@ -21,7 +21,7 @@ from proofbox.viewer.reading import OpenedEvidence, number, table, tables
 PAGE: Final = 100
 """Events of one page."""
 ENDS: Final = ("tool_call", "file_change")
-"""The events that end a call, each with a step of its own."""
+"""Events that end a call. Each of them has its own step."""
 SOURCES: Final = ("observed", "gateway", "runtime_reported")
 MAX_VALUE: Final = 8 << 10
 """Maximum number of characters of a text of an event on a page. Proofbox records less; forged evidence may not."""
@@ -53,6 +53,7 @@ class StepLine(msgspec.Struct, frozen=True):
     """A line of `steps.jsonl`."""
 
     step: StepRef = StepRef()
+    diff: str = ""
     diff_sha256: str = ""
     diff_omitted: str = ""
     seq: int = 0

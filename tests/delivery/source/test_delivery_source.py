@@ -19,7 +19,7 @@ from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery.client.body import export_body
 from proofbox.delivery.client.wire import InitialExport
 from proofbox.delivery.source.names import is_git, looks_secret
-from proofbox.delivery.source.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
+from proofbox.delivery.source.snapshot import ATTEMPT, ATTEMPT_SCHEMA
 from proofbox.delivery.source.tree import SourceLimits, SourceTree, open_source
 from proofbox.errors import BundleCorrupt, DeliverySecretFound, SourceRefused
 from proofbox.evidence.bundle.writer import BundleWriter
@@ -88,9 +88,7 @@ def test_all_kinds_of_sources_give_the_same_tree(tmp_path: Path) -> None:
     with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_json("tree_manifest.json", manifest)
         store = registry.registered(str(root.resolve())).store
-        bundle.write_json(
-            FINAL_SNAPSHOT, {"schema_version": FINAL_SNAPSHOT_SCHEMA, "store": store, "snapshot": taken.id}
-        )
+        bundle.write_json(ATTEMPT, {"schema_version": ATTEMPT_SCHEMA, "final": {"store": store, "snapshot": taken.id}})
     with open_source(bundle.path) as tree:
         seen.append(read(tree))
         assert tree.kind == "attempt"
@@ -114,7 +112,7 @@ def test_attempt_must_match_its_manifest(tmp_path: Path) -> None:
         with BundleWriter.create(tmp_path / f"out{number}") as bundle:
             bundle.write_json("tree_manifest.json", tree_manifest(entries))
             bundle.write_json(
-                FINAL_SNAPSHOT, {"schema_version": FINAL_SNAPSHOT_SCHEMA, "store": store, "snapshot": taken.id}
+                ATTEMPT, {"schema_version": ATTEMPT_SCHEMA, "final": {"store": store, "snapshot": taken.id}}
             )
         with pytest.raises(SourceRefused), open_source(bundle.path):
             pass

@@ -105,7 +105,7 @@ def test_missions_have_the_same_evidence_on_every_runtime_and_no_key(
             calls = [each for each in lines(out, planned, attempt, "events.jsonl") if each["event"] == "tool_call"]
             assert [each["exit_code"] for each in calls] == [0, 3]
             assert attempt.result is not None
-            documents = ("runner.ref.json", "attempt.json", "outcome.json", "runner.metrics.json")
+            documents = ("runner.ref.json", "attempt.json", "outcome.json", "attempt.report.json")
             shapes[strategy][id] = (
                 attempt.result.verified,
                 sorted(calls[0]),

@@ -109,7 +109,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     reported = {each.mission: each for each in attempts(made, base / "out").values()}
     return Ran(
         {id: each.result.verified for id, each in reported.items() if each.result is not None},
-        {id: document(base / "out", made, each, "verification.json")["unmet"] for id, each in reported.items()},
+        {
+            id: document(base / "out", made, each, "attempt.json")["verification"]["unmet"]
+            for id, each in reported.items()
+        },
     )
 
 

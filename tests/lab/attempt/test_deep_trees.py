@@ -45,7 +45,7 @@ def test_deep_tree_ends_with_evidence_and_affects_no_other_attempt(
     assert "Traceback" not in capfd.readouterr().err, "no worker died"
     for each in found.values():
         assert document(out, made, each, "artifact_index.json")["status"] == "ok"
-        left = document(out, made, each, "final_snapshot.json")["not_in_it"]
+        left = document(out, made, each, "attempt.json")["final"]["not_in_it"]
         assert len(left) == (each.id != "neighbour.1"), "paths that are too deep are listed"
     assert verify(run).ok
     assert not (out / ".work" / made.run_id).exists()

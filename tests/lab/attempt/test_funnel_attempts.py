@@ -204,7 +204,7 @@ def test_a_program_that_exits_127_itself_was_run(ran: Ran) -> None:
 
 def test_a_condition_can_ask_for_an_exit_code(ran: Ran) -> None:
     assert ran.result("must-exit-0").verified == "failed"
-    (unmet,) = document(ran.out, ran.plan, ran.attempts["must-exit-0.1"], "verification.json")["unmet"]
+    (unmet,) = document(ran.out, ran.plan, ran.attempts["must-exit-0.1"], "attempt.json")["verification"]["unmet"]
     assert (unmet["what"], unmet["found"]) == ("^pytest with exit code 0", "127")
     assert ran.result("may-exit-127").verified == "passed"
 
@@ -228,7 +228,7 @@ def test_conditions_see_the_tools_of_a_server_as_policies_do(ran: Ran) -> None:
     assert ran.result("calls-a-tool").verified == "passed"
     assert ran.result("calls-what-it-must-not").verified == "failed"
     attempt = ran.attempts["calls-what-it-must-not.1"]
-    (unmet,) = document(ran.out, ran.plan, attempt, "verification.json")["unmet"]
+    (unmet,) = document(ran.out, ran.plan, attempt, "attempt.json")["verification"]["unmet"]
     decisions = [each for each in lines(ran.out, ran.plan, attempt, "events.jsonl") if each["event"] == "decision"]
     assert unmet["found"] == 'mcp/delete_file {"path": "a"}'
     assert unmet["found"] in [each["subject"] for each in decisions]

@@ -8,6 +8,7 @@ import pytest
 from suites import HEAD, attempts, command, conduct, lines, mission, plan, say
 
 from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.reports.steps import diff_attempt
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -71,4 +72,4 @@ def test_box_enforces_capabilities_on_a_program(base: Path) -> None:
     assert attempt.result is not None
     assert attempt.result.infra is None
     assert SECRET not in (run / attempt.path / "events.jsonl").read_text()
-    assert (run / attempt.path / "final.diff").read_text() == "", "nothing could be written"
+    assert diff_attempt(run / attempt.path) == "", "nothing could be written"

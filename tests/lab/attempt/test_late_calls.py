@@ -62,7 +62,7 @@ def calls(out: Path, made: Plan, attempt: Attempt) -> list[tuple[str, str, bool]
 
 
 def unmet(out: Path, made: Plan, attempt: Attempt) -> list[str]:
-    return [each["condition"] for each in document(out, made, attempt, "verification.json")["unmet"]]
+    return [each["condition"] for each in document(out, made, attempt, "attempt.json")["verification"]["unmet"]]
 
 
 def findings(run: Path) -> list[tuple[str, str]]:
@@ -186,7 +186,7 @@ def test_conditions_on_calls_fail_if_calls_may_be_missing(out: Path, isolation: 
     [attempt] = attempts(made, out).values()
     assert (attempt.result and attempt.result.verified) == "failed"
     assert unmet(out, made, attempt) == ["min_tool_calls", "max_tool_calls", "no_commands"]
-    found = document(out, made, attempt, "verification.json")["unmet"]
+    found = document(out, made, attempt, "attempt.json")["verification"]["unmet"]
     assert all(code in each["found"] for each in found)
     assert code in {each for each, _ in findings(run)}
 

@@ -56,8 +56,7 @@ def test_crash_counts_against_the_agent_and_its_open_calls_are_findings(tmp_path
     out, made, attempt = ran(tmp_path, "kill -9 $$", output="codex_exec")
     assert attempt.result is not None
     assert (attempt.result.infra, attempt.result.reason) == (None, "turn_failed")
-    metrics = document(out, made, attempt, "runner.metrics.json")
-    assert metrics["error"]["code"] == "RUNTIME_CRASH"
+    assert document(out, made, attempt, "attempt.report.json")["turn_error"]["code"] == "RUNTIME_CRASH"
     assert {each.code for each in validate(load_bundle(out / made.run_id), strict=False)} == {"STREAM_NOT_ENDED"}
 
 

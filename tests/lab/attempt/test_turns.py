@@ -30,7 +30,7 @@ class Ran:
         assert attempt.result is not None
         self.result = attempt.result
         self.report = document(out, made, attempt, "attempt.report.json")
-        self.verification = document(out, made, attempt, "verification.json")
+        self.verification = document(out, made, attempt, "attempt.json")["verification"]
         self.prompts = (run / attempt.path / "prompt.txt").read_text()
 
 

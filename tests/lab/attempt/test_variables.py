@@ -26,8 +26,9 @@ def test_every_variable_of_the_agent_is_named(tmp_path: Path, monkeypatch: pytes
     made = plan(source, out, tmp_path, trust=True, chain=chain, runtimes={"process": {"command": ["/bin/sh", "-s"]}})
     conduct(made, out)
     attempt = attempts(made, out)["a.1"]
-    had = set(document(out, made, attempt, "verification.json")["commands"][0]["stdout"].split()) - OF_THE_SHELL
-    kept = document(out, made, attempt, "attempt.runtime.env.json")
+    record = document(out, made, attempt, "attempt.json")
+    had = set(record["verification"]["commands"][0]["stdout"].split()) - OF_THE_SHELL
+    kept = record["environment"]
     assert {"HOME", "PATH", "FORWARDED"} <= set(kept["boxed"])
     assert kept["asked"] == ["MY_OWN"]
     assert {*kept["boxed"], *kept["allowed"], *kept["asked"], *kept["granted"]} == had

@@ -113,7 +113,6 @@ def test_flows_of_a_large_campaign_are_read_in_children_with_the_same_results(
 ) -> None:
     expected, here = proofbox.load_campaign(finished), []
     monkeypatch.setattr(parallel_reading, "LARGE", 0)
-    monkeypatch.setattr(parallel_reading, "cores", lambda: 2)
     with monkeypatch.context() as patch:
         patch.setattr(
             "proofbox.lab.reports.campaigns.loading.read_flow", lambda *_: here.append("read in this process")
@@ -499,6 +498,7 @@ def test_exam_refuses_mounts_that_show_the_hidden_files(spec: Callable[..., str]
 
 def test_comparison_names_changed_missions(finished: str) -> None:
     Path("suite.toml").write_text(Path("suite.toml").read_text().replace("grep -qx 42 answer.txt", "true"))
+    Path("campaign.toml").write_text(Path("campaign.toml").read_text().replace("replicates = 2", "replicates = 1"))
     proofbox.run_campaign("campaign.toml", out="later")
     assert "the missions of agent" in proofbox.compare_campaigns(finished, "later").changed_inputs
 

@@ -1,15 +1,14 @@
-"""The campaigns in examples/ are linted, tried as canaries and run, with the real Codex and a fake model.
-
-A canary of an example runs the same attempts as the campaign, so all but one of them run only in the soak.
-"""
+"""The campaigns in examples/ are linted, tried as canaries and run, with the real Codex and a fake model."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import commandlines
 import pytest
 from suites import serving
 
@@ -80,6 +79,14 @@ def test_example_is_linted(
     assert (found["flows"], len(found["missions"]), found["failures"]) == (flows, missions, [])
 
 
+def test_commands_in_comments_parse() -> None:
+    files = sorted(EXAMPLES.rglob("*.toml"))
+    lines = [line for file in files for line in re.findall(r"^#   (proofbox .*)$", file.read_text(), re.MULTILINE)]
+    assert len(lines) >= 8
+    for words in (words for line in lines for words in commandlines.invocations(line)):
+        commandlines.refuse_unknown(words)
+
+
 def test_minimal_example_runs(place: Path) -> None:
     assert finished(run_canary("minimal/campaign.toml", out="minimal/canary")) == [("codex", 1, 1)]
     assert finished(proofbox.run_campaign("minimal/campaign.toml", out="minimal/out")) == [("codex", 1, 1)]
@@ -87,21 +94,20 @@ def test_minimal_example_runs(place: Path) -> None:
 
 def test_advanced_example_runs_and_has_known_costs(place: Path, rounds: Callable[[int, int], int]) -> None:
     spec, replicates = Path("advanced/campaign.toml"), rounds(1, 2)
-    spec.write_text(spec.read_text().replace("replicates = 2", f"replicates = {replicates}"))
-    for _ in range(rounds(0, 1)):
-        canary = run_canary(spec, out="advanced/canary")
-        assert finished(canary) == [(flow, replicates, replicates) for flow in ("plain", "careful")]
+    text = spec.read_text().replace("replicates = 2", f"replicates = {replicates}")
+    spec.write_text(text.replace("concurrency = 4", f"concurrency = {rounds(1, 4)}"))  # starting workers takes longer
+    canary = run_canary(spec, out="advanced/canary")
+    assert finished(canary) == [(flow, replicates, replicates) for flow in ("plain", "careful")]
     report = proofbox.run_campaign(spec, out="advanced/out")
     assert finished(report) == [(flow, 2 * replicates, 2 * replicates) for flow in ("plain", "careful")]
     assert all(flow.cost is not None and flow.cost.median > 0 for flow in report.flows)
     assert [gate.type for gate in report.gates if gate.passed] == [*["coverage"] * 2, *["infra"] * 2, "comparison"]
 
 
-def test_shell_adapter_and_its_native_migration_score_the_same(place: Path, rounds: Callable[[int, int], int]) -> None:
-    for _ in range(rounds(0, 1)):
-        canary = run_canary("shell-adapter/campaign.toml", out="shell-adapter/canary", trust=True)
-        assert finished(canary) == [("codex", 1, 1)]
-        assert finished(run_canary("shell-adapter/native.toml", out="shell-adapter/native-canary")) == [("codex", 1, 1)]
+def test_shell_adapter_and_its_native_migration_score_the_same(place: Path) -> None:
+    canary = run_canary("shell-adapter/campaign.toml", out="shell-adapter/canary", trust=True)
+    assert finished(canary) == [("codex", 1, 1)]
+    assert finished(run_canary("shell-adapter/native.toml", out="shell-adapter/native-canary")) == [("codex", 1, 1)]
     adapted = proofbox.run_campaign("shell-adapter/campaign.toml", out="shell-adapter/out", trust=True)
     native = proofbox.run_campaign("shell-adapter/native.toml", out="shell-adapter/native")
     assert finished(adapted) == finished(native) == [("codex", 1, 1)]

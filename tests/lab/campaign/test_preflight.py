@@ -131,8 +131,9 @@ def test_agent_of_an_exam_cannot_read_its_oracle(spec: Callable[..., str], tmp_p
     Path("evaluate.sh").chmod(0o755)
     report = proofbox.run_campaign(file, out="out")
     assert scores(report) == {"curious": {"agent": (1, 1)}}, "the evaluator ran, and the agent found nothing"
-    [record] = Path("out").rglob("verification.json")
-    assert f"{tmp_path}/hidden/test.txt: No such file" in json.loads(record.read_bytes())["commands"][0]["stdout"]
+    [record] = Path("out").rglob("attempt.json")
+    [run] = json.loads(record.read_bytes())["verification"]["commands"]
+    assert f"{tmp_path}/hidden/test.txt: No such file" in run["stdout"]
 
 
 def test_exam_is_refused_if_a_box_shows_its_oracle(spec: Callable[..., str]) -> None:

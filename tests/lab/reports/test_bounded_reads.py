@@ -198,7 +198,7 @@ def wide_text() -> bytes:
 
 
 OF_THE_ATTEMPT = (
-    *("run_status.json", "outcome.json", "attempt.report.json", "verification.json", "tree_manifest.json"),
+    *("run_status.json", "outcome.json", "attempt.report.json", "attempt.json", "tree_manifest.json"),
     *("tool.calls.jsonl", "events.jsonl", "steps.jsonl"),
 )
 OF_THE_RUN = ("run_status.json", INDEX, "schedule.jsonl", "suite.toml", "environment.json", "summary.json")

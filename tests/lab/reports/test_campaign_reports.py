@@ -61,7 +61,8 @@ runner = { type = "oracle" }
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("campaign")
     (place / "suite.toml").write_text(SUITE)
-    (place / "campaign.toml").write_text(CAMPAIGN)
+    one_worker = CAMPAIGN.replace("retries = 0", "retries = 0\nconcurrency = 1")  # starting more takes longer
+    (place / "campaign.toml").write_text(one_worker)
     (place / "solve.sh").write_text("echo 42 > answer.txt\n")
     return place
 

@@ -62,7 +62,7 @@ def test_changed_paths_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
     ran = Ran(tmp_path, capsys, mission("few", *steps) + mission("many", *many) + mission("none", say("done")))
     assert "It changed 3 paths: a.txt, d, d/b.txt" in ran.explains("few.1")
     [line] = [line for line in ran.explains("many.1") if line.startswith("It changed 25 paths: 1.txt, ")]
-    assert " and 5 more, in " in line
+    assert " and 5 more: proofbox attempt diff " in line
     assert not [line for line in ran.explains("none.1") if line.startswith("It changed")]
 
 

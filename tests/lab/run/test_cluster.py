@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import RayCluster, worker_processes
+from ray_cluster import MAX_STARTS, RayCluster, processes_of, worker_processes
 from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
 from proofbox import Sandboxes
 from proofbox.config.engine import EngineSettings
+from proofbox.core.dirs import config_dir
 from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.errors import EngineUnavailable
 from proofbox.lab.run.crews.cluster import connection
+from proofbox.sandbox.images.imports import import_image
 from proofbox.viewer.runs import RunReader
 
 pytestmark = [pytest.mark.needs("bubblewrap", "ray"), pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
@@ -29,6 +31,18 @@ pytestmark = [pytest.mark.needs("bubblewrap", "ray"), pytest.mark.xdist_group("r
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 WORKS = mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER, replicates=6)
 WAITS = mission("waits", command("until test -e go; do sleep 0.1; done"), verify={"commands": ["test -e go"]})
+CAMPAIGN = """
+[campaign]
+id = "compared"
+[[missions]]
+suite = "suite.toml"
+[[flow]]
+id = "first"
+runner = { type = "scripted" }
+[[flow]]
+id = "second"
+runner = { type = "scripted" }
+"""
 SECRET = "sk-proof-4f9d1c7be2a84c55"
 
 
@@ -65,6 +79,48 @@ def test_run_on_two_nodes_records_the_node_of_each_attempt_and_leaks_no_key(
         assert searched.stdout == ""
 
 
+def test_private_cluster_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--engine ray` starts a cluster for one run. Its token is new, and nothing of it is left afterwards."""
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    marker = f"PRIVATE_CLUSTER={tmp_path}"
+    (tmp_path / "suite.toml").write_text(HEAD + WORKS)
+    for _ in range(MAX_STARTS):
+        done = run_cli(tmp_path, "-n", "2", "--engine", "ray", "--json", PRIVATE_CLUSTER=str(tmp_path))
+        if "a private cluster could not be started" not in done.stdout:
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert len({each["node"] for each in found["attempts"]} - {None}) == 1
+    assert list(processes_of(marker)) == []
+    left = [each.name for each in Path(os.environ["TMPDIR"]).iterdir() if each.name.startswith(("pbr-", "proofbox-"))]
+    assert left == [], "neither Ray's files nor those of workers are left"
+
+
+def test_campaign_runs_on_the_engine_of_the_settings(
+    tmp_path: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    config_dir().joinpath("config.toml").write_text(f'[engine]\nname = "ray:{cluster.address}"\nper_node = 1\n')
+    (tmp_path / "suite.toml").write_text(HEAD + mission("answer", write("answer.txt", "42\n"), verify=ANSWER))
+    (tmp_path / "campaign.toml").write_text(CAMPAIGN)
+    argv = [sys.executable, "-m", "proofbox", "campaign", "run", "campaign.toml", "--json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(each.read_bytes()) for each in tmp_path.glob("out/**/node.json")]
+    assert len(records) == 2, "the attempt of each flow ran on a node"
+    assert {each["provider"] for each in records} == {"bubblewrap"}
+
+
+@pytest.mark.parametrize("engine", ["ray:127.0.0.1:9", "slurm"])
+def test_campaign_passes_its_engine_to_each_flow(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "suite.toml").write_text(HEAD + mission("answer", write("answer.txt", "42\n"), verify=ANSWER))
+    (tmp_path / "campaign.toml").write_text(CAMPAIGN)
+    argv = [sys.executable, "-m", "proofbox", "campaign", "run", "campaign.toml", "--engine", engine, "--json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    expected = {"slurm": "PROOFBOX_USAGE"}.get(engine, "ENGINE_UNAVAILABLE")
+    assert json.loads(done.stdout)["error"]["code"] == expected
+
+
 def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(
     tmp_path: Path, out: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +130,18 @@ def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(
         conduct(made, out)
     assert len(refused.value.details["nodes"]) == 2
     assert {each.state for each in attempts(made, out).values()} == {"planned"}
+
+
+def test_image_that_a_node_does_not_have_keeps_it_from_getting_attempts(
+    tmp_path: Path, out: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # not that of the nodes
+    (tmp_path / "root/bin").mkdir(parents=True)
+    import_image(tmp_path / "root", "tools")
+    source = HEAD + mission("answer", say("done"), image="tools")
+    made = plan(source, out, tmp_path, concurrency=2, engine=on(cluster), trust=True)
+    with pytest.raises(EngineUnavailable, match="the image 'tools' is not there"):
+        conduct(made, out)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,31 @@
-"""Lost nodes and lost heads: typed ends, retries by the ledger, and a run that resumes elsewhere. Only in a soak."""
+"""Lost nodes and heads, killed and suspended processes, partitions: nothing is lost or counted twice. Only in a soak.
+
+`PROOFBOX_FAULTS=6 scripts/soak tests/lab/run/test_cluster_faults.py` injects fewer faults, and `PROOFBOX_FAULT_SEED=N`
+repeats a sequence.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import ray_cluster
-from suites import HEAD, attempts, command, conduct, mission, plan
+from ray_cluster import process_children, ray_cluster, worker_processes
+from ray_network import NetworkCluster, NetworkNode, network_cluster
+from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
 from proofbox.config.engine import EngineSettings
 from proofbox.errors import EngineLost
+from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.conductor import Conductor
@@ -21,7 +35,7 @@ from proofbox.lab.run.plan import ledger_path
 pytestmark = [
     pytest.mark.needs("bubblewrap", "ray"),
     pytest.mark.xdist_group("ray"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(7200),
     pytest.mark.skipif(
         os.environ.get("PROOFBOX_SOAK", "") in ("", "0"), reason="starts several clusters: scripts/soak"
     ),
@@ -35,7 +49,9 @@ def test_lost_node_and_lost_head_end_in_types_and_the_run_resumes(tmp_path: Path
     source = HEAD + WAITS.replace('"waits"', '"first"') + WAITS
     with ray_cluster(2, 1) as cluster, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", cluster.token)
-        made = plan(source, out, tmp_path, concurrency=2, engine=EngineSettings(name=f"ray:{cluster.address}"))
+        # Each node gets one of the two attempts and has a second slot, for the retry of the other.
+        engine = EngineSettings(name=f"ray:{cluster.address}", per_node=2)
+        made = plan(source, out, tmp_path, concurrency=4, engine=engine)
         running: list[str] = []
 
         def act(event: dict[str, Any]) -> None:
@@ -72,3 +88,146 @@ def test_lost_node_and_lost_head_end_in_types_and_the_run_resumes(tmp_path: Path
         "first": "interrupted",
         "waits": "interrupted",
     }
+
+
+FAULTS = int(os.environ.get("PROOFBOX_FAULTS", "40"))
+"""A quarter of them are partitions."""
+SEED = int(os.environ.get("PROOFBOX_FAULT_SEED") or secrets.randbits(32))
+PROGRESS = 4
+"""How many attempts must end between two faults. An attempt that is lost too often is not retried."""
+NODES = 3
+MARGIN = 20
+
+
+def disturbed_suite() -> str:
+    """A suite with missions that pass and missions that fail, long enough for all faults."""
+    right = {"commands": ["grep -qx 42 answer.txt"]}
+    replicates = (FAULTS * PROGRESS + MARGIN) // 2
+    return HEAD + "".join(
+        mission(id, command("sleep 0.5"), write("answer.txt", answer), say("done"), verify=right, replicates=replicates)
+        for id, answer in {"passes": "42\n", "fails": "41\n"}.items()
+    )
+
+
+class DisturbedRun:
+    """A run of the command line in the head's namespace, which is resumed whenever its process ends."""
+
+    def __init__(self, cluster: NetworkCluster, place: Path) -> None:
+        self.cluster = cluster
+        self.place = place
+        self._suspended: set[int] = set()
+        self._partitioned: list[NetworkNode] = []
+        engine = ("--engine", f"ray:{cluster.address}", "-n", str(2 * NODES), "--per-node", "2")
+        self._start("run", "suite.toml", "--out", "out", "--provider", "bubblewrap", *engine)
+
+    def _start(self, *words: str) -> None:
+        argv = self.cluster.head.enter(sys.executable, "-m", "proofbox", "suite", *words, "--json")
+        with open(self.place / "output", "ab") as output:
+            self.process = subprocess.Popen(
+                argv, cwd=self.place, env=self.cluster.env, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def is_committed(self) -> bool:
+        return any((self.place / "out").glob(f"run-*/{INDEX}"))
+
+    def ended(self) -> int:
+        found = list((self.place / "out").glob("*.ledger"))
+        if not found:
+            return 0
+        with Ledger(found[0]) as ledger:
+            return ledger.counts()["ended"]
+
+    def wait_for_progress(self, ended: int) -> None:
+        """Wait until so many attempts have ended. Resume the run if it ended early."""
+        while self.ended() < ended and not self.is_committed:
+            self.resume_if_ended()
+
+    def resume_if_ended(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.5)
+            if not self.is_committed:
+                assert list((self.place / "out").glob("*.ledger")), (self.place / "output").read_text()
+                self.repair()
+                self._start("resume", "out")
+
+    def repair(self) -> None:
+        """End partitions, continue suspended processes, and replace dead nodes."""
+        for node in self._partitioned:
+            node.connect(up=True)
+        self._partitioned.clear()
+        for pid in self._suspended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._suspended.clear()
+        for node in self.cluster.nodes:
+            node.ensure_running()
+        self.cluster.wait_for_nodes()
+
+    def disturb(self, kind: str, chance: random.Random) -> None:
+        """Inject one fault. A node whose raylet or network fails is repaired before the next fault."""
+        self.repair()
+        node = chance.choice(self.cluster.nodes)
+        if kind == "partition":
+            node.connect(up=False)
+            self._partitioned.append(node)
+            return
+        what, _, how = kind.partition(" ")
+        targets = {
+            "worker": worker_processes(self.cluster.token),
+            "raylet": node.raylets,
+            "driver": [pid for pid, _ in process_children(self.process.pid)],
+            "conductor": [self.process.pid],
+        }[what]
+        pid = chance.choice(targets) if targets else None
+        with contextlib.suppress(ProcessLookupError):
+            if pid is not None and how == "kill":
+                os.kill(pid, signal.SIGKILL)
+            elif pid is not None:
+                os.kill(pid, signal.SIGSTOP)
+                if what not in ("worker", "driver"):  # proofbox itself ends suspended workers and drivers
+                    self._suspended.add(pid)
+
+
+def test_run_that_is_disturbed_at_random_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
+    chance = random.Random(SEED)  # noqa: S311 (repeatable)
+    print(f"PROOFBOX_FAULTS={FAULTS} PROOFBOX_FAULT_SEED={SEED}")
+    kinds = [f"{what} {how}" for what in ("worker", "raylet", "driver", "conductor") for how in ("kill", "stop")]
+    partitions = FAULTS // 4
+    faults = ["partition"] * partitions + [chance.choice(kinds) for _ in range(FAULTS - partitions)]
+    chance.shuffle(faults)
+    (tmp_path / "suite.toml").write_text(disturbed_suite())
+    with network_cluster(NODES) as cluster:
+        run = DisturbedRun(cluster, tmp_path)
+        run.wait_for_progress(1)
+        for number, kind in enumerate(faults):
+            assert not run.is_committed, f"the run ended before fault {number}"
+            print(f"fault {number}: {kind}, {run.ended()} attempts ended", flush=True)
+            run.disturb(kind, chance)
+            if kind in ("partition", "raylet stop") and chance.random() < 0.5:  # otherwise it may stay unnoticed
+                cluster.wait_for_loss()
+            run.wait_for_progress(run.ended() + PROGRESS)
+        run.repair()
+        while not run.is_committed:
+            run.resume_if_ended()
+        run.process.wait()
+        swept = subprocess.run(
+            cluster.head.enter(sys.executable, "-m", "proofbox", "gc", "--engine", f"ray:{cluster.address}", "--json"),
+            env=cluster.env,
+            capture_output=True,
+            check=False,
+        )
+        assert swept.returncode == 0, swept.stderr
+        assert not (Path(os.environ["TMPDIR"]) / f"proofbox-nodes-{os.getuid()}").exists(), "nothing is left on a node"
+    [place] = (tmp_path / "out").glob("run-*.ledger")
+    with Ledger(place) as ledger:
+        found = ledger.attempts()
+    assert verify(place.with_suffix("")).ok
+    ended = final_attempts(found)
+    results = Counter((each.mission, each.result and (each.result.verified, each.result.infra)) for each in ended)
+    half = (FAULTS * PROGRESS + MARGIN) // 2
+    assert results == {("passes", ("passed", None)): half, ("fails", ("failed", None)): half}
+    assert len({(each.mission, each.replicate) for each in ended}) == len(ended) == 2 * half, "each counts once"
+    failures = [each.id for each in found if each.result is not None and each.result.infra is not None]
+    assert sorted(each.parent for each in found if each.parent) == sorted(failures), "each loss has one retry"
+    print(json.dumps(Counter(each.result.infra for each in found if each.result is not None and each.result.infra)))

@@ -17,6 +17,7 @@ from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.documents.base_tree import read_tree
 from proofbox.evidence.documents.outcome import parse_outcome
 from proofbox.lab.reports.results import read_run
+from proofbox.lab.reports.steps import diff_attempt
 from proofbox.lab.reports.validation import validate
 from proofbox.lab.run import fork_modes
 from proofbox.lab.run.fork_modes import OVERLAY, overlay_obstacle, recorded_mode
@@ -62,7 +63,7 @@ def evidence(out: Path, source: str) -> tuple[str, dict[str, Any]]:
     conduct(made, out)
     [attempt] = attempts(made, out).values()
     place = out / made.run_id / attempt.path
-    verification = document(out, made, attempt, "verification.json")
+    verification = document(out, made, attempt, "attempt.json")["verification"]
     for run in (verification, *verification["commands"]):
         del run["duration_ms"]
     steps = [json.loads(line) for line in (place / "steps.jsonl").read_text().splitlines()]
@@ -72,8 +73,8 @@ def evidence(out: Path, source: str) -> tuple[str, dict[str, Any]]:
         "findings": validate(load_bundle(out / made.run_id), strict=True),
         "results": results(made, out),
         "tree": tree,
-        "diff": (place / "final.diff").read_text(),
-        "snapshot": document(out, made, attempt, "final_snapshot.json")["snapshot"],
+        "diff": diff_attempt(place),
+        "snapshot": document(out, made, attempt, "attempt.json")["final"]["snapshot"],
         "steps": [(step.get("before"), step.get("after")) for step in steps],
         "verification": verification,
     }

@@ -105,7 +105,7 @@ def test_missing_artifacts_are_reported(run: Path, tmp_path: Path, capsys: pytes
     attempt = copy / "attempts/answer.1.e1"
     (output,) = (attempt / "outputs").iterdir()
     output.unlink()
-    (attempt / "final.diff").unlink()
+    (attempt / "prompt.txt").unlink()
     reindex_repair(attempt)
     assert main(["validate", str(attempt), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -149,7 +149,7 @@ def test_old_runs_are_removed_and_protected_ones_kept(tmp_path: Path) -> None:
 def test_pipe_in_place_of_an_artifact_does_not_block(tmp_path: Path) -> None:
     out = tmp_path / "out"
     old, _ = (conduct(plan(SUITE, out, tmp_path), out) for _ in range(2))
-    (place,) = old.glob("attempts/*/final_snapshot.json")
+    (place,) = old.glob("attempts/*/attempt.json")
     place.unlink()
     os.mkfifo(place)
     collect(survey(out, RetentionRules(older_than=5 * 86400.0), SystemClock().now() + timedelta(days=10)))
@@ -282,8 +282,8 @@ def test_stores_of_failed_attempts_are_removed_with_their_run(tmp_path: Path) ->
     left = state()
     assert (left["paths"], left["homes"]) == (before["paths"], before["homes"])
     assert len(left["stores"] - before["stores"]) < len(kept), "only stores of the latest run remain"
-    (final,) = out.glob("run-*/attempts/*/final_snapshot.json")
-    assert json.loads(final.read_bytes())["store"] in left["stores"]
+    [store] = {json.loads(each.read_bytes())["final"]["store"] for each in out.glob("run-*/attempts/*/attempt.json")}
+    assert store in left["stores"]
 
 
 def test_resumed_run_leaves_no_killed_workspaces(tmp_path: Path) -> None:

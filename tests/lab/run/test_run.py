@@ -51,10 +51,10 @@ def test_the_smallest_run_leaves_everything_and_can_be_promoted(out: Path, tmp_p
     assert emit_promotion(run / attempt.path).promotable
     step, end = (each.get("step") or each["turn_end"] for each in lines(out, made, attempt, "steps.jsonl"))
     assert end["last_step"] == step["n"] == 1
-    final = document(out, made, attempt, "final_snapshot.json")
+    final = document(out, made, attempt, "attempt.json")["final"]
     assert step["snapshot_before"] == final["given"]
     assert step["snapshot_after"] == final["snapshot"]
-    assert "+42" in (run / attempt.path / "final.diff").read_text()
+    assert "+42" in final["diff"]
     feedback = document(out, made, attempt, "feedback.json")
     assert feedback["result"] == "done"
     states = [each["state"] for each in document(out, made, attempt, "attempt.json")["states"]]

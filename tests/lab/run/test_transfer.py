@@ -56,7 +56,7 @@ def test_equal_trees_have_one_digest(tmp_path: Path, tree: Path) -> None:
 def test_interrupted_transfer_continues_where_it_ended(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 1000)
+    monkeypatch.setattr(transfer, "PIECE_SIZE", 1000)
     parcels, cache = Parcels(tmp_path / "parcels"), ParcelCache(tmp_path / "cache", "run.node")
     parcel = send(parcels, tree, cache, most=3)
     assert cache.size_of(parcel) == 3000

@@ -35,7 +35,7 @@ def test_wilson_covers_a_uniform_rate_at_least_94_percent_of_the_time(capsys: py
 
 @pytest.mark.parametrize(("missions", "replicates"), [(10, 5), (30, 3), (100, 2)])
 def test_the_interval_of_a_clustered_rate_covers(missions: int, replicates: int, rounds: Rounds) -> None:
-    trials = rounds(300, 20_000)
+    trials = rounds(120, 20_000)
     generator = random.Random(missions)
     covered = 0
     for _ in range(trials):
@@ -51,7 +51,7 @@ def test_the_interval_of_a_clustered_rate_covers(missions: int, replicates: int,
 def test_equal_flows_are_called_different_at_most_alpha_of_the_time(
     missions: int, replicates: int, flows: int, rounds: Rounds
 ) -> None:
-    trials = rounds(300, 20_000)
+    trials = rounds(120, 20_000)
     generator = random.Random(missions * 100 + replicates)
     wrong = 0
     for _ in range(trials):
@@ -69,7 +69,7 @@ def test_flows_that_differ_by_the_margin_are_rarely_called_equivalent(
     missions: int, replicates: int, share: float, rounds: Rounds
 ) -> None:
     """The hardest case: the flows are alike on most missions, and one fails on a few."""
-    trials = rounds(300, 20_000)
+    trials = rounds(120, 20_000)
     generator = random.Random(missions)
     wrong = 0
     for _ in range(trials):
@@ -84,7 +84,7 @@ def test_flows_that_differ_by_the_margin_are_rarely_called_equivalent(
 
 
 def test_a_large_difference_is_found(rounds: Rounds) -> None:
-    trials = rounds(300, 20_000)
+    trials = rounds(120, 20_000)
     generator = random.Random(3)
     found = 0
     for _ in range(trials):

@@ -42,7 +42,7 @@ def test_oracle_passes_and_nop_fails_on_host_root_without_comparable_results(tmp
     oracle = Ran(root, tmp_path / "out", "oracle")
     assert oracle.verdict() == ("passed", None, "completed")
     assert [call["command"] for call in oracle.calls()] == ["/solution/solve.sh"]
-    assert oracle.document("verification.json")["reward"] == {"value": 1.0}
+    assert oracle.document("attempt.json")["verification"]["reward"] == {"value": 1.0}
     for name in ("attempt.json", "attempt.report.json"):
         recorded = oracle.document(name)
         assert (recorded["comparable"], recorded["not_comparable"]) == (False, [HOST_ROOT])
@@ -56,7 +56,7 @@ def test_oracle_passes_and_nop_fails_on_host_root_without_comparable_results(tmp
     assert load_bundle(oracle.path).index.status == "ok"
     nop = Ran(root, tmp_path / "out", "nop")
     assert nop.verdict() == ("failed", None, "completed")
-    assert nop.document("verification.json")["reward"] == {"value": 0.0}
+    assert nop.document("attempt.json")["verification"]["reward"] == {"value": 0.0}
 
 
 @pytest.mark.needs("bubblewrap")
@@ -93,7 +93,7 @@ def test_directory_of_tasks_is_a_suite(tmp_path: Path) -> None:
 def test_only_the_reward_decides(tmp_path: Path, left: str, verdict: tuple[str, str], reward: dict[str, Any]) -> None:
     ran = Ran(task(tmp_path / "t", test=f"#!/bin/sh\n{left}\n"), tmp_path / "out", "nop")
     assert ran.verdict() == (verdict[0], None, verdict[1])
-    found = ran.document("verification.json")["reward"]
+    found = ran.document("attempt.json")["verification"]["reward"]
     found.pop("detail", None)
     assert found == reward
 
@@ -347,9 +347,9 @@ def stepped(root: Path, strategy: str = "mean", min_reward: str = "") -> Path:
 def test_steps_are_turns_and_each_is_verified_at_its_own_end(tmp_path: Path) -> None:
     oracle = Ran(stepped(tmp_path / "t"), tmp_path / "out", "oracle")
     assert oracle.verdict() == ("passed", None, "completed")
-    reward = oracle.document("verification.json")["reward"]
+    reward = oracle.document("attempt.json")["verification"]["reward"]
     assert reward == {"value": 1.0, "values": {"turn 1": 1.0, "turn 2": 1.0}}
-    assert len(oracle.document("verification.json")["commands"]) == 2
+    assert len(oracle.document("attempt.json")["verification"]["commands"]) == 2
     assert oracle.document("attempt.report.json")["turns"] == 2
     assert [call["exit_code"] for call in oracle.calls()] == [0, 0]
     assert validate(load_bundle(oracle.path), strict=True) == []
@@ -365,7 +365,7 @@ def test_rewards_of_steps_are_combined(tmp_path: Path, strategy: str, min_reward
     root = stepped(tmp_path / "t", strategy, min_reward)
     put(root / "tests/helper", "wanted=3\n")
     ran = Ran(root, tmp_path / "out", "oracle")
-    assert ran.document("verification.json")["reward"]["value"] == value
+    assert ran.document("attempt.json")["verification"]["reward"]["value"] == value
     assert ran.verdict() == ("passed" if value == 1.0 else "failed", None, "completed")
 
 

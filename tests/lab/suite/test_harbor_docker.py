@@ -68,7 +68,7 @@ def test_a_task_runs_unchanged_in_its_image(engine: PrivateEngine, tmp_path: Pat
     recorded = oracle.document("attempt.json")
     assert (recorded["comparable"], recorded["not_comparable"]) == (True, [])
     assert recorded["requested"]["image"] == "task-of-tests:latest"
-    assert oracle.document("verification.json")["isolation"] == "container"
+    assert oracle.document("attempt.json")["verification"]["isolation"] == "container"
     assert Ran(root, tmp_path / "out", "nop", host_root=False).verdict() == ("failed", None, "completed")
     assert containers(engine) == []
     assert our_containers(engine.engine) == {}

@@ -208,7 +208,7 @@ def test_suite_runs_in_virtual_machines(tmp_path: Path) -> None:
     [(_, verified, infra, _)] = results(made, out).values()
     assert (verified, infra) == ("passed", None)
     [attempt] = attempts(made, out).values()
-    assert document(out, made, attempt, "verification.json")["isolation"] == "vm"
+    assert document(out, made, attempt, "attempt.json")["verification"]["isolation"] == "vm"
 
 
 # The same guest as on a Mac: a fake Virtualization.framework runs it in QEMU, on a PCI bus, and init composes its root.

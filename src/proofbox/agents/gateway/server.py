@@ -17,7 +17,6 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 
 import anyio
@@ -62,6 +61,8 @@ _RETURNED_HEADERS = frozenset(
     {"content-type", "retry-after", "x-should-retry", "x-request-id", "request-id"}
     | {"openai-model", "openai-processing-ms"}
 )
+_TIMEOUT = httpx2.Timeout(None, connect=CONNECT_SECONDS).as_dict()
+"""The agent decides how long to wait for a response."""
 _BREAKS = {"cut": "broke off its response", "unreachable": "can't be reached"}
 
 OnExchange = Callable[[Exchange], Awaitable[None]]
@@ -126,22 +127,16 @@ class ModelGateway:
 
     @contextlib.asynccontextmanager
     async def _serving(self, listener: anyio.abc.SocketListener) -> AsyncIterator[None]:
-        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)  # the agent decides how long to wait for a response
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         async with (
-            httpx2.AsyncClient(
-                timeout=timeout,
-                limits=limits,
-                follow_redirects=False,
-                trust_env=False,  # otherwise it would also read .netrc
+            # Not a client: it would follow redirects, read .netrc and keep cookies, which link requests of attempts.
+            httpx2.AsyncHTTPTransport(
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
                 proxy=self._proxy(),
                 verify=ssl.create_default_context(),  # the machine's trust store, including SSL_CERT_FILE
-            ) as self._client,
+            ) as self._transport,
             listener,
             anyio.create_task_group() as tasks,
         ):
-            # Accept no cookies: they would link requests of different turns or attempts.
-            self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
             tasks.start_soon(self._serve, listener)
             try:
                 yield
@@ -239,9 +234,10 @@ class ModelGateway:
         headers |= {"accept-encoding": "identity", **self._endpoint.authorization(used)}
         url = self._endpoint.base_url + path
         try:
-            async with self._client.stream(
-                request.method, url, content=request.body or None, headers=headers
-            ) as response:
+            sent = httpx2.Request(
+                request.method, url, content=request.body or None, headers=headers, extensions={"timeout": _TIMEOUT}
+            )
+            async with contextlib.aclosing(await self._transport.handle_async_request(sent)) as response:
                 exchange.status = response.status_code
                 exchange.windows = read_windows(response.headers, self._clock.now().timestamp())
                 exchange.retry_after = number_of(response.headers.get("retry-after"))

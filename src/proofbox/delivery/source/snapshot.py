@@ -25,8 +25,8 @@ from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.tree import EMPTY_TREE
 from proofbox.workspace.workspace import Workspace
 
-FINAL_SNAPSHOT = "final_snapshot.json"
-FINAL_SNAPSHOT_SCHEMA = "proofbox.final_snapshot/1"
+ATTEMPT = "attempt.json"
+ATTEMPT_SCHEMA = "proofbox.attempt/1"
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def workspace_files(place: str, name: str) -> Iterator[Iterator[FoundFile]]:
 def attempt_files(place: str) -> Iterator[Iterator[FoundFile]]:
     """Yield the files of an attempt's final snapshot. Two documents of its verified bundle are read:
 
-    final_snapshot.json  {"schema_version": "proofbox.final_snapshot/1", "store": …, "snapshot": …}: the id of the
+    attempt.json         {"schema_version": "proofbox.attempt/1", "final": {"store": …, "snapshot": …}}: the id of the
                          workspace store on this machine that holds the tree, and the tree's id
     tree_manifest.json   the mode, size and SHA-256 of every file; no other files are delivered
     """
@@ -52,10 +52,10 @@ def attempt_files(place: str) -> Iterator[Iterator[FoundFile]]:
         proven = read_tree(bundle.read_json(evidence_tree.PATH), bundle.path)
     except (ShapeError, CanonicalError) as error:
         raise refused(f"its {evidence_tree.PATH} is malformed: {error}", place) from error
-    document: Any = bundle.read_json(FINAL_SNAPSHOT, schema=FINAL_SNAPSHOT_SCHEMA)
-    store, snapshot = document.get("store"), document.get("snapshot")
-    if not (isinstance(store, str) and is_id(store, "store") and SHA256.fullmatch(str(snapshot))):
-        raise refused(f"its {FINAL_SNAPSHOT} does not name a snapshot", place)
+    final: Any = bundle.read_json(ATTEMPT, schema=ATTEMPT_SCHEMA).get("final")
+    store, snapshot = (final.get("store"), str(final.get("snapshot"))) if isinstance(final, dict) else (None, "")
+    if not (isinstance(store, str) and is_id(store, "store") and SHA256.fullmatch(snapshot)):
+        raise refused(f"its {ATTEMPT} does not name a snapshot", place)
     expected = {os.fsdecode(entry.path): entry for entry in proven.entries}
     with _stored(store, snapshot) as files:
         yield _compared(files, expected)

@@ -27,6 +27,7 @@ SCHEMA = "proofbox.artifact_index/1"
 STATES = ("ok", "partial", "failed")
 _MAX_SCHEMA = 200
 _START = '{"artifacts":['
+_STATED_BYTES = len('"index_sha256":"",') + 64  # of the second member, with its comma
 _NOT_CANONICAL = "the index is not in canonical form"
 
 
@@ -178,7 +179,8 @@ def _parse_entries(text: str) -> tuple[dict[str, Artifact], int]:
     last, at, match = "", len(_START), _CANONICAL_ENTRY.match
     while found := match(text, at):
         count, head, size, path, schema, sha256 = found.groups()
-        path, schema = _unescape(path), None if schema is None else _unescape(schema)
+        if "\\" in found[0]:
+            path, schema = _unescape(path), None if schema is None else _unescape(schema)
         if not is_artifact_path(path) or path == INDEX:
             raise ShapeError(f"index.artifacts[{len(artifacts)}].path is not a path inside the bundle")
         if path <= last:
@@ -194,8 +196,6 @@ def _parse_entries(text: str) -> tuple[dict[str, Artifact], int]:
 
 
 def _unescape(literal: str) -> str:
-    if "\\" not in literal:
-        return literal
     quoted = f'"{literal}"'.encode()
     value = parse_strict(quoted)
     if canonical_bytes(value) != quoted:
@@ -215,7 +215,7 @@ def _check_digest(document: Mapping[str, Any], entries: memoryview, rest: bytes)
     if b"{" + rest != canonical_bytes(document):
         raise ShapeError(_NOT_CANONICAL)
     computed = hashlib.sha256(entries)
-    computed.update(canonical_bytes({name: value for name, value in document.items() if name != "index_sha256"})[1:])
+    computed.update(memoryview(rest)[_STATED_BYTES:])
     if computed.hexdigest() != document["index_sha256"]:
         raise ShapeError("the index does not match its own digest")
     return computed.hexdigest()

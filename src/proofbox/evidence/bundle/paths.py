@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from proofbox.core.files.atomic import TEMPORARY_PREFIX, sweep_temporaries
 from proofbox.core.text import path_fields
@@ -23,6 +24,7 @@ INDEX = "artifact_index.json"
 STATUS = "run_status.json"
 REPAIR_LOG = "repair_log.json"
 LATEST = "LATEST"
+PACKED_SUFFIX = ".bundle.tar.gz"
 LOCK = ".runtime.lock"
 RESERVED = frozenset({INDEX, STATUS, REPAIR_LOG, LOCK})
 
@@ -44,6 +46,7 @@ _PATH = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _Path = str | os.PathLike[str]
 
 
+@lru_cache(maxsize=1024)  # the attempts of a run have the same names
 def is_artifact_path(path: str) -> bool:
     """Return whether a path is relative, normalised and portable: no control characters, no backslashes."""
     return len(path) <= MAX_PATH and _PATH.fullmatch(path) is not None
@@ -226,8 +229,12 @@ def read_latest(out: _Path) -> str | None:
 
 
 def resolve(path: _Path) -> str:
-    """Return the bundle directory for `path`: itself, or the run that its LATEST names."""
+    """Return the bundle directory for `path`: itself, the run that its LATEST names, or a packed bundle, unpacked."""
     place = os.fspath(path)
+    if place.endswith(PACKED_SUFFIX) and os.path.isfile(place):
+        from proofbox.evidence.bundle.packed import unpacked  # few bundles are packed
+
+        return unpacked(place)
     if not os.path.isdir(place):
         raise BundleNotFound(f"there is no directory {shown(place)}", op="bundle resolve", fix_hints=["check the path"])
     if any(os.path.lexists(os.path.join(place, name)) for name in (INDEX, STATUS)):

@@ -27,6 +27,7 @@ from proofbox.evidence.bundle.index import (
     schema_of,
 )
 from proofbox.evidence.bundle.lock import Mode, RunLock
+from proofbox.evidence.bundle.packed import require_directory
 from proofbox.evidence.bundle.paths import (
     INDEX,
     MAX_JSON_BYTES,
@@ -117,7 +118,7 @@ def reindex_repair(
     A bundle without findings is left unchanged, and its index is returned with no changes. Refuses a bundle in
     progress, one whose status can't be read, and one that contains links or special files.
     """
-    directory = resolve(path)
+    directory = require_directory(path, "bundle reindex")
     now: Clock = clock or SystemClock()
     out = os.path.dirname(enclosing(directory))
     with RunLock(out, purpose=f"repair {os.path.basename(directory)}", mode=lock, timeout=lock_timeout, clock=now):

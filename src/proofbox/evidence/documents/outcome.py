@@ -66,6 +66,7 @@ class Outcome:
         return document
 
 
+_OBJECT = shape.table(shape.anything)
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
@@ -92,7 +93,7 @@ declare(
 
 def check_outcome(document: Any) -> None:
     """Raise ShapeError unless this is a valid outcome. A result other than unknown needs `by` and `how`."""
-    shape.table(shape.anything)(document, "outcome")
+    _OBJECT(document, "outcome")
     refuse_other_schema(document, SCHEMA)
     _DOCUMENT(document, "outcome")
     for name in RESULTS:

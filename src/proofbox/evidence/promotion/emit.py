@@ -14,7 +14,8 @@ from proofbox.errors import BundlePathRefused, PromotionRefused, UsageError
 from proofbox.evidence.attest import dsse
 from proofbox.evidence.attest.keys import load_private_key, refuse_inside_bundle
 from proofbox.evidence.bundle.index import Index
-from proofbox.evidence.bundle.paths import INDEX, enclosing, is_artifact_path, resolve, shown
+from proofbox.evidence.bundle.packed import require_directory
+from proofbox.evidence.bundle.paths import INDEX, enclosing, is_artifact_path, shown
 from proofbox.evidence.bundle.reader import Bundle, refusal
 from proofbox.evidence.promotion.packet import PREDICATE_TYPES, SCHEMA, SUFFIX, parse_packet
 from proofbox.evidence.promotion.packet_v02 import SUFFIX as SUFFIX_V02
@@ -68,7 +69,9 @@ def emit_promotion(
             op="promotion emit",
             fix_hints=["leave out --policy, --sign and --accept, or --format"],
         )
-    directory = os.path.abspath(bundle.path if isinstance(bundle, Bundle) else resolve(bundle))
+    directory = os.path.abspath(
+        bundle.path if isinstance(bundle, Bundle) else require_directory(bundle, "promotion emit")
+    )
     key = None
     if sign is not None:
         refuse_inside_bundle(os.fspath(sign))

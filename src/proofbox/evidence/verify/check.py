@@ -288,7 +288,7 @@ def _check_files(
             if size == expected and not budget.take(size):
                 return "not_checked", f"{size} bytes; only `proofbox verify` reads that much"
             if size == expected or not stat.S_ISREG(info.st_mode):
-                digest, size = sha256_file(fd, limit=expected)
+                digest, size = sha256_file(fd, limit=expected, info=info)
         except OSError as error:
             return "unreadable", error.strerror or type(error).__name__
         finally:

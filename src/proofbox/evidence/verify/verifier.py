@@ -5,10 +5,11 @@
 With `-I`, Python imports nothing from the current directory, which may be the directory of the bundle. With `python -m`
 a `json.py` beside the bundle would run before any line of this file.
 
-PATH is an output directory (the run that its LATEST names is verified), a run's directory, a promotion packet, or a
-file of `proofbox view --export`, which contains its evidence. The command checks every size and digest, every line of
-every log, every nested bundle and, if there is a packet, its pins, its verdict and its signature. Exit code 0:
-everything is valid. 1: a check failed, and the findings are printed. 2: there is nothing to check.
+PATH is an output directory (the run that its LATEST names is verified), a run's directory, a run packed by `proofbox
+bundle pack`, a promotion packet, or a file of `proofbox view --export`, which contains its evidence. The command checks
+every size and digest, every line of every log, every nested bundle and, if there is a packet, its pins, its verdict and
+its signature. Exit code 0: everything is valid. 1: a check failed, and the findings are printed. 2: there is nothing to
+check.
 
 Without --key and without a digest from another source, this detects damage, not forgery: anyone who can rewrite a whole
 bundle can create another consistent one.
@@ -35,7 +36,7 @@ from proofbox.errors import (
     UsageError,
 )
 from proofbox.evidence.bundle.listing import notes_on_latest
-from proofbox.evidence.bundle.paths import INDEX, enclosing, resolve, shown
+from proofbox.evidence.bundle.paths import INDEX, PACKED_SUFFIX, enclosing, resolve, shown
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.packet import PREDICATE_TYPES, SUFFIX, Packet, parse_packet, read_document
 from proofbox.evidence.promotion.packet_v02 import bundle_of_v02, differences_v02
@@ -65,7 +66,8 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
         if bundle is not None:
             raise UsageError("--bundle can't be used with an HTML file, which contains its evidence", op="verify")
         return verify_embedded(place, lambda directory, signer: _verify_directory(directory, signer), key)
-    if os.path.isfile(place):
+    packed = place.endswith(PACKED_SUFFIX)
+    if os.path.isfile(place) and not packed:
         result = verify_packet(place, key=key, bundle=bundle)
         if result.bundle is not None:
             verify_runs(result, result.bundle)
@@ -77,18 +79,22 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
             op="verify",
             fix_hints=["give the path of the packet, and its bundle with --bundle"],
         )
-    result = _verify_directory(directory, key)
+    result = _verify_directory(directory, key, beside=place.removesuffix(PACKED_SUFFIX) if packed else None)
     verify_runs(result, directory)
     result.path = place
-    _note_newer(result, directory)
+    if packed:
+        result.bundle = place
+    else:
+        _note_newer(result, directory)
     return result
 
 
-def _verify_directory(directory: str, key: str | None) -> Verification:
-    """Verify a bundle with the packet beside it, without the runs of a campaign."""
-    beside = os.path.join(
-        os.path.dirname(os.path.abspath(directory)), os.path.basename(os.path.abspath(directory)) + SUFFIX
-    )
+def _verify_directory(directory: str, key: str | None, *, beside: str | None = None) -> Verification:
+    """Verify a bundle with the packet beside it, without the runs of a campaign.
+
+    `beside` is the place that its packet is named after, if that is not the directory.
+    """
+    beside = os.path.abspath(beside or directory) + SUFFIX
     if os.path.lexists(beside):
         return verify_packet(beside, key=key, bundle=directory)
     result = Verification(directory)
@@ -129,7 +135,9 @@ def examine_packet(
     document, digest = read_document(path)
     packet, signed = _open_packet(result, document, keys)
     directory = bundle or _bundle_of(path, packet)
-    if directory is None or not os.path.isdir(directory):
+    if directory is not None and not os.path.isdir(directory) and os.path.isfile(directory + PACKED_SUFFIX):
+        directory += PACKED_SUFFIX
+    if directory is None or not (os.path.isdir(directory) or directory.endswith(PACKED_SUFFIX)):
         result.found("bundle_absent", "", "the bundle is not at the packet's path; give its directory with --bundle")
         return Examination(result, packet, digest, None)
     checked = _verify_bundle(result, resolve(directory))

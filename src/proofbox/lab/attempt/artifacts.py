@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from proofbox.lab.attempt.documents import (
     Requested,
     RequestedLimits,
     Resources,
-    RunnerMetrics,
     RunnerRef,
     SuiteNamed,
     TornAttempt,
@@ -48,22 +47,20 @@ from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.unified_diff import unified
 from proofbox.workspace.workspace import Workspace
 
-ATTEMPT, PROMPT, RUNNER, METRICS = "attempt.json", "prompt.txt", "runner.ref.json", "runner.metrics.json"
-ENVIRONMENT, FEEDBACK, REPORT = "attempt.runtime.env.json", "feedback.json", "attempt.report.json"
+ATTEMPT, PROMPT, RUNNER = "attempt.json", "prompt.txt", "runner.ref.json"
+FEEDBACK, REPORT = "feedback.json", "attempt.report.json"
 TORN = "attempt.torn.json"
 NODE = "node.json"
 """Only of attempts on a cluster."""
 CLEANUP = "cleanup.json"
 """Only of missions with cleanup commands."""
-VERIFICATION, FINAL_DIFF, FINAL_SNAPSHOT = "verification.json", "final.diff", "final_snapshot.json"
 
-EXPECTED = (
-    *(ATTEMPT, PROMPT, RUNNER, METRICS, ENVIRONMENT, FEEDBACK, REPORT, VERIFICATION, outcome.PATH),
-    *(CALLS, STEPS, EVENTS, FINAL_DIFF, FINAL_SNAPSHOT, tree.PATH),
-)
+EXPECTED = (ATTEMPT, PROMPT, RUNNER, FEEDBACK, REPORT, outcome.PATH, CALLS, STEPS, EVENTS, tree.PATH)
 """The artifacts of a complete attempt. After an infrastructure failure some are missing, and the bundle is partial."""
 
 DETAIL = 4000
+_ELSEWHERE = ("policy", "observed", "variables")
+"""Facts of a session that the report (`resources`) and the record (`environment`) contain."""
 
 
 class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +87,7 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     feedback: Feedback
     outcome: AttemptResult
     checked: VerifierResult
+    final: FinalSnapshot | None
     unmet: tuple[UnmetCondition, ...]
     report: Mapping[str, Any]
     tokens: Mapping[str, Any]
@@ -110,19 +108,13 @@ def write_all(bundle: BundleWriter, facts: FinishedAttempt, redactor: Redactor) 
     """Write every document except those that were written during the attempt."""
     documents: dict[str, Any] = {
         ATTEMPT: _attempt(facts),
-        RUNNER: RunnerRef(**facts.runner),
-        METRICS: _metrics(facts),
+        RUNNER: RunnerRef(**{**facts.runner, **_facts(facts.runner)}),
         FEEDBACK: facts.feedback.document(),
-        VERIFICATION: AttemptVerification(
-            **msgspec.structs.asdict(facts.checked), result=facts.outcome.verified, unmet=facts.unmet
-        ),
         outcome.PATH: _outcome(facts, redactor).as_json(),
         REPORT: _report(facts),
     }
     if facts.node is not None:
         documents[NODE] = facts.node
-    if facts.environment is not None:
-        documents[ENVIRONMENT] = _environment(facts.environment, facts.runner.get("facts", {}).get("variables", ()))
     for name, document in documents.items():
         bundle.write_json(name, encodable(redactor.redact_json(msgspec.to_builtins(document))))
     if facts.infra is not None:
@@ -131,8 +123,17 @@ def write_all(bundle: BundleWriter, facts: FinishedAttempt, redactor: Redactor) 
         bundle.mark_partial("shared isolation: other attempts could reach this one")
 
 
-def _environment(record: EnvironmentRecord, received: Iterable[str]) -> AttemptEnvironment:
+def _facts(runner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of the session that are in no other document."""
+    if "facts" not in runner:
+        return {}
+    return {"facts": {name: value for name, value in runner["facts"].items() if name not in _ELSEWHERE}}
+
+
+def _environment(record: EnvironmentRecord | None, received: Iterable[str]) -> AttemptEnvironment | None:
     """`received` lists all variables of the agent's process, as reported by the runtime that started it."""
+    if record is None:
+        return None
     boxed = sorted(set(received) - {*record.allowed, *record.asked, *record.granted})
     return AttemptEnvironment(**msgspec.structs.asdict(record), boxed=tuple(boxed))
 
@@ -188,17 +189,12 @@ def _attempt(facts: FinishedAttempt) -> AttemptRecord:
         ),
         policy=facts.policy,
         fork=facts.fork,
+        environment=_environment(facts.environment, facts.runner.get("facts", {}).get("variables", ())),
+        verification=AttemptVerification(
+            **msgspec.structs.asdict(facts.checked), result=facts.outcome.verified, unmet=facts.unmet
+        ),
+        final=facts.final,
         written_at=facts.written_at,
-    )
-
-
-def _metrics(facts: FinishedAttempt) -> RunnerMetrics:
-    result = facts.result
-    return RunnerMetrics(
-        status=None if result is None else result.status,
-        turn_ms=None if result is None else result.duration_ms,
-        tokens=dict(facts.tokens),
-        error=None if result is None or result.error is None else result.error.as_dict(),
     )
 
 
@@ -219,7 +215,7 @@ def _outcome(facts: FinishedAttempt, redactor: Redactor) -> outcome.Outcome:
 
 
 def _report(facts: FinishedAttempt) -> AttemptReport:
-    session_facts = facts.runner.get("facts", {})
+    session_facts, result = facts.runner.get("facts", {}), facts.result
     return AttemptReport(
         attempt_id=facts.attempt.id,
         mission_id=facts.mission.id,
@@ -227,6 +223,9 @@ def _report(facts: FinishedAttempt) -> AttemptReport:
         **comparability(facts.mission),
         reward=None if facts.checked.reward is None else facts.checked.reward.value,
         **facts.report,
+        turn_status=None if result is None else result.status,
+        turn_ms=None if result is None else result.duration_ms,
+        turn_error=None if result is None or result.error is None else result.error.as_dict(),
         tokens=dict(facts.tokens),
         resources=Resources(
             RequestedLimits.of(facts.mission.limits), session_facts.get("policy"), session_facts.get("observed")
@@ -241,22 +240,21 @@ def write_final(
     workspace: Workspace,
     given: str,
     final: Snapshot,
-    redactor: Redactor,
+    keep_diff: Callable[[str], dict[str, str]],
     base: SharedBase | None = None,
-) -> None:
-    """Write the agent's final tree, and how it differs from the tree that it was given."""
+) -> FinalSnapshot:
+    """Write the agent's final tree. Return where it is stored, and how it differs from the tree that it was given."""
 
-    def write(store: ObjectStore, old: bytes, new: bytes) -> None:
+    def write(store: ObjectStore, old: bytes, new: bytes) -> dict[str, str]:
         bundle.write_json(tree.PATH, manifest_of(store, new, base))
-        text = "".join(f"{line.text}\n" for line in unified(store, old, new))
-        bundle.write_bytes(FINAL_DIFF, redactor.redact(text).encode("utf-8", "replace"))
+        return keep_diff("".join(f"{line.text}\n" for line in unified(store, old, new)))
 
-    workspace.compare(given, final.id, write)
-    document = FinalSnapshot(
+    diff = workspace.compare(given, final.id, write)
+    return FinalSnapshot(
         store=workspace.store_id,
         snapshot=final.id,
         given=given,
         method=final.method,
         not_in_it=(*final.skipped, *final.unstable),
+        **diff,
     )
-    bundle.write_json(FINAL_SNAPSHOT, msgspec.to_builtins(document))

@@ -72,6 +72,40 @@ class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
     """The last turn that the fork contains; empty if the fork started a new thread."""
 
 
+class AttemptEnvironment(EnvironmentRecord, frozen=True, kw_only=True):
+    """Names of the variables that the agent received, and of those withheld; no values."""
+
+    boxed: tuple[str, ...] = ()
+    """Variables that the box and proofbox added, such as HOME, PATH and PROOFBOX_FUNNEL."""
+
+
+class AttemptVerification(VerifierResult, frozen=True, kw_only=True):
+    """The verifier's commands with their results, the restored paths, and the conditions that were not met."""
+
+    result: Verified
+    """Result of commands and conditions together. `none`: the mission has neither, or the result is unknown."""
+    unmet: tuple[UnmetCondition, ...]
+    """Conditions of `expect` that were not met."""
+
+
+class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the content of the agent's final tree is stored, and what the agent changed."""
+
+    store: str
+    """The id of the workspace store that holds the content, on the machine that ran the attempt."""
+    snapshot: str
+    given: str
+    """The snapshot that the agent started from."""
+    method: Method
+    """How the files were scanned; `sealed`: a full scan."""
+    not_in_it: tuple[SkippedPath, ...]
+    """Paths that are missing from the snapshot, or that changed while it was taken, and why."""
+    diff: str | UnsetType = UNSET
+    """The redacted diff from the given tree; empty if nothing changed. Absent if it is a file."""
+    diff_sha256: str | UnsetType = UNSET
+    """Digest of the diff in diffs/, if it has more than 2048 bytes; otherwise absent."""
+
+
 @stored("proofbox.attempt/1", at="BUNDLE/attempt.json of an attempt")
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt: its place in the run, the strategies considered, its states, and why it ended."""
@@ -110,6 +144,12 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the agent's box that were set, by the names of the flags. A fork uses them again."""
     fork: ForkedFrom | None
     """The attempt and step that this one continues; null if it is not a fork."""
+    environment: AttemptEnvironment | None
+    """The variables of the agent; null if no agent was started."""
+    verification: AttemptVerification
+    """What the verifier did and found."""
+    final: FinalSnapshot | None
+    """The agent's final files; null if no final snapshot was taken."""
     written_at: str
 
 
@@ -170,48 +210,12 @@ class RunnerRef(msgspec.Struct, frozen=True, kw_only=True):
     thread_id: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET
     facts: dict[str, Any] | UnsetType = UNSET
-    """What the session reports: provider, isolation, the policy in force, observed resource use; and as `fork`, how the
-    attempt got its files: `overlay`, or `copy` with the reason."""
+    """What the session reports, such as provider and isolation; and as `fork`, how the attempt got its files:
+    `overlay`, or `copy` with the reason. The report has the policy in force and the observed use of resources."""
     settings: dict[str, Any] | UnsetType = UNSET
     """The settings of the runtime, redacted. A fork uses them again."""
     shared: bool | UnsetType = UNSET
     """Whether other attempts used the same session."""
-
-
-@stored("proofbox.runner_metrics/1", at="BUNDLE/runner.metrics.json of an attempt")
-class RunnerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """How the turn ended and how many tokens it used, as reported by the runtime."""
-
-    schema_version: str = "proofbox.runner_metrics/1"
-    status: str | None
-    """completed, failed or interrupted; null if no turn ended."""
-    turn_ms: float | None
-    """Duration of the turn in milliseconds; null if no turn ended."""
-    tokens: dict[str, TokenUsage]
-    """Totals over all threads, by source: `gateway`, which is authoritative, or `runtime_reported`. `gateway` is absent
-    if no response stated its usage."""
-    error: dict[str, Any] | None
-    source: Literal["runtime_reported"] = "runtime_reported"
-
-
-@stored("proofbox.attempt_env/1", at="BUNDLE/attempt.runtime.env.json of an attempt")
-class AttemptEnvironment(EnvironmentRecord, frozen=True, kw_only=True):
-    """Names of the variables that the agent received, and of those withheld; no values."""
-
-    schema_version: str = "proofbox.attempt_env/1"
-    boxed: tuple[str, ...] = ()
-    """Variables that the box and proofbox added, such as HOME, PATH and PROOFBOX_FUNNEL."""
-
-
-@stored("proofbox.attempt_verification/1", at="BUNDLE/verification.json of an attempt")
-class AttemptVerification(VerifierResult, frozen=True, kw_only=True):
-    """The verifier's commands with their results, the restored paths, and the conditions that were not met."""
-
-    schema_version: str = "proofbox.attempt_verification/1"
-    result: Verified
-    """Result of commands and conditions together. `none`: the mission has neither, or the result is unknown."""
-    unmet: tuple[UnmetCondition, ...]
-    """Conditions of `expect` that were not met."""
 
 
 @stored("proofbox.attempt_cleanup/1", at="BUNDLE/cleanup.json of an attempt whose mission has cleanup commands")
@@ -292,30 +296,21 @@ class AttemptReport(AttemptResult, frozen=True, kw_only=True):
     """Model responses through the gateway that did not state their usage; they are not counted in `tokens`."""
     responses_broken_off: int | UnsetType = UNSET
     """Model responses that broke off; `tokens` includes the usage stated until then."""
+    turn_status: str | None
+    """How the last turn ended: completed, failed or interrupted, as reported by the runtime; null if no turn ended."""
+    turn_ms: float | None
+    """Duration of the last turn in milliseconds, as reported by the runtime; null if no turn ended."""
+    turn_error: dict[str, Any] | None
+    """The error of a failed turn, as reported by the runtime."""
     tokens: dict[str, TokenUsage]
-    """As in runner.metrics.json."""
+    """Totals over all threads, by source: `gateway`, which is authoritative, or `runtime_reported`. `gateway` is absent
+    if no response stated its usage."""
     resources: Resources
     """Limits and use of resources."""
     put_back: tuple[str, ...]
     """Protected paths that the agent had created or changed, and that were restored."""
     retry_after: float | None
     """Seconds after which a retry may succeed; null if it is not worth retrying."""
-
-
-@stored("proofbox.final_snapshot/1", at="BUNDLE/final_snapshot.json of an attempt")
-class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the content of the agent's final tree is stored."""
-
-    schema_version: str = "proofbox.final_snapshot/1"
-    store: str
-    """The id of the workspace store that holds the content, on the machine that ran the attempt."""
-    snapshot: str
-    given: str
-    """The snapshot that the agent started from."""
-    method: Method
-    """How the files were scanned; `sealed`: a full scan."""
-    not_in_it: tuple[SkippedPath, ...]
-    """Paths that are missing from the snapshot, or that changed while it was taken, and why."""
 
 
 @stored("proofbox.tool_call/1", at="BUNDLE/tool.calls.jsonl of an attempt, one a line")
@@ -407,8 +402,10 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     attempt: str
     step: Step | UnsetType = UNSET
     """Absent on a line that ends a turn."""
+    diff: str | UnsetType = UNSET
+    """The step's redacted diff. Absent if nothing changed, or if the diff is a file or omitted."""
     diff_sha256: str | UnsetType = UNSET
-    """Digest of the step's redacted diff in diffs/. Absent if nothing changed or the diff is omitted."""
+    """Digest of the diff in diffs/, if it has more than 2048 bytes; otherwise absent."""
     diff_omitted: str | UnsetType = UNSET
     """Why the diff is not stored; otherwise absent."""
     turn_end: TurnEnd | UnsetType = UNSET

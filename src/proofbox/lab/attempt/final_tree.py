@@ -35,7 +35,7 @@ from proofbox.workspace.tree import EMPTY_TREE, StoredEntry
 from proofbox.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from proofbox.lab.attempt.documents import FinalSnapshot
+    from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
@@ -172,6 +172,13 @@ class StoredTrees:
 
     def compare(self, a: str, b: str, how: Callable[[ObjectStore, bytes, bytes], None]) -> None:
         how(self._store, bytes.fromhex(a), bytes.fromhex(b))
+
+
+def final_of(record: AttemptRecord) -> FinalSnapshot:
+    """Return where an attempt's final files are. Raises `StepFilesGone` if no final snapshot was taken."""
+    if record.final is None:
+        raise StepFilesGone(f"{record.attempt_id} ended without a final snapshot of its files", op="attempt")
+    return record.final
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.claims import Feedback, read_feedback
 from proofbox.lab.attempt.cleaning import cleaned, encodable
 from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext, Watchdog
-from proofbox.lab.attempt.documents import ForkedFrom
+from proofbox.lab.attempt.documents import FinalSnapshot, ForkedFrom
 from proofbox.lab.attempt.expectations import UnmetCondition, unmet
 from proofbox.lab.attempt.final_tree import finder
 from proofbox.lab.attempt.mission_box import MissionBoxes, requested_options
@@ -184,7 +184,7 @@ class Supervisor:
         self._given = ""
         self._turn_ends: list[str] = []
         """The snapshots at the end of the turns that further turns followed."""
-        self._final: Snapshot | None = None
+        self._final: FinalSnapshot | None = None
         self._workspace: Workspace | None = None
         self.place = context.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
         self._files = self.place / "workspace"
@@ -241,15 +241,16 @@ class Supervisor:
             if self._control.is_interrupted:
                 raise _Interrupted("before the agent started")
             self._given = await run_sync(_latest, workspace)
+            trace = self._trace = self._open_trace(bundle, workspace)
             try:
-                await self._work(bundle, workspace, prompt)
+                await self._work(trace, prompt)
             except BaseException:
                 if self._session is not None and self._session.broken is not None:  # closed: its process tree is dead
                     with anyio.CancelScope(shield=True), contextlib.suppress(ProofboxError, OSError):
-                        await run_sync(self._seal, bundle, workspace)
+                        await run_sync(self._seal, bundle, workspace, trace)
                 raise
             self.enter("verifying")
-            verify = partial(self._verify, bundle, workspace)
+            verify = partial(self._verify, bundle, workspace, trace)
             if self._reason == "interrupted":  # the turn has ended already, and what it left is verified
                 await run_sync(verify)
             else:
@@ -308,8 +309,8 @@ class Supervisor:
 
     # While the agent runs
 
-    async def _work(self, bundle: BundleWriter, workspace: Workspace, prompt: str) -> None:
-        trace = self._trace = Trace(
+    def _open_trace(self, bundle: BundleWriter, workspace: Workspace) -> Trace:
+        return Trace(
             bundle,
             self.context.redactor,
             self.attempt.id,
@@ -322,6 +323,8 @@ class Supervisor:
             shared=self.context.shared is not None,
             reach=self._reach,
         )
+
+    async def _work(self, trace: Trace, prompt: str) -> None:
         self.enter("running")
         shared = self.context.shared
         if shared is None:
@@ -478,14 +481,14 @@ class Supervisor:
 
     # After the agent has ended
 
-    def _seal(self, bundle: BundleWriter, workspace: Workspace) -> Snapshot:
-        self._final = workspace.snapshot(f"after {self.attempt.id}", sealed=True)
+    def _seal(self, bundle: BundleWriter, workspace: Workspace, trace: Trace) -> Snapshot:
+        final = workspace.snapshot(f"after {self.attempt.id}", sealed=True)
         base = None if workspace.lower is None else self.context.shared_base(workspace.lower.path)
-        artifacts.write_final(bundle, workspace, self._given, self._final, self.context.redactor, base)
-        return self._final
+        self._final = artifacts.write_final(bundle, workspace, self._given, final, trace.keep_diff, base)
+        return final
 
-    def _verify(self, bundle: BundleWriter, workspace: Workspace) -> None:
-        final = self._seal(bundle, workspace)
+    def _verify(self, bundle: BundleWriter, workspace: Workspace, trace: Trace) -> None:
+        final = self._seal(bundle, workspace, trace)
         if self._infra is not None:
             return
         verifiers = [verify for _, verify in verifiers_of(self._mission)]
@@ -499,11 +502,10 @@ class Supervisor:
             unscored = found.passed is None and found.reward is not None and found.reward.problem
             if unscored and self._reason == "completed":
                 self._reason = unscored
-        calls = self._trace.observed_calls() if self._trace else []
         self._unmet = unmet(
             self._mission.expect,
             self._feedback,
-            calls,
+            trace.observed_calls(),
             finder(workspace, final),
             incomplete_reason=self._incomplete_reason,
         )
@@ -571,6 +573,7 @@ class Supervisor:
                 feedback=self._feedback,
                 outcome=self._outcome(),
                 checked=self._checked,
+                final=self._final,
                 unmet=tuple(self._unmet),
                 report=self._trace.report() if self._trace else {},
                 tokens=self._trace.tokens.by_source() if self._trace else {},

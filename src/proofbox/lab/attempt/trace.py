@@ -275,7 +275,16 @@ class Trace:
         if self._diff_bytes + len(data) > MAX_DIFFS_BYTES:
             return {"diff_omitted": f"the diffs of earlier steps reached the limit of {MAX_DIFFS_BYTES} bytes"}
         self._diff_bytes += len(data)
-        return {"diff_sha256": self._keep(data, DIFFS)}
+        return self._keep_diff(data)
+
+    def keep_diff(self, text: str) -> dict[str, str]:
+        """Store a diff, redacted: a short one as the member of a document that is returned, a long one as a file that
+        the member names."""
+        return self._keep_diff(self._redactor.redact(text).encode("utf-8", "replace"))
+
+    def _keep_diff(self, data: bytes) -> dict[str, str]:
+        # Most steps change a few lines, and every file of a bundle takes a block on disk and an entry in the index.
+        return {"diff": data.decode()} if len(data) <= PREVIEW else {"diff_sha256": self._keep(data, DIFFS)}
 
     def _keep(self, data: bytes, name: str = OUTPUTS) -> str:
         """Store an output, a diff or a body once, under its digest, and return the digest."""

@@ -18,9 +18,9 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.documents import FinalSnapshot
+from proofbox.lab.attempt.documents import AttemptRecord
 from proofbox.lab.attempt.expectations import refuse_expect
-from proofbox.lab.attempt.final_tree import stored_trees
+from proofbox.lab.attempt.final_tree import final_of, stored_trees
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
 from proofbox.lab.campaign.reading import Campaign, read_campaign
@@ -159,7 +159,7 @@ def _flow(run_dir: Path, flow: str, suite: Suite, scratch: Path) -> list[Regrade
 
 def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path) -> str:
     mission = suite.mission(attempt.mission)
-    found = msgspec.convert(bundle.read_json(artifacts.FINAL_SNAPSHOT), FinalSnapshot)
+    found = final_of(msgspec.convert(bundle.read_json(artifacts.ATTEMPT), AttemptRecord))
     files = None if mission.verify.files is None else suite.at(mission.verify.files)
     place.mkdir(parents=True)
     with (

@@ -26,6 +26,7 @@ from proofbox.evidence.bundle.paths import MAX_LOG_BYTES, read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import CALLS, EVENTS, OUTPUTS
+from proofbox.lab.reports.steps import read_diff
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation
 from proofbox.lab.run.closing import UNREADABLE, committed_result
 from proofbox.lab.run.ledger import Attempt, Ended
@@ -163,9 +164,9 @@ def _explanation(attempt: Attempt, result: Ended, bundle: Path, replacement: str
             yield f"  and {total - MAX_CALLS} more, in {bundle / CALLS}"
     if any((entry.get("event"), entry.get("kind")) == ("notice", KILLED_AT_END) for entry in _entries(bundle, EVENTS)):
         yield "Processes that it had started were still running at its end, and were killed."
-    changed = _changed(bundle)
+    changed = _changed(documents, bundle)
     if changed:
-        more = f" and {len(changed) - MAX_PATHS} more, in {bundle / artifacts.FINAL_DIFF}"
+        more = f" and {len(changed) - MAX_PATHS} more: proofbox attempt diff {shlex.quote(str(bundle))}"
         shown = ", ".join(_cut(path) for path in changed[:MAX_PATHS])
         yield f"It changed {counted(len(changed), 'path')}: {shown}{more if len(changed) > MAX_PATHS else ''}"
     feedback = documents.get(artifacts.FEEDBACK, {})
@@ -190,7 +191,7 @@ def _verdict(result: Ended) -> str:
 
 def _failure(documents: dict[str, Any], replacement: str | None) -> Iterator[str]:
     """Yield the failures that decided the result."""
-    verification = documents.get(artifacts.VERIFICATION, {})
+    verification = documents.get(artifacts.ATTEMPT, {}).get("verification", {})
     for run in verification.get("commands", []):
         if not run["passed"]:
             yield f"The verifier's command `{_shown(run['command'])}` did not pass: {run['why']}."
@@ -223,16 +224,17 @@ def _failure(documents: dict[str, Any], replacement: str | None) -> Iterator[str
 def _reason(result: Ended, documents: dict[str, Any]) -> str:
     words = _REASONS.get(result.reason, result.reason)
     detail = documents.get(artifacts.ATTEMPT, {}).get("detail")
-    error = documents.get(artifacts.METRICS, {}).get("error")
+    error = documents.get(artifacts.REPORT, {}).get("turn_error")
     if result.reason == "turn_failed" and error:
         detail = error["message"]
     return f"{words} ({detail})" if detail else words
 
 
-def _changed(bundle: Path) -> list[str]:
+def _changed(documents: dict[str, Any], bundle: Path) -> list[str]:
     """Return the paths of the final diff. Content lines have a prefix, so none can look like a heading."""
+    final = documents.get(artifacts.ATTEMPT, {}).get("final") or {}
     try:
-        lines = read_bounded(bundle / artifacts.FINAL_DIFF, MAX_BYTES).decode("utf-8", "replace").split("\n")
+        lines = read_diff(final, lambda path: read_bounded(bundle / path, MAX_BYTES)).split("\n")
     except OSError:
         return []
     return [line.removeprefix("diff ") for line in lines if line.startswith("diff ")]

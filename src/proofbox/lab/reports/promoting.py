@@ -12,6 +12,7 @@ import msgspec
 from proofbox.core.clock import Clock
 from proofbox.core.plurals import counted
 from proofbox.errors import BundleCorrupt, EvidenceIncomplete
+from proofbox.evidence.bundle.packed import require_directory
 from proofbox.evidence.bundle.paths import enclosing
 from proofbox.evidence.bundle.reader import Bundle, as_bundle, load_bundle
 from proofbox.evidence.promotion import emit
@@ -54,6 +55,7 @@ def emit_promotion(
     the Git repository around the bundle) and a verdict by that contract, without digests or a signature.
     """
     if not isinstance(bundle, Bundle):
+        require_directory(bundle, "promotion emit")
         with contextlib.suppress(BundleCorrupt):
             bundle = load_bundle(bundle)
     if isinstance(bundle, Bundle):

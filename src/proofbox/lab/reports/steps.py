@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -30,7 +32,8 @@ def diff_attempt(attempt: str | os.PathLike[str], step: int | None = None) -> st
     """
     bundle = load_attempt(Path(attempt))
     if step is None:
-        return bundle.read_bytes(artifacts.FINAL_DIFF).decode("utf-8", "replace")
+        final = {} if artifacts.TORN in bundle.artifacts else bundle.read_json(artifacts.ATTEMPT)["final"] or {}
+        return read_diff(final, bundle.read_bytes)
     _, entry = _find(bundle, step)
     if entry.diff_omitted is not UNSET:
         raise StepDiffOmitted(
@@ -40,9 +43,14 @@ def diff_attempt(attempt: str | os.PathLike[str], step: int | None = None) -> st
                 f"restore the files of the step: proofbox attempt fork {quote(bundle.path)} --step {step} DIR",
             ],
         )
-    if entry.diff_sha256 is UNSET:
-        return ""
-    return bundle.read_bytes(DIFFS.format(entry.diff_sha256)).decode("utf-8", "replace")
+    return read_diff(msgspec.to_builtins(entry), bundle.read_bytes)
+
+
+def read_diff(document: Mapping[str, Any], read: Callable[[str], bytes]) -> str:
+    """Return the diff of a document, or the one that it names; empty if it has none. `read` reads a file by path."""
+    if "diff_sha256" in document:
+        return read(DIFFS.format(document["diff_sha256"])).decode("utf-8", "replace")
+    return str(document.get("diff", ""))
 
 
 def load_attempt(path: Path) -> Bundle:

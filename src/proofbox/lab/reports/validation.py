@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,7 @@ from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.check import MAX_FINDINGS
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import SUMMARY_SCHEMA, AttemptVerification
-from proofbox.lab.attempt.trace import CALLS, EVENTS
+from proofbox.lab.attempt.trace import CALLS, DIFFS, EVENTS
 from proofbox.lab.attempt.verifier import decided_by
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.results import attempts_by_evidence
@@ -210,15 +211,14 @@ def _passed(bundle: Bundle) -> bool:
     return (found.verified.result, found.infra.result) == ("passed", "ok")
 
 
-def _verdict(bundle: Bundle, verified: str) -> Iterator[Found]:
+def _verdict(document: Any, verified: str) -> Iterator[Found]:
     """Check that the verifier's result follows from its commands, its reward and the conditions."""
-    document = bundle.read_json(artifacts.VERIFICATION, schema="proofbox.attempt_verification/1")
     found = msgspec.convert(document, AttemptVerification)
-    yield from same(artifacts.VERIFICATION, "result", found.result, verified)
-    yield from same(artifacts.VERIFICATION, "passed", found.passed, decided_by(found.commands, found.reward))
+    yield from same(artifacts.ATTEMPT, "result", found.result, verified)
+    yield from same(artifacts.ATTEMPT, "passed", found.passed, decided_by(found.commands, found.reward))
     failed = found.passed is False or bool(found.unmet)
     if found.result != "none":
-        yield from same(artifacts.VERIFICATION, "failed commands or conditions", failed, found.result == "failed")
+        yield from same(artifacts.ATTEMPT, "failed commands or conditions", failed, found.result == "failed")
 
 
 def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[Found]:
@@ -240,8 +240,10 @@ def _consistency(bundle: Bundle, *, whole: bool) -> Iterator[Found]:
     verdict = recorded_outcome.verified.result
     yield from same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
     yield from same(outcome.PATH, "infra failed", recorded_outcome.infra.result != "ok", report["infra"] is not None)
-    if artifacts.VERIFICATION in bundle.artifacts:
-        yield from _verdict(bundle, report["verified"])
+    yield from _verdict(attempt["verification"], report["verified"])
+    diff = (attempt["final"] or {}).get("diff_sha256")
+    if diff is not None and DIFFS.format(diff) not in bundle.artifacts:
+        yield "diff_missing", artifacts.ATTEMPT, "the diff of the attempt is missing"
     if tree.PATH in bundle.artifacts:
         read_tree(bundle.read_json(tree.PATH), bundle.path)
     for each in report.get("integrity", []) if whole else []:

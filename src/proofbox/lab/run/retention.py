@@ -26,7 +26,7 @@ from proofbox.core.ids import is_id
 from proofbox.core.text import path_fields
 from proofbox.errors import CorruptError, ProofboxError, RunUnknown, UsageError
 from proofbox.evidence.bundle.listing import ListedRun, describe
-from proofbox.evidence.bundle.paths import INDEX, MAX_STATUS_BYTES, list_runs, read_bounded
+from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES, list_runs, read_bounded
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.home import HOME_SUFFIX, attempts_dir
 from proofbox.lab.run.ledger import Ledger
@@ -268,9 +268,9 @@ def _protected(run: _Run, rules: RetentionRules) -> str:
 def _stores_of(run: Path) -> set[str]:
     """Return the stores with the files of its attempts."""
     found = set()
-    for path in run.glob(f"attempts/*/{artifacts.FINAL_SNAPSHOT}"):
+    for path in run.glob(f"attempts/*/{artifacts.ATTEMPT}"):
         with contextlib.suppress(OSError, CanonicalError, KeyError, TypeError):
-            found.add(str(parse_strict(read_bounded(path, MAX_STATUS_BYTES))["store"]))
+            found.add(str(parse_strict(read_bounded(path, MAX_JSON_BYTES))["final"]["store"]))
     with contextlib.suppress(CorruptError, RunUnknown), Ledger(ledger_path(run.parent, run.name)) as ledger:
         found |= stores_of(ledger)
     return {store for store in found if is_id(store, "store")}

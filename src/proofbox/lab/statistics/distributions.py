@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import msgspec
@@ -43,9 +44,8 @@ def describe(values: Sequence[float], level: float = 0.95) -> Distribution | Non
         return None
     ordered = sorted(values)
     n = len(ordered)
-    rank = 0  # the largest number of values cut off on each side that keeps the coverage
-    while rank < n // 2 and 2 * binomial_cdf(rank, n, 0.5) <= 1 - level:
-        rank += 1
+    # The largest number of values cut off on each side that keeps the coverage.
+    rank = bisect_right(range(n // 2), 1 - level, key=lambda cut: 2 * binomial_cdf(cut, n, 0.5))
     deciles = statistics.quantiles(ordered, n=10, method="inclusive") if n > 1 else ordered * 9
     return Distribution(
         n=n,

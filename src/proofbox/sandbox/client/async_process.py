@@ -104,8 +104,9 @@ class AsyncProcess:
             return await self._session.result(self._call, self._oom_kills_before)
 
     async def _turn(self, ready: Callable[[], bool]) -> None:
-        async with self._explained():
-            await self._connection._turn(ready)
+        if not ready():
+            async with self._explained():
+                await self._connection._turn(ready)
 
     async def _post(self, kind: Send, payload: bytes = b"") -> None:
         if not self._call.finished:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from proofbox.core.archives.packing import without_owner
 from proofbox.core.archives.unpack import MAX_ARCHIVE, ArchiveRefused, unpack_tar
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import EngineRefused, StartFailed
@@ -85,13 +86,7 @@ def build_image(context: Path, name: str, *, seconds: float) -> None:
     """
     with tempfile.TemporaryFile() as archive:
         with tarfile.open(fileobj=archive, mode="w") as tar:
-            tar.add(context, arcname=".", filter=_without_owner)
+            tar.add(context, arcname=".", filter=without_owner)
         archive.seek(0)
         query = {"t": name, "rm": "1", "forcerm": "1"}
         ContainerEngine.find().call("POST", "/build", op="build the image", query=query, body=archive, timeout=seconds)
-
-
-def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from proofbox.core.archives.packing import without_owner_and_time
 from proofbox.core.archives.unpack import ArchiveRefused, members, unpack_tar
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import sha256_file
@@ -88,10 +89,8 @@ def _from_directory(source: Path, archive: Path) -> None:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
                 continue
             try:
-                member = tar.gettarinfo(path, str(path.relative_to(source)))
+                member = without_owner_and_time(tar.gettarinfo(path, str(path.relative_to(source))))
                 tar.inodes = {}  # type: ignore[attr-defined]  # hard links as files: which comes first must not matter
-                member.uid = member.gid = member.mtime = 0
-                member.uname = member.gname = ""
                 if member.isreg():
                     with path.open("rb") as file:
                         tar.addfile(member, file)

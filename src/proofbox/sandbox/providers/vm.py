@@ -239,7 +239,7 @@ def guest_options(
         yield from ("--stream", _GUEST_FD, _GUEST_FD)
     else:
         yield from ("--listen", _GUEST_FD, "--ttl", "@ttl")
-    yield from ("--cgroup", _GUEST_GROUP_FD, *_confinement(spec, policy, user))
+    yield from ("--cgroup", _GUEST_GROUP_FD, "--report-oom", *_confinement(spec, policy, user))
     for count, forward in enumerate(spec.forwards):
         yield from ("--forward", str(forward.port), f"{NET_INSIDE}/{count}")
     for count, door in enumerate(policy.doors, len(spec.forwards)):

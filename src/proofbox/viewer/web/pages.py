@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -19,7 +18,6 @@ from starlette.routing import Route
 
 from proofbox.delivery.backend.sessions import PREFIX, has_token, is_from_our_page
 from proofbox.errors import NotFoundError, ProofboxError
-from proofbox.lab.attempt import artifacts
 from proofbox.lab.reports.campaigns.loading import load_campaign
 from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.probes.comparison import compare_plan_runs
@@ -27,7 +25,7 @@ from proofbox.viewer.annotations import add_note, notes_of
 from proofbox.viewer.attempts import (
     MAX_TEXT,
     attempt_texts,
-    diff_name,
+    diff_part,
     find_step,
     fork_command,
     output_name,
@@ -53,6 +51,7 @@ SMALL_WAIT: Final = 0.5
 LARGE_WAIT: Final = 0.0
 """The page of a long run shows what is known, and asks again."""
 _MEDIA: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_PROBLEMS: Final = {404: "This page cannot be shown", 400: "The note was not stored"}
 Handler = Callable[[Request], Response]
 
 
@@ -126,7 +125,7 @@ class ViewerPages:
             except ProofboxError as error:
                 if request.headers.get("hx-request") == "true":  # htmx shows nothing of a failed request
                     return HTMLResponse(self._renderer.render("_problem.html", text=error.message))
-                return self._message(error.code, error.message, 404, hints=error.fix_hints)
+                return self._problem(error, 404)
             except OSError as error:
                 return self._message("Not readable", f"The files of this page cannot be read: {error.strerror}", 404)
 
@@ -138,9 +137,15 @@ class ViewerPages:
     async def failed(self, _: Request, error: Exception) -> Response:
         return self._message("The page failed", f"{type(error).__name__}: this is a bug in proofbox.", 500)
 
-    def _message(self, title: str, text: str, status: int, *, next: str | None = None, hints: Any = ()) -> Response:
-        values = {"title": title, "text": text, "status": HTTPStatus(status), "next": next, "hints": hints}
-        return HTMLResponse(self._renderer.render("message.html", **values), status)
+    def _message(
+        self, title: str, text: str, status: int, *, next: str | None = None, hints: Sequence[str] = (), code: str = ""
+    ) -> Response:
+        page = self._renderer.render("message.html", title=title, text=text, next=next, hints=hints, code=code)
+        return HTMLResponse(page, status)
+
+    def _problem(self, error: ProofboxError, status: int) -> Response:
+        text = f"{error.message[:1].upper()}{error.message[1:]}."
+        return self._message(_PROBLEMS[status], text, status, hints=error.fix_hints, code=error.code)
 
     async def _static(self, request: Request) -> Response:
         name = str(request.path_params["name"])
@@ -150,7 +155,7 @@ class ViewerPages:
         return Response(assets()[name], media_type=_MEDIA[name.rpartition(".")[2]], headers=keep)
 
     async def _style(self, _: Request) -> Response:
-        """Return the style sheet, the only thing that needs no session: a browser that is not signed in is told so."""
+        """Return the style sheet, without a session: the page that asks for the token uses it."""
         return Response(assets()[STYLE], media_type="text/css")
 
     # Pages
@@ -275,7 +280,7 @@ class ViewerPages:
             await anyio.to_thread.run_sync(add)
             at = str(path.relative_to(self._root))
         except ProofboxError as error:
-            return self._message(error.code, error.message, 400, hints=error.fix_hints)
+            return self._problem(error, 400)
         except OSError as error:
             return self._message("Not stored", f"The note cannot be stored: {error.strerror}", 400)
         return RedirectResponse(self._access.session.path + address("open", at=at), 303)
@@ -309,16 +314,14 @@ class ViewerPages:
         evidence = self._evidence.open(path)
         step, start = _number(request.query_params.get("step", "0")), _number(request.query_params.get("start", "0"))
         found = find_step(evidence, step) if step else None
-        name = artifacts.FINAL_DIFF if found is None else diff_name(found)
-        text, end = "", 0
-        if name:
-            text, end = _readable(evidence.part(name, start, MAX_TEXT), start, evidence.size(name))
+        part, size = diff_part(evidence, found, start)
+        text, end = _readable(part, start, size)
         omitted = found.diff_omitted if found is not None else ""
-        values = {"text": text or omitted, "start": start, "end": end, "size": evidence.size(name) if name else 0}
+        values = {"text": text or omitted, "start": start, "end": end, "size": size}
         return self._fragment(
             request,
             "_text.html",
-            f"Diff of step {step}",
+            f"Diff of step {step}" if step else "Diff of the whole attempt",
             at=at,
             more={"step": step},
             kind="diff",

@@ -313,7 +313,7 @@ def test_no_secret_reaches_the_record(project: Path, tmp_path: Path, monkeypatch
         out=out,
     )
     assert trial.status == "completed"
-    assert "MY_API_TOKEN" in load_bundle(out).read_json(artifacts.ENVIRONMENT)["withheld"]
+    assert "MY_API_TOKEN" in load_bundle(out).read_json(artifacts.ATTEMPT)["environment"]["withheld"]
     kept = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
     assert secret.encode() not in kept
     assert b"abcdefghijklmnop1234" not in kept
@@ -334,7 +334,7 @@ def test_refused_variables_fail_before_the_start(
     with pytest.raises(EnvPolicyRefused):
         attempt(project, {"say": "x"})
     trial = attempt(project, {"say": "x"}, grants=("GITHUB_TOKEN",))
-    assert load_bundle(trial.bundle).read_json(artifacts.ENVIRONMENT)["granted"] == ["GITHUB_TOKEN"]
+    assert load_bundle(trial.bundle).read_json(artifacts.ATTEMPT)["environment"]["granted"] == ["GITHUB_TOKEN"]
 
 
 def test_project_settings_apply_once_trusted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

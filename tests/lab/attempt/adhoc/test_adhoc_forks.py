@@ -65,7 +65,14 @@ def test_diff_shows_what_each_step_changed(project: Path) -> None:
     assert diff_attempt(made.bundle).splitlines()[-2:] == ["+one", "+two"]
     with pytest.raises(NotFoundError, match="no step 4"):
         diff_attempt(made.bundle, 4)
-    assert len(list(Path(made.bundle).glob("diffs/*"))) == 2
+    assert not Path(made.bundle, "diffs").exists(), "short diffs are not files"
+
+
+def test_long_diff_is_a_file_that_step_and_attempt_share(project: Path) -> None:
+    made = attempt(project, {"step": [write("a.txt", "x\n" * 2000), say("done")]})
+    (file,) = Path(made.bundle).glob("diffs/*")
+    assert file.read_text() == diff_attempt(made.bundle, 1) == diff_attempt(made.bundle)
+    assert validate(load_bundle(made.bundle), strict=True) == []
 
 
 def test_diff_is_redacted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +96,16 @@ def test_diff_beyond_the_limit_is_omitted_with_the_reason(project: Path, monkeyp
     with pytest.raises(StepDiffOmitted, match="limit of 400"):
         diff_attempt(made.bundle, 3)
     assert validate(load_bundle(made.bundle), strict=True) == []
-    assert sum(path.stat().st_size for path in Path(made.bundle).glob("diffs/*")) <= 400
 
 
 def test_missing_diff_is_a_finding(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace.Trace, "_keep", lambda self, data, name: "0" * 64)
-    made = attempt(project, {"step": [WRITE, say("done")]})
-    assert [each.code for each in validate(load_bundle(made.bundle), strict=False)] == ["diff_missing"]
+    made = attempt(project, {"step": [write("a.txt", "x\n" * 2000), say("done")]})
+    found = validate(load_bundle(made.bundle), strict=False)
+    assert [(each.code, each.path) for each in found] == [
+        ("diff_missing", "attempt.json"),
+        ("diff_missing", "steps.jsonl"),
+    ]
 
 
 def test_steps_of_a_suites_attempt_are_readable_after_the_run(tmp_path: Path) -> None:

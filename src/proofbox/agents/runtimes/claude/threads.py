@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import uuid
 from pathlib import Path
@@ -17,6 +18,7 @@ _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAMESPACE = uuid.UUID("6f1f5a52-8f0e-4c1c-9a3b-5b6b6f1d7c11")
 
 
+@functools.lru_cache(maxsize=1024)
 def uuid_for(id: str) -> str:
     """Return the UUID for an id of proofbox. Claude Code accepts only UUIDs."""
     return str(uuid.uuid5(_NAMESPACE, id))

@@ -14,7 +14,9 @@ from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 from proofbox.errors import UsageError
 
-BundlePath = Annotated[Path, Parameter(help="A run's directory, or an output directory, for its LATEST run.")]
+BundlePath = Annotated[
+    Path, Parameter(help="A run's directory, a packed run, or an output directory, for its LATEST run.")
+]
 
 
 class RunFacts(msgspec.Struct, frozen=True):
@@ -176,6 +178,39 @@ def reindex(
         )
     show(document, lambda: _reindexed(document), as_json=json)
     return 0 if document.ok else 1
+
+
+class PackDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.packed_bundle/1"
+    run_id: str
+    path: str
+    """The file."""
+    size: int
+    """Its size in bytes."""
+
+
+def pack(
+    path: BundlePath,
+    *,
+    out: Annotated[
+        Path | None, Parameter(name="--out", help="The file to write. Default: RUN.bundle.tar.gz beside the run.")
+    ] = None,
+    json: flags.Json = False,
+) -> int:
+    """Write a committed bundle to one file. `verify`, `report` and all other readers accept the file in its place.
+
+    The file has the same bytes and digests, so packets and signatures stay valid. The directory is left as it is.
+
+    For example:
+      proofbox bundle pack out
+      proofbox verify out/run-01….bundle.tar.gz
+    """
+    from proofbox.evidence.bundle.packed import pack_bundle
+
+    made = pack_bundle(path, out)
+    document = PackDocument(run_id=made.run_id, path=str(made.file), size=made.size)
+    show(document, lambda: printable(f"{made.file}: {made.size} bytes"), as_json=json)
+    return 0
 
 
 class TransferDocument(Document, frozen=True, kw_only=True):

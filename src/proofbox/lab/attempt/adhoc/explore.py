@@ -29,9 +29,9 @@ from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.fork import fork_attempt_async
 from proofbox.lab.attempt.adhoc.request import AttemptOptions, AttemptRun
-from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot
+from proofbox.lab.attempt.documents import AttemptRecord
 from proofbox.lab.attempt.expectations import refuse_expect
-from proofbox.lab.attempt.final_tree import stored_trees
+from proofbox.lab.attempt.final_tree import final_of, stored_trees
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.attempt.result import Verified
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
@@ -173,7 +173,7 @@ async def explore_attempt_async(
         raise UsageError("the branches of an exploration can't share one `out`", op="explore")
     source = await run_sync(load_attempt, Path(attempt))
     record = msgspec.convert(source.read_json(artifacts.ATTEMPT), AttemptRecord)
-    given = msgspec.convert(source.read_json(artifacts.FINAL_SNAPSHOT), FinalSnapshot).given
+    given = final_of(record).given
     mission, at = _mission(record, verify, suite, trust=trust)
     place = await run_sync(_new_directory, Path(directory))
     chosen = options.get("strategies")
@@ -299,7 +299,7 @@ def _not_started(number: int, options: AttemptOptions, error: ProofboxError) -> 
 
 def _verify(bundle: Path, attempt: str, given: str, mission: Mission, at: Callable[[str], Path]) -> Verified:
     """Verify a branch's final files in a fresh box."""
-    found = msgspec.convert(load_attempt(bundle).read_json(artifacts.FINAL_SNAPSHOT), FinalSnapshot)
+    found = final_of(msgspec.convert(load_attempt(bundle).read_json(artifacts.ATTEMPT), AttemptRecord))
     verify = mission.verify
     files = None if verify.files is None else at(verify.files)
     with tempfile.TemporaryDirectory(prefix="proofbox-explore-") as scratch:

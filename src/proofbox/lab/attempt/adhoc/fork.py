@@ -8,7 +8,7 @@ then gets the thread as it was before the turn. The agents of suites keep no thr
 from __future__ import annotations
 
 import os
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TypeVar, Unpack, cast
@@ -29,6 +29,7 @@ from proofbox.lab.attempt.adhoc.home import home_of
 from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptOptions
 from proofbox.lab.attempt.adhoc.run import carry_out
 from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot, ForkedFrom, RunnerRef
+from proofbox.lab.attempt.final_tree import final_of
 from proofbox.lab.reports.steps import load_attempt, step_of
 from proofbox.sandbox.client.signals import interrupting_waits
 from proofbox.sandbox.options import PolicyOptions
@@ -141,9 +142,9 @@ class _Source:
         chosen = options.get("strategies")
         return chosen is None or [each.strategy for each in parse_chain(chosen, "flag").candidates] == [self.strategy]
 
-    @cached_property
+    @property
     def files(self) -> FinalSnapshot:
-        return _read(self.bundle, artifacts.FINAL_SNAPSHOT, FinalSnapshot)
+        return final_of(self.record)
 
     def write_files(self, snapshot: str, dest: Path, clock: Clock | None) -> str:
         """Create a workspace with the files of a step; return its path."""

@@ -278,7 +278,7 @@ class _AdHocSupervisor(Supervisor):
             turn_id=runner["turn_id"],
             workspace=str(self._files),
             snapshot_before=self._given,
-            snapshot_after="" if self._final is None else self._final.id,
+            snapshot_after="" if self._final is None else self._final.snapshot,
             session={"id": runner["session_id"], **runner["facts"]},
             integrity=tuple(IntegrityFinding(each.code, each.message) for each in trace.integrity),
             calls_complete=not self._incomplete_reason,

@@ -1,7 +1,8 @@
-"""Reads the flows of a large campaign in child processes, because checking their evidence takes one core per flow."""
+"""Reads the flows of a large campaign in child processes: each uses a core, and needs no garbage collector."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Final
 import msgspec
 
 from proofbox.core.interpreter import module_child
-from proofbox.evidence.pool import cores, in_threads
+from proofbox.evidence.pool import in_threads
 from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
 from proofbox.lab.reports.campaigns.efforts import Efforts
 from proofbox.lab.reports.campaigns.results import FlowReport
@@ -37,7 +38,7 @@ def read_flows(
 ) -> Sequence[FlowResults]:
     """Return the results of every flow. `read` reads one; it is called in child processes if the campaign is large."""
     flows = [run.flow for run in manifest.runs]
-    if planned < LARGE or len(flows) < 2 or cores() < 2:
+    if planned < LARGE:
         return [read(flow) for flow in flows]
     return in_threads(lambda flow: _in_child(out, flow) or read(flow), flows, batch=1)
 
@@ -54,6 +55,7 @@ def _in_child(out: Path, flow: str) -> FlowResults | None:
 def main(argv: Sequence[str]) -> None:
     from proofbox.lab.reports.campaigns.loading import read_flow  # which itself uses this module
 
+    gc.disable()  # nearly all objects are used until the end; collecting would visit them again and again
     out, flow = argv
     sys.stdout.buffer.write(msgspec.json.encode(read_flow(Path(out), read_manifest(Path(out)), flow)))
 

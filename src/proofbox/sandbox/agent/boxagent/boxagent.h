@@ -9,6 +9,8 @@
  *     --as UID GID      become this user, keeping the same three capabilities
  *     --user UID GID    commands run as this user; the agent keeps its own
  *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that killing a tree is reliable
+ *     --report-oom      with --cgroup: say of each command whether processes were killed at the group's memory limit
+ *                       meanwhile; for a guest, whose groups the host can't read
  *     --forward PORT PATH  forward connections to 127.0.0.1:PORT in the box to the unix socket PATH
  *     --tag             identify a command's processes by a supplementary group instead of by descent, for a kernel without
  *                       subreapers (gVisor); requires --user, and that boxagent is pid 1
@@ -171,6 +173,7 @@ _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent);
 /* slots.c */
 extern struct slot *slots;
 extern int cgroup_fd;
+extern bool report_oom;
 bool slot_empty(struct slot *s);
 struct slot *get_slot(void);
 void kill_slot(struct slot *s);

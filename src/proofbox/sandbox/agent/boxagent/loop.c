@@ -205,6 +205,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--as")) as_uid = number(b), as_gid = number(c), i += 2;
         else if (!strcmp(a, "--user")) run_uid = (uid_t)number(b), run_gid = (gid_t)number(c), i += 2;
         else if (!strcmp(a, "--cgroup")) cgroup_fd = number(b), i++;
+        else if (!strcmp(a, "--report-oom")) report_oom = true;
         else if (!strcmp(a, "--forward") && c) ports[port_count] = number(b), paths[port_count++] = argv[i + 2], i += 2;
         else if (!strcmp(a, "--home") && b) home = argv[++i];
         else if (!strcmp(a, "--rw") && b) landlock = true, rw[count++] = argv[++i];

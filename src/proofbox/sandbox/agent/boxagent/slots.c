@@ -11,6 +11,7 @@
 
 struct slot *slots;
 int cgroup_fd = -1;
+bool report_oom = false;
 static uint32_t next_slot;
 
 bool slot_empty(struct slot *s) {
@@ -66,10 +67,10 @@ void return_slot(struct slot *s) {
         }
 }
 
-uint64_t count_oom_kills(void) { /* at the memory limit of the box's group; 0 if the group has no such limit */
+uint64_t count_oom_kills(void) { /* at the memory limit of the box's group; 0 without --report-oom or such a limit */
     static int fd = -2;
     char text[512];
-    if (fd == -2) fd = cgroup_fd < 0 ? -1 : openat(cgroup_fd, "memory.events", O_RDONLY | O_CLOEXEC);
+    if (fd == -2) fd = cgroup_fd < 0 || !report_oom ? -1 : openat(cgroup_fd, "memory.events", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : pread(fd, text, sizeof text - 1, 0);
     if (n < 0) return 0;
     text[n] = 0;

@@ -47,7 +47,7 @@ from proofbox.lab.run.closing import close_torn, committed_result
 from proofbox.lab.run.crews.cluster.connection import connected
 from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker
 from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, last_line, lost_to
-from proofbox.lab.run.crews.cluster.preflight import refusals
+from proofbox.lab.run.crews.cluster.preflight import refusals, required_images
 from proofbox.lab.run.crews.cluster.sweeping import sweep_cluster
 from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
 from proofbox.lab.run.failures import single_errors, typed
@@ -66,6 +66,8 @@ START_TIMEOUT = 120.0
 WATCH_SECONDS = 2.0
 HEAD_TIMEOUT = 20.0
 """Seconds after which a cluster that does not answer counts as lost."""
+ANSWER_TIMEOUT = 60.0
+"""Seconds after which a worker that does not answer is killed, as long as a lease. Its process may be suspended."""
 CLEAN_TIMEOUT = 25.0
 CLOSE_TIMEOUT = 5.0
 MAX_DEATHS = 4
@@ -82,6 +84,8 @@ class RemoteWorker:
         self.actor = actor
         self.slots = slots
         self.used = 0
+        self.asked = False
+        """Whether it has yet to answer whether it is alive."""
 
 
 class Driver(Worker):
@@ -103,9 +107,10 @@ class Driver(Worker):
         self._ids = IdSource(inputs.clock)
         self._workers: list[RemoteWorker] = []
         self._starting = 0
+        self._images = required_images(self._plan)
         self._parcels = Parcels(inputs.context.work / "parcels")
-        self._sending: defaultdict[tuple[str, str], anyio.Lock] = defaultdict(anyio.Lock)
-        self._sent: set[tuple[str, str]] = set()
+        self._sending: defaultdict[tuple[str, Path], anyio.Lock] = defaultdict(anyio.Lock)
+        self._sent: dict[tuple[str, Path], bytes] = {}
 
     # Nodes and their workers
 
@@ -164,7 +169,7 @@ class Driver(Worker):
         began = time.time()
         try:
             with anyio.fail_after(START_TIMEOUT):
-                record, clock = await actor.measure.remote()
+                record, clock = await actor.measure.remote(self._images)
         except TimeoutError:
             self._ray.kill(actor)
             raise EngineUnavailable(f"no worker started there within {START_TIMEOUT:g} s", op="engine") from None
@@ -218,9 +223,26 @@ class Driver(Worker):
             except (TimeoutError, self._ray_error) as error:
                 raise EngineLost("the head of the cluster does not answer", op="engine") from error
             dead = {each["NodeID"] for each in nodes if not each["Alive"]}
-            for worker in [each for each in self._workers if each.node.id in dead and not each.used]:
-                await self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
+            for worker in list(self._workers):
+                if worker.node.id in dead and not worker.used:
+                    await self._lose(worker, self._ray.exceptions.NodeDiedError("the node died"))
+                elif not worker.asked:
+                    worker.asked = True
+                    self._tasks.start_soon(self._ask, worker)
             await anyio.sleep(WATCH_SECONDS)
+
+    async def _ask(self, worker: RemoteWorker) -> None:
+        """Ask a worker whether it is alive, and kill it if it does not answer. Its attempts then end as lost."""
+        try:
+            with anyio.fail_after(ANSWER_TIMEOUT):
+                await worker.actor.is_alive.remote()
+        except TimeoutError:
+            self._ray.kill(worker.actor)
+        except self._ray_error as error:
+            if not worker.used:  # otherwise, its attempts notice
+                await self._lose(worker, error)
+        finally:
+            worker.asked = False
 
     # Attempts
 
@@ -277,7 +299,8 @@ class Driver(Worker):
     ) -> AsyncIterator[tuple[str, Any]]:
         stream = worker.actor.run.options(num_returns="streaming").remote(msgspec.json.encode(attempt), given, pinned)
         async for reference in stream:
-            yield await reference
+            for item in await reference:
+                yield item
 
     def _store(self, attempt: Attempt, archive: Path, index: str) -> Ended:
         """Check a returned bundle completely, and move it to its place in the run's bundle.
@@ -312,16 +335,17 @@ class Driver(Worker):
 
     async def _send(self, worker: RemoteWorker, directory: Path) -> bytes:
         """Make sure that the worker's node has a directory; return its parcel."""
-        parcel = await run_sync(self._parcels.pack, directory)
-        key, encoded = (worker.node.id, parcel.sha256), msgspec.json.encode(parcel)
+        key = (worker.node.id, directory)
         async with self._sending[key]:
             if key not in self._sent:
+                parcel = await run_sync(self._parcels.pack, directory)
+                encoded = msgspec.json.encode(parcel)
                 here = await worker.actor.size_of.remote(encoded)
                 while here < parcel.size:
                     data = await run_sync(self._parcels.read, directory, here)
                     here = await worker.actor.receive.remote(encoded, here, data)
-                self._sent.add(key)
-        return encoded
+                self._sent[key] = encoded
+        return self._sent[key]
 
     def _emit_node(self, node: ClusterNode, standing: str, message: str) -> None:
         about = {"attempt_id": "", "mission_id": "", "node": node.name}
@@ -397,7 +421,7 @@ def main(argv: list[str]) -> None:
 
 
 def _keep_streams() -> TextIO:
-    """Keep stdout for events, and return stderr. What Ray and its processes write goes to Ray's log files only."""
+    """Reserve stdout for events, and return the original stderr. Ray's own output goes only to its log files."""
     sys.stdout, errors = (os.fdopen(os.dup(number), "w", buffering=1) for number in (1, 2))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):

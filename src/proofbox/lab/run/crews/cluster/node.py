@@ -1,8 +1,8 @@
-"""Runs attempts on one node of a cluster: the methods of a Ray actor, which is a process of its own.
+"""The Ray actor that runs attempts on one node of a cluster, in its own process.
 
-It gets claimed attempts, runs them in the node's own sandbox, commits their bundles in a directory of its own, and
-returns them in pieces. It never sees the ledger. Its directory is removed when it ends, or by the next worker or
-`proofbox gc --engine` if it was killed.
+It receives claimed attempts, runs them in the node's sandbox, commits their bundles in a private directory, and sends
+them back in pieces. It never sees the ledger. It removes its directory when it ends; if it was killed, the next worker
+on the node or `proofbox gc --engine` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.attempt.runner import run_attempt
 from proofbox.lab.run.crews.cluster.preflight import measure_node
-from proofbox.lab.run.crews.cluster.transfer import Parcel, ParcelCache, bundle_pieces
+from proofbox.lab.run.crews.cluster.transfer import PIECE_SIZE, Parcel, ParcelCache, bundle_pieces
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import TEMPLATES, WORK, Plan, key_names, run_context
@@ -41,6 +41,9 @@ from proofbox.lab.run.worker import THREADS
 
 EVENT, PIECE, ENDED, FAILED = "event", "piece", "ended", "failed"
 """The kinds of items that `NodeWorker.run` yields."""
+Item = tuple[str, Any]
+GATHER_SECONDS = 0.05
+"""How long an event may wait for others, to be sent together."""
 
 
 class NodeWorker:
@@ -63,12 +66,17 @@ class NodeWorker:
         self._running: dict[str, AttemptControl] = {}
         self._name = name
 
-    async def measure(self) -> tuple[bytes, float]:
-        """Return the record of this node, and its clock."""
+    async def measure(self, images: dict[str, str]) -> tuple[bytes, float]:
+        """Return the record of this node, and its clock. `images` are the digests of the images that it must have."""
         if self._record is None:
             keys = key_names(self._plan)
-            self._record = await run_sync(measure_node, self._node, self._plan.provider, keys, self._place)
+            provider = self._plan.provider
+            self._record = await run_sync(measure_node, self._node, provider, keys, images, self._place)
         return msgspec.json.encode(self._record), time.time()
+
+    async def is_alive(self) -> bool:
+        """Answer, which a suspended process cannot."""
+        return True
 
     async def size_of(self, parcel: bytes) -> int:
         return await run_sync(self._cache.size_of, parse_json(parcel, Parcel))
@@ -76,14 +84,31 @@ class NodeWorker:
     async def receive(self, parcel: bytes, offset: int, data: bytes) -> int:
         return await run_sync(self._cache.receive, parse_json(parcel, Parcel), offset, data)
 
-    async def run(self, attempt: bytes, given: bytes, pinned: bytes) -> AsyncIterator[tuple[str, Any]]:
-        """Run an attempt. Yield its events, then the pieces of its bundle, then the digest of the bundle's index."""
+    async def run(self, attempt: bytes, given: bytes, pinned: bytes) -> AsyncIterator[list[Item]]:
+        """Run an attempt. Yield its events, then the pieces of its bundle, then the digest of the bundle's index.
+
+        Small items are sent together, because every transmission costs CPU time on both sides.
+        """
         claimed = parse_json(attempt, Attempt)
-        queue: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
+        queue: asyncio.Queue[Item | None] = asyncio.Queue()
         task = asyncio.create_task(self._run(claimed, parse_json(given, Parcel), parse_json(pinned, Parcel), queue))
         try:
-            while (item := await queue.get()) is not None:
-                yield item
+            while not (found := await _next_items(queue))[1]:
+                yield found[0]
+            items = found[0]  # the last events travel with the bundle
+            try:
+                bundle, index = await task
+                pieces = bundle_pieces(bundle, self._place / f"{claimed.id}.e{claimed.epoch}.tar")
+                while piece := await run_sync(next, pieces, None):
+                    items.append((PIECE, piece))
+                    if len(piece) == PIECE_SIZE:
+                        yield items
+                        items = []
+                items.append((ENDED, index))
+                await run_sync(remove_tree, bundle)
+            except Exception as error:
+                items.append((FAILED, f"{type(error).__name__}: {typed(error).message}"))
+            yield items
         finally:
             task.cancel()  # the driver no longer listens
 
@@ -97,7 +122,11 @@ class NodeWorker:
         self._lock.close()
         await run_sync(sweep_node)
 
-    async def _run(self, attempt: Attempt, given: Parcel, pinned: Parcel, queue: asyncio.Queue[Any]) -> None:
+    async def _run(
+        self, attempt: Attempt, given: Parcel, pinned: Parcel, queue: asyncio.Queue[Item | None]
+    ) -> tuple[Path, str]:
+        """Run an attempt, put its events into the queue, then None; return its bundle and the digest of the index."""
+
         def tell(**event: Any) -> None:
             queue.put_nowait((EVENT, event))
 
@@ -109,14 +138,7 @@ class NodeWorker:
         try:
             context = await self._prepared(attempt.mission, given, pinned)
             ended = await run_attempt(attempt, context, control)
-            bundle = context.run_dir / attempt.path
-            pieces = bundle_pieces(bundle, self._place / f"{attempt.id}.e{attempt.epoch}.tar")
-            while piece := await run_sync(next, pieces, None):
-                queue.put_nowait((PIECE, piece))
-            queue.put_nowait((ENDED, ended.index_sha256))
-            await run_sync(remove_tree, bundle)
-        except Exception as error:
-            queue.put_nowait((FAILED, f"{type(error).__name__}: {typed(error).message}"))
+            return context.run_dir / attempt.path, ended.index_sha256
         finally:
             del self._running[attempt.id]
             queue.put_nowait(None)
@@ -139,6 +161,19 @@ class NodeWorker:
             if not place.exists():
                 await run_sync(self._cache.unpack, given, place)
             return self._context
+
+
+async def _next_items(queue: asyncio.Queue[Item | None]) -> tuple[list[Item], bool]:
+    """Return the next item with those that arrive within a moment, and whether they are the last."""
+    item = await queue.get()
+    items: list[Item] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GATHER_SECONDS):
+            while item is not None:
+                items.append(item)
+                item = await queue.get()
+            return items, True
+    return items, False
 
 
 def sweep_node(*, remove: bool = True) -> list[tuple[str, int]]:

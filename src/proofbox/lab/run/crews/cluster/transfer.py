@@ -1,4 +1,4 @@
-"""What travels between the conductor and the nodes: templates to the nodes, bundles back.
+"""Moves templates from the conductor to the nodes, and bundles back.
 
 A parcel is a directory as a tar, named by its digest. A node keeps parcels in its cache, up to a total size, so each is
 sent once per node. An interrupted transfer continues where it ended. Ray moves the pieces.
@@ -16,12 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from proofbox.core.archives.packing import without_owner_and_time
 from proofbox.core.archives.unpack import ArchiveLimits, ArchiveRefused, unpack_tar
 from proofbox.core.digest import sha256_file
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import BundleCorrupt, IoFailed
 
-PIECE = 4 << 20
+PIECE_SIZE = 4 << 20
 CACHE_BYTES = 10 << 30
 """Parcels that a node keeps, in total. The least recently used are removed first."""
 ABANDONED = 86400.0
@@ -55,7 +56,7 @@ class Parcels:
     def read(self, directory: Path, offset: int) -> bytes:
         with open(self._made[directory][1], "rb") as stream:
             stream.seek(offset)
-            return stream.read(PIECE)
+            return stream.read(PIECE_SIZE)
 
 
 class ParcelCache:
@@ -111,7 +112,7 @@ class ParcelCache:
         return self._place / f"{parcel.sha256}.{self._owner}.part"
 
     def _evict(self, kept: Parcel) -> None:
-        """Remove the least recently used parcels above the limit, and transfers that nobody continued for a day."""
+        """Remove the least recently used parcels above the limit, and transfers without progress for a day."""
         found: list[tuple[float, int, Path]] = []
         for path in self._place.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another worker on this node removed or completed it
@@ -129,14 +130,8 @@ class ParcelCache:
 
 def _pack(directory: Path, dest: Path) -> None:
     """Pack a directory, so that equal directories have equal digests."""
-
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        member.mtime = member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        return member
-
     with tarfile.open(dest, "w", format=tarfile.PAX_FORMAT) as archive:
-        archive.add(directory, arcname=".", filter=plain)  # names are sorted
+        archive.add(directory, arcname=".", filter=without_owner_and_time)  # names are sorted
 
 
 def bundle_pieces(bundle: Path, scratch: Path) -> Iterator[bytes]:
@@ -144,14 +139,14 @@ def bundle_pieces(bundle: Path, scratch: Path) -> Iterator[bytes]:
     _pack(bundle, scratch)
     try:
         with open(scratch, "rb") as stream:
-            while piece := stream.read(PIECE):
+            while piece := stream.read(PIECE_SIZE):
                 yield piece
     finally:
         scratch.unlink()
 
 
 def unpack_bundle(archive: Path, dest: Path) -> None:
-    """Unpack a bundle from a node, with limits. Whether it is intact is for the caller to check."""
+    """Unpack a bundle from a node, with limits. The caller checks whether it is intact."""
     remove_tree(dest)
     dest.mkdir(parents=True, mode=0o700)
     try:
