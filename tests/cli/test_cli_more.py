@@ -139,3 +139,22 @@ def test_doctor_reports_and_stores_its_measurement(
     assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 1  # the requested provider is missing
     refused = json.loads(capsys.readouterr().out)
     assert (refused["ok"], refused["error"]["code"]) == (False, "SANDBOX_UNAVAILABLE")
+
+
+def test_doctor_writes_its_report_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    place = tmp_path / "report.json"
+    assert main(["doctor", "--quick", "--provider", "off", "--report", str(place), "--json"]) == 0
+    assert json.loads(place.read_bytes()) == json.loads(capsys.readouterr().out)
+    assert main(["doctor", "--provider", "apple-vm", "--report", str(place)]) == 1
+    written = json.loads(place.read_bytes())
+    assert (written["ok"], list(written["providers"])) == (False, ["apple-vm"])
+    assert "needs macOS" in written["error"]["message"]
+
+
+def test_doctor_refuses_an_impossible_place_before_it_checks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["doctor", "--provider", "off", "--report", str(tmp_path / "missing/report.json"), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "does not exist" in error["message"]
+    assert error["fix_hints"] == [f"mkdir -p {tmp_path / 'missing'}"]

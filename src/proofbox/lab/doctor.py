@@ -205,7 +205,7 @@ def _garbage(now: datetime) -> Iterator[RetentionItem]:
 
 def _examine(name: str, settings: Settings, quick: bool, on_check: OnCheck | None) -> ProviderReport:
     provider = provider_named(name)
-    own = settings if name == "docker" else Settings()
+    own = settings if name in ("docker", "apple-vm") else Settings()
     works = diagnose(provider, Policy(image=own.image, runtime=own.runtime))
     if not works.available:
         return ProviderReport(works, None, None)

@@ -201,9 +201,14 @@ def _steps(project: Path, path: Path) -> Iterator[Path]:
         yield project
 
 
+def covers_dir() -> Path:
+    """Return the directory of the sources that cover hidden parts."""
+    return state_dir() / "covers"
+
+
 def _empty_cover(directory: bool) -> Path:
     """Return an empty file or directory that can't be opened, created once per user."""
-    home = state_dir() / "covers"
+    home = covers_dir()
     home.mkdir(mode=0o700, exist_ok=True)
     path = home / ("directory" if directory else "file")
     if directory:

@@ -1,4 +1,4 @@
-"""The uncompressed kernel is extracted from a bzImage, whichever of the usual formats compresses it."""
+"""The uncompressed kernel is extracted from a distribution's file, whichever of the usual formats compresses it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import struct
 import pytest
 
 from proofbox.errors import ImageBuildFailed
-from proofbox.sandbox.machines.vmlinux import extract_vmlinux
+from proofbox.sandbox.machines.vmlinux import extract_arm64_image, extract_vmlinux
 
+ARM64_IMAGE = b"MZ" + bytes(0x36) + b"ARM\x64" + b"code"
 KERNEL = b"\x7fELF" + b"abcdefgh" * 40 + bytes(600) + b"end"
 
 
@@ -55,3 +56,18 @@ def test_kernel_is_extracted(payload: bytes) -> None:
 def test_other_files_are_refused(image: bytes) -> None:
     with pytest.raises(ImageBuildFailed, match="can't be unpacked"):
         extract_vmlinux(image)
+
+
+@pytest.mark.parametrize("file", [ARM64_IMAGE, gzip.compress(ARM64_IMAGE)], ids=["plain", "gzip"])
+def test_arm64_kernel_is_extracted(file: bytes) -> None:
+    assert extract_arm64_image(file) == ARM64_IMAGE
+
+
+@pytest.mark.parametrize(
+    "file",
+    [b"", b"MZ\0\0zimg" + bytes(100), gzip.compress(b"other"), b"\x1f\x8bnot gzip"],
+    ids=["empty", "self-extracting", "other", "damaged"],
+)
+def test_other_files_are_refused_for_arm64(file: bytes) -> None:
+    with pytest.raises(ImageBuildFailed, match="can't be unpacked"):
+        extract_arm64_image(file)

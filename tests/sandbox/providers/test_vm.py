@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SOAK
+from fake_mac import MAC, be_a_mac, kernel_in_qemu
 from raw_agent import wait_until
 from suites import HEAD, attempts, command, conduct, document, mission, plan, results, write
 
@@ -20,6 +22,7 @@ from proofbox import Mount, Sandboxes
 from proofbox.errors import ImageUnknown, SandboxLost
 from proofbox.sandbox.conformance import CHECKS, run_conformance
 from proofbox.sandbox.contract import Door
+from proofbox.sandbox.images.imports import import_image
 from proofbox.sandbox.machines import kernel as kernels
 from proofbox.sandbox.machines.kernel import find_kernel
 from proofbox.sandbox.providers import vm
@@ -206,6 +209,61 @@ def test_suite_runs_in_virtual_machines(tmp_path: Path) -> None:
     assert (verified, infra) == ("passed", None)
     [attempt] = attempts(made, out).values()
     assert document(out, made, attempt, "attempt.json")["verification"]["isolation"] == "vm"
+
+
+# The same guest as on a Mac: a fake Virtualization.framework runs it in QEMU, on a PCI bus, and init composes its root.
+
+COMPOSED = """
+id -u; pwd; cat seen; echo made > made
+echo x > /data/refused; echo x > frozen/refused; cat hidden
+echo x > /bin/refused; cat /data/inner; mkdir /top
+grep -c . /proc/net/dev; printf ping | nc 127.0.0.1 4000
+"""
+
+
+@pytest.mark.needs("root", "docker")
+def test_guest_of_apple_vm_composes_its_root(
+    boxes: Sandboxes, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_a_mac(monkeypatch, tmp_path)
+    kernel = kernel_in_qemu(find_kernel(), tmp_path / "kernel")
+    monkeypatch.setattr(kernels, "_found", [kernel])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    import_image(busybox_root(tmp_path / "root"), "tiny")
+    os.chown(project, *MAC.user)
+    (project / "seen").write_text("seen\n")
+    (project / "hidden").write_text("secret\n")
+    (project / "frozen").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/inner").write_text("inner\n")
+    running = kernel / "vmlinux.running"
+    with (
+        listening(tmp_path / "listening"),
+        boxes.start_session(
+            provider="apple-vm",
+            image="tiny",
+            mounts=[Mount(tmp_path / "data", "/data")],
+            doors=[Door(4000, tmp_path / "listening")],
+            hidden=["hidden"],
+            frozen=["frozen"],
+        ) as session,
+    ):
+        result = session.exec(["sh", "-c", COMPOSED])
+        assert result.stdout.splitlines() == ["1000", str(project), "seen", "inner", "3", "pong"], result.stderr
+        assert result.stderr.count("Read-only file system") == 4, result.stderr
+        assert "can't open 'hidden': Permission denied" in result.stderr
+        assert (result.isolation.value, result.provider) == ("vm", "apple-vm")
+        assert (project / "made").read_text() == "made\n"
+        assert running.exists()
+    wait_until(lambda: not running.exists(), "the end of the machine")
+
+
+def busybox_root(place: Path) -> Path:
+    (place / "bin").mkdir(parents=True)
+    shutil.copy(str(shutil.which("busybox")), place / "bin/busybox")
+    for name in ("cat", "grep", "id", "mkdir", "nc", "sh"):
+        (place / "bin" / name).symlink_to("busybox")
+    return place
 
 
 def test_kernel_is_not_an_image(boxes: Sandboxes) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from proofbox.errors import EngineRefused, StartFailed
+from proofbox.errors import EngineRefused, ImageUnavailable, SandboxError, StartFailed
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.images.catalogue import resolve_default_image
 from proofbox.sandbox.images.image import Image
@@ -19,6 +19,7 @@ from proofbox.sandbox.images.pull import named_image, pull_image
 
 REPOSITORY = "proofbox-image"
 IMPORT_SECONDS = 600.0
+PULL_SECONDS = 1800.0
 
 
 def engine_image(engine: ContainerEngine, name: str | None, project: Path) -> str:
@@ -29,7 +30,15 @@ def engine_image(engine: ContainerEngine, name: str | None, project: Path) -> st
     image = named_image(name or resolve_default_image().name, project)
     if image is None:
         return str(name)
-    if not _has(engine, _reference(image)):
+    if image.engine_reference:
+        if not _has(engine, image.engine_reference):
+            raise ImageUnavailable(
+                f"the engine has not pulled the image {image.name!r}",
+                op="start",
+                fix_hints=[f"proofbox images pull {image.name}"],
+                details={"image": image.name, "reference": image.engine_reference},
+            )
+    elif not _has(engine, _reference(image)):
         _import(engine, image)
     return _reference(image)
 
@@ -57,8 +66,31 @@ def prepare_default_image(on_line: Callable[[str], None]) -> None:
         build_image(image.name, project_root=None, on_line=on_line)
 
 
+def pull_reference(image: Image) -> bool:
+    """Let the engine pull an OCI reference by digest. Return False if it has the image already, also without a network.
+
+    Engines verify the digest themselves.
+    """
+    engine = ContainerEngine.find()
+    if _has(engine, image.engine_reference):
+        return False
+    repository, _, digest = image.engine_reference.partition("@")
+    query = {"fromImage": repository, "tag": digest}
+    engine.call("POST", "/images/create", op=f"pull {image.name}", query=query, timeout=PULL_SECONDS)
+    inspect_image(engine, image.engine_reference)
+    return True
+
+
+def engine_has(image: Image) -> bool:
+    """Return whether the engine has an image of an OCI reference. Without an engine, it has not."""
+    try:
+        return _has(ContainerEngine.find(), image.engine_reference)
+    except SandboxError:
+        return False
+
+
 def _reference(image: Image) -> str:
-    return f"{REPOSITORY}/{image.name}:{image.sha256}"
+    return image.engine_reference or f"{REPOSITORY}/{image.name}:{image.sha256}"
 
 
 def inspect_image(engine: ContainerEngine, name: str) -> dict[str, Any]:

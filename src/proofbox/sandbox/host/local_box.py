@@ -97,6 +97,10 @@ def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
     """Wait for the end of the process; Popen.wait with a timeout would poll with pauses."""
     if process.returncode is not None:
         return True
+    if not hasattr(os, "pidfd_open"):  # not on Linux
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout)
+        return process.returncode is not None
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError:

@@ -11,6 +11,12 @@
     size = 3400000       # optional: bytes
     default = true       # optional
 
+    [[image]]
+    name = "tools"
+    arch = "x86_64"
+    url = "docker://docker.io/library/debian@sha256:…"    # an OCI reference by digest: the container engine pulls it
+    sha256 = "…"         # the same digest
+
 A name in the user's catalogue comes before an image of this machine with the same name. A project has no catalogue,
 since the commands in its boxes may be able to write to it.
 """
@@ -30,7 +36,7 @@ from proofbox.core.documents import require_version, stored
 from proofbox.core.files.plain import read_plain
 from proofbox.core.parsing.toml import parse_toml
 from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
-from proofbox.sandbox.images.image import NAME, Image, architecture, is_other_spelling
+from proofbox.sandbox.images.image import ENGINE_URL, NAME, Image, architecture, is_other_spelling
 from proofbox.sandbox.images.local import local_images
 from proofbox.sandbox.images.recipes import DEFAULT, recipe_images
 
@@ -38,6 +44,8 @@ SCHEMA = "proofbox.images/1"
 SIZE_LIMIT = 1 << 20
 _ARCH = re.compile(r"[a-z0-9_]{1,16}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# A registry, a repository, and a digest: a tag could stand for another image tomorrow.
+_OCI = re.compile(r"[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?(?:/[a-z0-9][a-z0-9._-]*)+@sha256:([0-9a-f]{64})")
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True):
@@ -47,7 +55,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True):
     """The name that `--image` and `images pull` accept."""
     arch: str
     url: str
-    """The URL of its archive."""
+    """The URL of its archive; or `docker://` and an OCI reference by digest, which the container engine pulls."""
     sha256: str
     size: int | None = None
     """The archive's size in bytes; absent: unknown."""
@@ -180,6 +188,11 @@ def _problem(image: CatalogueEntry) -> str:
         return f"unknown architecture {image.arch[:40]!r}; write x86_64 or aarch64"
     if not _SHA256.fullmatch(image.sha256):
         return "sha256 is not 64 lower-case hexadecimal digits"
+    if image.url.startswith(ENGINE_URL):
+        found = _OCI.fullmatch(image.url.removeprefix(ENGINE_URL))
+        if found is None:
+            return "the url is not docker://REGISTRY/NAME@sha256:DIGEST"
+        return "" if found[1] == image.sha256 else "sha256 is not the digest in its url"
     try:
         url = urllib.parse.urlsplit(image.url)
         valid = url.scheme in ("http", "https") and url.hostname and url.username is None

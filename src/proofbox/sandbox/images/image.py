@@ -13,6 +13,8 @@ from proofbox.core.dirs import cache_dir
 
 Source = Literal["archive", "build", "import"]
 
+ENGINE_URL = "docker://"
+"""Begins the URL of an image that a container engine pulls: an OCI reference by digest."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SPELLINGS = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
@@ -24,9 +26,10 @@ class Image(msgspec.Struct, frozen=True):
     """The name that `--image` and `images pull` take."""
     arch: str
     url: str = ""
-    """The address of its archive: a root file system as tar, plain or compressed. Empty if it is not downloaded."""
+    """The address of its archive: a root file system as tar, plain or compressed. `docker://` and an OCI reference by
+    digest, if the container engine pulls it. Empty if it is not downloaded."""
     sha256: str = ""
-    """The digest of its archive. Empty if it is built on this machine, and has not been built yet."""
+    """The digest of its archive or OCI manifest. Empty if it is built on this machine, and has not been built yet."""
     size: int | None = None
     """The size of the archive in bytes; null if not known."""
     default: bool = False
@@ -40,6 +43,11 @@ class Image(msgspec.Struct, frozen=True):
     def reference(self) -> str:
         """The name with the digest, as results record it."""
         return f"{self.name}@sha256:{self.sha256}"
+
+    @property
+    def engine_reference(self) -> str:
+        """The OCI reference under which the container engine has it; empty if it is an archive."""
+        return self.url.removeprefix(ENGINE_URL) if self.url.startswith(ENGINE_URL) else ""
 
     @property
     def archive(self) -> Path:

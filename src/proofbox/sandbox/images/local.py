@@ -112,6 +112,16 @@ def forget(name: str, arch: str) -> None:
 
 def verified(image: Image) -> Path:
     """Return the archive of an image after hashing it again. A damaged archive is removed."""
+    if image.engine_reference:
+        raise ImageUnavailable(
+            f"the image {image.name!r} belongs to the container engine, so only docker can run it",
+            op="start",
+            fix_hints=[
+                "use --provider docker",
+                f"or import its files: proofbox images import docker:{image.engine_reference} {image.name}-files",
+            ],
+            details={"image": image.name, "sha256": image.sha256},
+        )
     how = f"proofbox images {'build' if image.source == 'build' else 'pull'} {image.name}"
     if image.source == "import":
         how = f"import it again: proofbox images import SOURCE {image.name}"

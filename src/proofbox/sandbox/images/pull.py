@@ -31,10 +31,11 @@ LOCK_LIMIT = 1 << 20
 
 
 class PulledImage(msgspec.Struct, frozen=True):
-    """An image whose archive is on this machine, with a verified digest."""
+    """An image on this machine, with a verified digest."""
 
     image: Image
     path: Path
+    """Its archive; `.` if the container engine has it."""
     downloaded: bool
     """False if it was on this machine already."""
 
@@ -69,6 +70,8 @@ def pull_image(
 ) -> PulledImage:
     """Download an image of the catalogue (by default, its default image), verify it, and lock the project to it.
 
+    An OCI reference is pulled by the container engine, which verifies its digest.
+
     For example:
 
         proofbox.pull_image("debian", project_root=".")
@@ -84,7 +87,11 @@ def pull_image(
     )
     if project is not None and not update:
         check_lock(project, image)
-    if image.source != "archive":
+    if image.engine_reference:
+        from proofbox.sandbox.containers.images import pull_reference
+
+        new = pull_reference(image)
+    elif image.source != "archive":
         verified(image)
         new = False
     else:
@@ -94,7 +101,16 @@ def pull_image(
             verified(image)
     if project is not None:
         lock_image(project, image)
-    return PulledImage(image, image.archive, new)
+    return PulledImage(image, Path() if image.engine_reference else image.archive, new)
+
+
+def is_here(image: Image) -> bool:
+    """Return whether an image is on this machine: its archive, or the engine's image."""
+    if not image.engine_reference:
+        return bool(image.sha256) and image.archive.exists()
+    from proofbox.sandbox.containers.images import engine_has
+
+    return engine_has(image)
 
 
 def named_image(name: str, project: Path) -> Image | None:

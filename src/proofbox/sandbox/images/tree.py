@@ -26,6 +26,7 @@ def unpacked(image: Image) -> Path:
     tree = image.archive.with_suffix(".tree")
     if tree.is_dir():
         return tree
+    images_dir().mkdir(mode=0o700, exist_ok=True)
     with locked(images_dir() / f"{image.sha256}.lock"):
         if not tree.is_dir():
             _unpack(image, tree)

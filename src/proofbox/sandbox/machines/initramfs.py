@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Literal
 
 from proofbox.core.files.atomic import write_document
 from proofbox.sandbox.host.binaries import program
 
+Transport = Literal["mmio", "pci"]
+"""How a hypervisor attaches devices: QEMU's microvm as `mmio`, Virtualization.framework as `pci`."""
 _DIRECTORY, _FILE, _DEVICE = 0o040755, 0o100755, 0o020600
 
 
-def make_initramfs(kernel: Path) -> Path:
+def make_initramfs(kernel: Path, transport: Transport = "mmio") -> Path:
     """Return the path of the initramfs for a kernel and this version of proofbox. It is written at the first use."""
     sources = {"init": program("boxvm"), "boxagent": program("boxagent")}
-    sources |= {f"modules/{path.name}": path for path in sorted((kernel / "modules").iterdir())}
+    other = "virtio_pci" if transport == "mmio" else "virtio_mmio"
+    modules = sorted(path for path in (kernel / "modules").iterdir() if not path.name.startswith(other))
+    sources |= {f"modules/{path.name}": path for path in modules}
     stats = [(name, path.stat()) for name, path in sources.items()]
-    identity = f"{kernel.name} " + " ".join(f"{name}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}" for name, st in stats)
+    identity = f"{kernel.name} {transport} " + " ".join(
+        f"{name}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}" for name, st in stats
+    )
     place = kernel.parent / f"{hashlib.sha256(identity.encode()).hexdigest()}.initramfs"
     if not place.exists():
         write_document(place, _archive(sources))

@@ -1,7 +1,8 @@
 """The kernel of virtual machines: taken from the distribution's signed package, once, and kept like an image.
 
 It is recorded as the image `kernel`, pinned by the digest of its archive: the uncompressed kernel (`vmlinux`), so that
-a machine does not have to unpack it at every start, and the modules that a guest needs (`modules/`).
+a machine does not have to unpack it at every start, and the modules that a guest needs (`modules/`). A Mac imports the
+archive of a Linux machine with the same architecture.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from proofbox.core.text import printable
 from proofbox.errors import ImageBuildFailed, ProviderUnavailable
 from proofbox.sandbox.images.image import Image, architecture, images_dir
 from proofbox.sandbox.images.local import keep, local_images, new_archive
-from proofbox.sandbox.images.recipes import KERNEL
+from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, KERNEL
 from proofbox.sandbox.images.tree import unpacked
-from proofbox.sandbox.machines.vmlinux import extract_vmlinux
+from proofbox.sandbox.machines.vmlinux import extract_arm64_image, extract_vmlinux
 
-MODULES = ("virtio", "virtio_ring", "virtio_mmio", "virtio_console", "fuse", "virtiofs")
+MODULES = ("virtio", "virtio_ring", "virtio_console", "fuse", "virtiofs")
+TRANSPORT_MODULES = ("virtio_mmio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci")
 NETWORK_MODULES = ("failover", "net_failover", "virtio_net")
 DOWNLOAD_SECONDS = 900.0
-_WANTED = {f"{name}.ko": f"modules/{name}.ko" for name in (*MODULES, *NETWORK_MODULES)}
-_META_PACKAGE = "linux-image-cloud-amd64"
+_WANTED = {f"{name}.ko": f"modules/{name}.ko" for name in (*MODULES, *TRANSPORT_MODULES, *NETWORK_MODULES)}
 _PACKAGE = re.compile(r"linux-image-[0-9][a-z0-9.+~-]*")
 _FIXES = ["sudo apt-get update", "this needs apt on Debian 12 or newer, and its mirror: check the network"]
 
@@ -44,7 +45,9 @@ def find_kernel() -> Path:
         raise ProviderUnavailable(
             "the kernel of virtual machines has not been prepared on this machine",
             op="probe",
-            fix_hints=["proofbox images build kernel"],
+            fix_hints=["proofbox images build kernel"]
+            if os.uname().sysname == "Linux"
+            else ["import one from Linux: proofbox images import FILE kernel (see docs/virtual-machines.md)"],
         )
     _found[:] = [unpacked(image)]
     return _found[0]
@@ -70,8 +73,9 @@ def recorded_kernel() -> Image | None:
 def build_kernel(on_line: Callable[[str], None] | None = None) -> Image:
     """Download the distribution's kernel package, and keep what virtual machines need of it."""
     tell = on_line or (lambda _: None)
-    if architecture() != "x86_64":
-        raise ImageBuildFailed(f"there is no kernel for {architecture()}: only for x86_64", op="images build")
+    if architecture() not in DEBIAN_ARCHITECTURES:
+        known = " and ".join(DEBIAN_ARCHITECTURES)
+        raise ImageBuildFailed(f"there is no kernel for {architecture()}: only for {known}", op="images build")
     images_dir().mkdir(mode=0o700, exist_ok=True)
     with (
         locked(images_dir() / f"{KERNEL}.lock"),
@@ -93,7 +97,8 @@ def build_kernel(on_line: Callable[[str], None] | None = None) -> Image:
         missing = {"vmlinux", *_WANTED.values()} - set(files)
         if missing:
             raise ImageBuildFailed(f"{name} has no {', '.join(sorted(missing))}", op="images build")
-        files["vmlinux"] = extract_vmlinux(files["vmlinux"])
+        extract = extract_vmlinux if architecture() == "x86_64" else extract_arm64_image
+        files["vmlinux"] = extract(files["vmlinux"])
         with tarfile.open(archive, "w", format=tarfile.USTAR_FORMAT) as tar:
             for path, data in sorted(files.items()):
                 entry = tarfile.TarInfo(path)  # no time, no owner: the same package has the same digest
@@ -112,11 +117,16 @@ def build_kernel(on_line: Callable[[str], None] | None = None) -> Image:
 
 def _package_name() -> str:
     """Return the package that the distribution's meta-package stands for now."""
-    shown = _run(["apt-cache", "depends", "--important", _META_PACKAGE], Path("/"))
+    meta_package = f"linux-image-{_flavour()}"
+    shown = _run(["apt-cache", "depends", "--important", meta_package], Path("/"))
     found = _PACKAGE.search(shown.partition("Depends:")[2])
     if found is None:
-        raise ImageBuildFailed(f"apt does not know {_META_PACKAGE}", op="images build", fix_hints=_FIXES)
+        raise ImageBuildFailed(f"apt does not know {meta_package}", op="images build", fix_hints=_FIXES)
     return found[0]
+
+
+def _flavour() -> str:
+    return f"cloud-{DEBIAN_ARCHITECTURES[architecture()]}"
 
 
 def _download(name: str, scratch: Path) -> Path:
@@ -145,7 +155,7 @@ def _unpack(package: Path) -> dict[str, bytes]:
 
 def installed_release() -> str | None:
     """Return the release of the newest kernel of that package that is installed here."""
-    found = [path.name.removeprefix("vmlinuz-") for path in Path("/boot").glob("vmlinuz-*-cloud-amd64")]
+    found = [path.name.removeprefix("vmlinuz-") for path in Path("/boot").glob(f"vmlinuz-*-{_flavour()}")]
     found = [
         each for each in found if Path("/lib/modules", each).is_dir() and os.access(f"/boot/vmlinuz-{each}", os.R_OK)
     ]

@@ -67,11 +67,16 @@ def qemu_command(
     ]
 
 
+def machine_size(memory_mb: int | None, cpus: float | None) -> tuple[int, int]:
+    """Return the memory, in MB, and the processors of a machine whose commands have these limits."""
+    memory = DEFAULT_MEMORY_MB if memory_mb is None else memory_mb + GUEST_MEMORY_MB
+    return memory, 1 if cpus is None else max(1, min(math.ceil(cpus), os.cpu_count() or 1))
+
+
 def qemu_base(
     acceleration: Acceleration, kernel: str, initramfs: str, *, memory_mb: int | None, cpus: float | None
 ) -> list[str]:
-    memory = DEFAULT_MEMORY_MB if memory_mb is None else memory_mb + GUEST_MEMORY_MB
-    processors = 1 if cpus is None else max(1, min(math.ceil(cpus), os.cpu_count() or 1))
+    memory, processors = machine_size(memory_mb, cpus)
     options = _KERNEL_OPTIONS if acceleration == "kvm" else f"{_KERNEL_OPTIONS} {_TCG_OPTIONS} {timing()}"
     return [
         find_qemu(),

@@ -1,15 +1,20 @@
-"""Extract the uncompressed kernel from a bzImage, as the kernel's own script `extract-vmlinux` does."""
+"""Extract the uncompressed kernel from the file that a distribution installs.
+
+For x86_64 that is a bzImage, unpacked as by the kernel's own script `extract-vmlinux`. For arm64 it is the kernel.
+"""
 
 from __future__ import annotations
 
 import gzip
 import lzma
 import struct
+import zlib
 
 from proofbox.errors import ImageBuildFailed
 
 _SETUP_SECTORS = 0x1F1
 _PAYLOAD = 0x248  # payload_offset and payload_length, since version 2.08 of the boot protocol
+_ARM64_MAGIC_AT = 0x38
 _LZ4_LEGACY = b"\x02\x21\x4c\x18"
 _MAX_SIZE = 512 << 20
 
@@ -31,6 +36,18 @@ def extract_vmlinux(image: bytes) -> bytes:
     if not found.startswith(b"\x7fELF"):
         raise ImageBuildFailed("the kernel can't be unpacked: it contains no ELF file", op="images build")
     return found
+
+
+def extract_arm64_image(image: bytes) -> bytes:
+    """Return the kernel in the format `Image`, which may be compressed with gzip."""
+    if image.startswith(b"\x1f\x8b"):
+        try:
+            image = zlib.decompressobj(wbits=31).decompress(image, _MAX_SIZE)
+        except zlib.error as error:
+            raise ImageBuildFailed(f"the kernel can't be unpacked: {error}", op="images build") from None
+    if image[_ARM64_MAGIC_AT : _ARM64_MAGIC_AT + 4] != b"ARM\x64":
+        raise ImageBuildFailed("the kernel can't be unpacked: it is not an arm64 Image", op="images build")
+    return image
 
 
 def _unpack_lz4(data: bytes) -> bytes:

@@ -17,7 +17,8 @@ _ETC = (
     *("mime.types", "nsswitch.conf", "os-release", "perl", "pki/ca-trust", "pki/tls/certs", "pki/tls/openssl.cnf"),
     *("protocols", "services", "ssl/certs", "ssl/openssl.cnf", "timezone"),  # not ssl/private
 )
-_OWN_ETC = Path(__file__).parent / "etc"
+OWN_ETC = Path(__file__).parent / "etc"
+"""Files that every box has in place of the host's or the image's."""
 
 
 @functools.cache
@@ -69,7 +70,7 @@ def _options(network: str) -> Iterator[str]:
 
 def _own_files(network: str) -> Iterator[str]:
     for name in ("passwd", "group", "hosts"):
-        yield from ("--ro-bind", str(_OWN_ETC / name), f"/etc/{name}")
+        yield from ("--ro-bind", str(OWN_ETC / name), f"/etc/{name}")
     resolver = Path("/etc/resolv.conf").resolve()
     if network == "full" and resolver.exists():
         yield from ("--ro-bind", str(resolver), "/etc/resolv.conf")

@@ -115,8 +115,8 @@ class Vm:
         ids = BoxIds.choose(spec.project)
         shifts = ids.shifts(spec, policy)
         group = cgroups.group(spec.label, Policy(), owner=ids.cgroup_owner)
-        files = [each for each in spec.placed if not _is_socket(each)]
-        sockets = _sockets(spec, policy)
+        files = [each for each in spec.placed if not is_socket(each)]
+        sockets = host_sockets(spec, policy)
 
         def argv(with_: InheritedDescriptors) -> list[str]:
             own = namespace_options(policy, ids)
@@ -218,6 +218,14 @@ def _init_options(
         yield from ("--show", BOX_HOME)
     for mount in _outermost(files):
         yield from ("--show", mount.place)
+    yield from ("--network",) if policy.network == "full" else ()
+    yield from guest_options(spec, policy, sockets)
+
+
+def guest_options(
+    spec: CheckedSpec, policy: Policy, sockets: Sequence[str], user: tuple[int, int] = (INSIDE_ID, INSIDE_ID)
+) -> Iterator[str]:
+    """Yield the options of init that don't depend on how the root is built, and after `--` the box agent's."""
     for place in sockets:
         yield from ("--socket", place)
     if policy.memory_mb is not None:
@@ -226,27 +234,26 @@ def _init_options(
         yield from ("--pids", str(policy.pids))
     if policy.cpus is not None:
         yield from ("--cpu", f"{cgroups.cpu_quota(policy.cpus)} {cgroups.CPU_PERIOD_US}")
-    yield from ("--network",) if policy.network == "full" else ()
     yield from ("--", "boxagent")
     if spec.listen is None:
         yield from ("--stream", _GUEST_FD, _GUEST_FD)
     else:
         yield from ("--listen", _GUEST_FD, "--ttl", "@ttl")
-    yield from ("--cgroup", _GUEST_GROUP_FD, "--report-oom", *_confinement(spec, policy))
+    yield from ("--cgroup", _GUEST_GROUP_FD, "--report-oom", *_confinement(spec, policy, user))
     for count, forward in enumerate(spec.forwards):
         yield from ("--forward", str(forward.port), f"{NET_INSIDE}/{count}")
     for count, door in enumerate(policy.doors, len(spec.forwards)):
         yield from ("--forward", str(door.port), f"{NET_INSIDE}/{count}")
 
 
-def _confinement(spec: CheckedSpec, policy: Policy) -> Iterator[str]:
+def _confinement(spec: CheckedSpec, policy: Policy, user: tuple[int, int]) -> Iterator[str]:
     """Yield the box agent's options that take rights from commands; without them they would be root in the guest."""
-    yield from ("--as", str(AGENT_ID), str(AGENT_ID), "--user", str(INSIDE_ID), str(INSIDE_ID))
+    yield from ("--as", str(AGENT_ID), str(AGENT_ID), "--user", *map(str, user))
     yield from () if spec.home is not None else ("--home", BOX_HOME)
     yield from ("--seccomp", "--no-suid", *landlock_options(spec.project, policy))
 
 
-def _sockets(spec: CheckedSpec, policy: Policy) -> list[tuple[Path, str]]:
+def host_sockets(spec: CheckedSpec, policy: Policy) -> list[tuple[Path, str]]:
     """Return the host's sockets that the guest may connect to, with their places in it."""
     found: list[Path] = []
     if spec.sockets is not None:
@@ -255,9 +262,9 @@ def _sockets(spec: CheckedSpec, policy: Policy) -> list[tuple[Path, str]]:
     named = [(path, f"{NET_INSIDE}/{count}") for count, path in enumerate(found)]
     return [
         *named,
-        *((each.source, each.place) for each in spec.placed if each.source is not None and _is_socket(each)),
+        *((each.source, each.place) for each in spec.placed if each.source is not None and is_socket(each)),
     ]
 
 
-def _is_socket(mount: BoxMount) -> bool:
+def is_socket(mount: BoxMount) -> bool:
     return mount.source is not None and stat.S_ISSOCK(mount.source.lstat().st_mode)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.output import columns, show
@@ -30,6 +33,9 @@ def doctor(
     ] = False,
     image: flags.Image = None,
     runtime: flags.Runtime = None,
+    report: Annotated[
+        Path | None, Parameter(name="--report", help="Also write the result as JSON to this file.")
+    ] = None,
     json: flags.Json = False,
 ) -> int:
     """Check every sandbox on this machine by attacking it, and show what each enforces and what to fix.
@@ -43,9 +49,18 @@ def doctor(
       proofbox doctor
       proofbox doctor --provider bubblewrap --quick --json
       proofbox doctor --deep
+      proofbox doctor --provider apple-vm --report apple-vm.json
     """
+    from proofbox.core.files.atomic import write_document
+    from proofbox.errors import UsageError
     from proofbox.lab.doctor import doctor as run_doctor
 
+    if report is not None and not report.parent.is_dir():  # not after minutes of checks
+        raise UsageError(
+            f"{report} can't be written: its directory does not exist",
+            op="doctor",
+            fix_hints=[f"mkdir -p {shlex.quote(str(report.parent))}"],
+        )
     with passing_line(shown=watched(as_json=json)) as show_line:
         found = run_doctor(
             provider=provider,
@@ -56,6 +71,8 @@ def doctor(
             on_check=lambda done: show_line(f"{done.provider}: {done.number}/{done.total} {done.result.check}"),
             on_plan=lambda name, plan: show_line(f"{name}: plan {plan}"),
         )
+    if report is not None:
+        write_document(report, msgspec.json.encode(found) + b"\n")
     show(found, lambda: _text(found), as_json=json)
     return 0 if found.ok else 1
 

@@ -31,9 +31,9 @@ class ImageFacts(msgspec.Struct, frozen=True):
     """The name that `--image` and `images pull` accept."""
     arch: str
     url: str
-    """The URL of its archive; empty if it is not downloaded."""
+    """The URL of its archive, or `docker://` and an OCI reference by digest; empty if it is not downloaded."""
     sha256: str
-    """The digest of its archive; empty if it is not built yet."""
+    """The digest of its archive or its OCI manifest; empty if it is not built yet."""
     size: int | None
     """The archive's size in bytes; null: unknown."""
     default: bool
@@ -43,11 +43,13 @@ class ImageFacts(msgspec.Struct, frozen=True):
     source: Source
     """Where it comes from: `archive`: a download. `build`: built on this machine. `import`: imported by you."""
     pulled: bool
-    """Whether its archive is on this machine."""
+    """Whether it is on this machine: its archive, or the container engine's image."""
 
     @classmethod
     def of(cls, image: Image) -> ImageFacts:
-        return cls(**msgspec.structs.asdict(image), pulled=bool(image.sha256) and image.archive.exists())
+        from proofbox.sandbox.images.pull import is_here
+
+        return cls(**msgspec.structs.asdict(image), pulled=is_here(image))
 
 
 class ImagesDocument(Document, frozen=True, kw_only=True):
@@ -68,6 +70,7 @@ class PulledDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.image_pulled/1"
     image: ImageFacts
     path: str
+    """Its archive; empty if the container engine has it."""
     downloaded: bool
     """Whether it was downloaded or built now; false if it was already present with the right digest."""
     lock: str
@@ -126,7 +129,8 @@ def pull(
 ) -> int:
     """Download an image, verify its digest, and lock the project to it (.proofbox/images.lock).
 
-    An interrupted download is resumed. A file with a wrong digest is deleted.
+    An interrupted download is resumed. A file with a wrong digest is deleted. If its URL is an OCI reference, the
+    container engine pulls it, and only the provider docker can run it.
 
     For example:
       proofbox images pull
@@ -200,7 +204,7 @@ def _show_pulled(pulled: PulledImage, project: Path, *, json: bool) -> int:
 
     document = PulledDocument(
         image=ImageFacts.of(pulled.image),
-        path=str(pulled.path),
+        path="" if pulled.image.engine_reference else str(pulled.path),
         downloaded=pulled.downloaded,
         lock="" if pulled.image.name == KERNEL else str(resolve_project(project) / LOCK_FILE),
     )

@@ -11,6 +11,10 @@
  *   They and QEMU get the numbers of their descriptors in place of the words @system, @files and @port
  *   init [option...]  in the guest; the options come from the host, after --guest
  *     --show PATH       show this part of the share of files
+ *     --bind SOURCE PATH, --ro-bind SOURCE PATH, --symlink TARGET PATH    compose the root from the mounted shares, /system and
+ *                       /files, from the root so far, /new, and from /covers/empty, /covers/directory and /covers/file
+ *     --composed        the root is composed here, from the options before this one; the others are for when it is complete.
+ *                       Without it, the share of programs is the root
  *     --socket PATH     connect clients of this unix socket to the host's next target
  *     --memory BYTES, --pids COUNT, --cpu "QUOTA PERIOD"    limits of all commands together
  *     --network         configure the network device as QEMU's user network expects it

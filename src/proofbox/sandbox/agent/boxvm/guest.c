@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/mount.h>
+#include <linux/openat2.h>
 #include <linux/random.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -26,11 +28,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
 #define AGENT_ID 2000000061u /* as in the bubblewrap provider: no account has it */
 #define AGENT_SOCKET "/agent"
 enum { AGENT_FD = 20, CGROUP_FD = 21, MAX_SOCKETS = 64 };
 
-static const char *const modules[] = {"virtio", "virtio_ring", "virtio_mmio", "virtio_console", "fuse", "virtiofs"};
+static const char *const modules[] = {"virtio", "virtio_ring", "virtio_console", "fuse", "virtiofs"};
+/* The initramfs contains those that its hypervisor needs: QEMU's microvm has no PCI, Virtualization.framework has only PCI. */
+static const char *const transports[] = {"virtio_mmio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci"};
 static const char *const network_modules[] = {"failover", "net_failover", "virtio_net"};
 /* Entries of /proc that reveal the kernel; container runtimes mask the same ones. */
 static const char *const masked[] = {"acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi",
@@ -41,14 +48,15 @@ static const struct { const char *name; int minor, major; } devices[] = {
     {"null", 3, 1}, {"zero", 5, 1}, {"full", 7, 1}, {"random", 8, 1}, {"urandom", 9, 1}, {"tty", 0, 5}};
 
 static char **options, **agent;
-static bool with_network;
+static bool with_network, composed;
 static const char *memory, *pids, *cpu;
 static int sockets[MAX_SOCKETS], socket_count, agent_fd, stream_fd = -1;
 
-static void load(const char *name) {
+static void load(const char *name, bool needed) {
     char path[64];
     snprintf(path, sizeof path, "/modules/%s.ko", name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT && !needed) return;
     if (fd < 0 || (syscall(SYS_finit_module, fd, "", 0) && errno != EEXIST)) die(path);
     close(fd);
 }
@@ -78,6 +86,31 @@ static void show(const char *source, const char *path) { /* bind a file or direc
     make_parents(place);
     if (S_ISDIR(found.st_mode) ? mkdir(place, 0755) && errno != EEXIST : access(place, F_OK) && mknod(place, S_IFREG | 0644, 0)) die(place);
     must_mount(source, place, NULL, MS_BIND, NULL);
+}
+
+static int open_without_links(const char *path) { /* commands of earlier boxes may have made links in shared directories */
+    struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS};
+    return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+}
+
+static void attach(const char *source, const char *path, bool read_only) { /* show(), for a root that is composed here */
+    struct stat found;
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
+    char *place = in_root(path);
+    int from = open_without_links(source), to = open_without_links(place);
+    if (from < 0 || fstat(from, &found)) die(source);
+    if (to < 0 && errno == ENOENT) {
+        make_parents(place);
+        if (S_ISDIR(found.st_mode) ? mkdir(place, 0755) : mknod(place, S_IFREG | 0644, 0)) die(place);
+        to = open_without_links(place);
+    }
+    int tree = (int)syscall(SYS_open_tree, from, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (to < 0 || tree < 0 || (read_only && syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr)) ||
+        syscall(SYS_move_mount, tree, "", to, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
+        die(place);
+    close(from);
+    close(to);
+    close(tree);
 }
 
 static int listen_at(const char *path) {
@@ -144,28 +177,19 @@ static void parse(void) {
     for (char **a = options; *a; a++) {
         if (!strcmp(*a, "--")) { agent = a + 1; *a = NULL; return; }
         if (!strcmp(*a, "--network")) with_network = true;
+        else if (!strcmp(*a, "--composed")) composed = true;
         else if (!strcmp(*a, "--memory")) memory = *++a;
         else if (!strcmp(*a, "--pids")) pids = *++a;
         else if (!strcmp(*a, "--cpu")) cpu = *++a;
         else if (!strcmp(*a, "--show") || !strcmp(*a, "--socket")) a++; /* when the root is there */
+        else if (!strcmp(*a, "--bind") || !strcmp(*a, "--ro-bind") || !strcmp(*a, "--symlink")) a += 2;
         else errno = EINVAL, die(*a);
     }
     errno = EINVAL, die("no agent");
 }
 
-static void set_up_root(void) {
-    if (mkdir("/files", 0755) || mkdir("/new", 0755) || mkdir("/sockets", 0755)) die("mkdir");
-    must_mount("system", "/new", "virtiofs", MS_NOSUID | MS_NODEV | MS_RDONLY, NULL);
-    must_mount("files", "/files", "virtiofs", MS_NOSUID | MS_NODEV, NULL);
-    must_mount("sockets", "/sockets", "tmpfs", 0, "mode=0755");
-    for (size_t i = 0; i < sizeof private / sizeof *private; i++) {
-        char mode[32];
-        snprintf(mode, sizeof mode, "mode=%o", private[i].mode);
-        must_mount("tmpfs", in_root(private[i].path), "tmpfs", MS_NOSUID | MS_NODEV, mode);
-    }
-    if (chown("/new/run", AGENT_ID, AGENT_ID)) die("/run");
-    set_up_devices();
-    for (char **a = options; *a; a++) {
+static char **build(char **a) { /* follow the options up to --composed, or to the end */
+    for (; *a && strcmp(*a, "--composed"); a++) {
         char path[4096 + 8];
         if (!strcmp(*a, "--show")) {
             snprintf(path, sizeof path, "/files%s", *++a);
@@ -175,10 +199,47 @@ static void set_up_root(void) {
             snprintf(path, sizeof path, "/sockets/%d", socket_count);
             sockets[socket_count++] = listen_at(path);
             show(path, *++a);
-        } else if (!strcmp(*a, "--memory") || !strcmp(*a, "--pids") || !strcmp(*a, "--cpu")) {
-            a++;
+        } else if (!strcmp(*a, "--bind") || !strcmp(*a, "--ro-bind")) {
+            attach(a[1], a[2], (*a)[2] == 'r');
+            a += 2;
+        } else if (!strcmp(*a, "--symlink")) {
+            make_parents(in_root(a[2]));
+            if (symlink(a[1], in_root(a[2]))) die(a[2]);
+            a += 2;
+        } else if (strcmp(*a, "--network")) {
+            a++; /* a limit */
         }
     }
+    return a;
+}
+
+static void set_up_root(void) {
+    char **rest = options;
+    if (mkdir("/files", 0755) || mkdir("/new", 0755) || mkdir("/sockets", 0755)) die("mkdir");
+    must_mount("files", "/files", "virtiofs", MS_NOSUID | MS_NODEV, NULL);
+    must_mount("sockets", "/sockets", "tmpfs", 0, "mode=0755");
+    if (composed) {
+        if (mkdir("/system", 0755) || mkdir("/covers", 0755) || mkdir("/covers/empty", 0555) || mkdir("/covers/directory", 0) ||
+            mknod("/covers/file", S_IFREG, 0))
+            die("mkdir");
+        must_mount("system", "/system", "virtiofs", MS_NOSUID | MS_NODEV | MS_RDONLY, NULL);
+        must_mount("root", "/new", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755");
+        rest = build(options) + 1;
+        if (mkdir("/new/proc", 0755) || mkdir("/new/dev", 0755)) die("mkdir");
+    } else {
+        must_mount("system", "/new", "virtiofs", MS_NOSUID | MS_NODEV | MS_RDONLY, NULL);
+    }
+    for (size_t i = 0; i < sizeof private / sizeof *private; i++) {
+        char mode[32];
+        snprintf(mode, sizeof mode, "mode=%o", private[i].mode);
+        char *place = in_root(private[i].path);
+        if (composed && mkdir(place, 0755) && errno != EEXIST && errno != EROFS) die(place);
+        must_mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, mode);
+    }
+    if (chown("/new/run", AGENT_ID, AGENT_ID)) die("/run");
+    set_up_devices();
+    build(rest);
+    if (composed) must_mount(NULL, "/new", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL);
 }
 
 static pid_t start_agent(void) {
@@ -283,11 +344,11 @@ _Noreturn static void serve(int signals, pid_t agent_pid) {
 }
 
 static int open_port(void) { /* its name contains the number of its device, which depends on the order of their detection */
-    for (int tries = 0, fd; tries < 6000; tries++) {
+    for (int tries = 0, fd; tries < 12000; tries++) {
         char path[32];
-        snprintf(path, sizeof path, "/dev/vport%dp1", tries % 3);
+        snprintf(path, sizeof path, "/dev/vport%dp%d", tries % 3, tries / 3 % 2); /* QEMU reserves the port 0 */
         if ((fd = open(path, O_RDWR | O_CLOEXEC)) >= 0) return fd;
-        if (tries % 3 == 2) poll(NULL, 0, 5);
+        if (tries % 6 == 5) poll(NULL, 0, 5);
     }
     die("the console port");
 }
@@ -296,7 +357,8 @@ _Noreturn void guest(void) {
     struct pollfd set[2];
     is_guest = true;
     if (mount("dev", "/dev", "devtmpfs", 0, NULL)) die("/dev");
-    for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) load(modules[i]);
+    for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) load(modules[i], true);
+    for (size_t i = 0; i < sizeof transports / sizeof *transports; i++) load(transports[i], false);
     use_port(open_port());
     frame(READY, 0, NULL, 0);
     flush_port();
@@ -310,7 +372,7 @@ _Noreturn void guest(void) {
     int signals = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
     if (signals < 0 || sigprocmask(SIG_SETMASK, &mask, NULL)) die("signalfd");
     sethostname("box", 3);
-    for (size_t i = 0; with_network && i < sizeof network_modules / sizeof *network_modules; i++) load(network_modules[i]);
+    for (size_t i = 0; with_network && i < sizeof network_modules / sizeof *network_modules; i++) load(network_modules[i], true);
     set_up_network();
     set_up_groups();
     set_up_root();
