@@ -78,7 +78,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 def _run_campaign(root: Path) -> None:
-    """Run a campaign of two flows, the first of which only claims success at its mission."""
+    """Run a campaign of two flows. The first one only claims success at its mission."""
     from suites import HEAD, mission, say
 
     import proofbox

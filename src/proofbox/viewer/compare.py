@@ -141,7 +141,7 @@ class ComparedMission:
 class FlowsComparison:
     flows: tuple[FlowReport, FlowReport]
     registered: Comparison | None
-    """The registered comparison of this pair, in the order of its registration; None if there is none."""
+    """The registered comparison of this pair, in the order of its registration, or None."""
     facts: Sequence[tuple[str, str, str]]
     counts: Mapping[str, int]
     """The number of missions at which each flow is better."""

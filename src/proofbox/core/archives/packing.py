@@ -1,4 +1,4 @@
-"""What a tar archive that is written here says about its files: never who owns them."""
+"""Tar archives that proofbox writes: they do not record the owners of files."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MAX_UNPACKED_BYTES: Final = 64 << 30
 MAX_RATIO: Final = 100
 """Maximum size of an unpacked bundle relative to its archive, so that a small archive can't fill the disk."""
 SMALL: Final = 1 << 30
-"""Size up to which the ratio does not matter."""
+"""The ratio is not checked below this size."""
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 

@@ -47,7 +47,7 @@ def diff_attempt(attempt: str | os.PathLike[str], step: int | None = None) -> st
 
 
 def read_diff(document: Mapping[str, Any], read: Callable[[str], bytes]) -> str:
-    """Return the diff of a document, or the one that it names; empty if it has none. `read` reads a file by path."""
+    """Return the diff in a document, or in the file that it names, or an empty string. `read` reads a file by path."""
     if "diff_sha256" in document:
         return read(DIFFS.format(document["diff_sha256"])).decode("utf-8", "replace")
     return str(document.get("diff", ""))

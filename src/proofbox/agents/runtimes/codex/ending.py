@@ -46,7 +46,7 @@ class TurnEnder:
         await self._listener.report_integrity(thread, "THREAD_NOT_ENDED", message)
 
     async def _wait_for_sub_agents(self) -> None:
-        """Wait until Codex has announced every sub-agent for which the gateway saw the model request a call."""
+        """Wait until Codex has announced all sub-agents whose model responses, seen by the gateway, request calls."""
         program, early = self._codex.program, self._listener.early_calls
         with anyio.move_on_after(ANNOUNCE_SECONDS):
             await self._codex.wait(lambda: not early or self._codex.program is not program)
