@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
+from _history import at_least, at_most
+
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.config.settings import Settings
 from proofbox.sandbox.containers.ownership import our_containers
@@ -113,7 +115,7 @@ def in_a_container(project: Path, rounds: int) -> bool:
     faster = times["docker exec"] / times["docker"]
     verdict = "ok" if faster >= 30 else "MISSED"
     print(f"  docker exec  {times['docker exec']:.1f} ms, {faster:.0f} times slower (at least 30) {verdict}")
-    return held and faster >= 30
+    return at_least("docker exec, to docker", faster, 30) and held
 
 
 def one_gigabyte(boxes: Sandboxes) -> bool:
@@ -178,7 +180,7 @@ def compare(name: str, value: float, base_name: str, base: float, threshold: flo
     verdict = "ok" if ratio <= threshold else "MISSED"
     against = f"{base_name} {base:.3f} ms"
     print(f"  {name:<12} {value:.3f} ms   {against}   ratio {ratio:.2f} (at most {threshold}) {verdict}")
-    return ratio <= threshold
+    return at_most(f"{name}, to {base_name}", ratio, threshold)
 
 
 def used_memory_kb() -> int:

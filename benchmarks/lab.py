@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+from _history import at_least, at_most
+
 from proofbox.core.ids import IdSource
 from proofbox.lab.run.conductor import Conductor, create_run
 from proofbox.lab.run.ledger import Ledger
@@ -64,7 +66,12 @@ def main() -> int:
     rate = options.attempts / timed
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     held = [
-        told(f"{options.attempts} attempts", f"{rate:.1f} a second", f"at least {LEAST_RATE:g}", rate >= LEAST_RATE),
+        told(
+            f"{options.attempts} attempts",
+            f"{rate:.1f} a second",
+            f"at least {LEAST_RATE:g}",
+            at_least("attempts a second", rate, LEAST_RATE),
+        ),
         told("memory of a worker", f"{memory} MB", f"under {MAX_MEMORY_MB}", memory < MAX_MEMORY_MB),
         told("and of the conductor", f"{own} MB", f"under {MAX_MEMORY_MB}", own < MAX_MEMORY_MB),
     ]
@@ -72,11 +79,13 @@ def main() -> int:
     each = (
         f"{few * 10:.1f} ms in a run of 100, {many / options.many * 1000:.1f} ms in one of {options.many}: {ratio:.2f}"
     )
-    held.append(told("one attempt", each, f"at most {FLAT}", ratio <= FLAT))
+    flat = at_most(f"an attempt in a run of {options.many}, to one in a run of 100", ratio, FLAT)
+    held.append(told("one attempt", each, f"at most {FLAT}", flat))
     if large is not None:
         ratio, times = large[1] / small[1], large[0] / small[0]
         each = f"{large[0] * 1000:.0f} ms, without files {small[0] * 1000:.0f} ms: {times:.1f}; evidence: {ratio:.2f}"
-        ok = times <= LARGE and ratio <= EVIDENCE
+        on = f"an attempt on {options.template} files, to one without files"
+        ok = at_most(on, times, LARGE) & at_most(f"evidence of {on}", ratio, EVIDENCE)
         held.append(told(f"on {options.template} files", each, f"at most {LARGE:g} and {EVIDENCE:g}", ok))
     return 1 if options.check and not all(held) else 0
 

@@ -31,6 +31,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from _history import at_least, at_most
+
 from proofbox import Sandboxes, Workspace
 
 IN_DIRECTORY = 20
@@ -249,7 +251,7 @@ class Bench:
             f"{verdict}",
             flush=True,
         )
-        return ratio >= least
+        return at_least(f"{name}, {self.size} files, faster than {other}", ratio, least)
 
 
 def flat(place: Path, count: int) -> bool:
@@ -270,7 +272,7 @@ def flat(place: Path, count: int) -> bool:
     with Workspace.open(root, track=False) as again:
         again.snapshot("reopened")
     reopened = (time.perf_counter() - began) * 1000
-    ok = last <= first * 1.5
+    ok = at_most("the last snapshots, to the first", last / first, 1.5)
     print(
         f"{count} snapshots of 1000 files: the first tenth {first:.2f} ms each, the last {last:.2f} ms, "
         f"ratio {last / first:.2f} (at most 1.5) {'ok' if ok else 'MISSED'}; then open + scan + close {reopened:.0f} ms"

@@ -29,15 +29,21 @@ def in_time(attempt: Callable[[float], T], under_way: Callable[[T], object]) -> 
 
 @contextmanager
 def limited_time(seconds: float = 60.0) -> Iterator[None]:
-    """Raise TimeoutError after this time, so that blocking on a pipe or quadratic work fails the test."""
+    """Raise TimeoutError after this CPU time, or ten times as much time: for quadratic work, or blocking on a pipe."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timers = {
+        signal.SIGPROF: (signal.ITIMER_PROF, seconds),
+        signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds),
+    }
+    before = {number: signal.signal(number, late) for number in timers}
+    for timer, limit in timers.values():
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])

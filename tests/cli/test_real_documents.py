@@ -208,6 +208,7 @@ def play(tell: Story) -> None:
     tell("bundle", "show", "out", "--json")
     tell("bundle", "reindex", "out", "--strict", "--json")
     tell("bundle", "push", "out", "store", "--json")
+    tell("bundle", "pack", "out", "--json")
     tell("gc", "out", "--json")
     tell("session", "prune", "--json")
     session = tell("session", "start", *project)["session"]["id"]

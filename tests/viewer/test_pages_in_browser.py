@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,14 @@ def test_filters_and_pages_are_in_the_address(tab: Tab, sample: Sample) -> None:
     page.wait_for_url("**outcome=failed**")
     assert page.locator(".attempts tbody .name").all_inner_texts() == ["lies.1"]
     page.get_by_role("link", name="Reset").click()
+    page.wait_for_url(f"**{sample.run}")
     page.get_by_label("Search").fill("WORKS")
     page.keyboard.press("Enter")
     page.wait_for_url("**q=WORKS**")
     assert page.locator(".attempts tbody .name").all_inner_texts() == ["works.1"]
     assert page.locator("table.grid").count() == 0, "a list of some attempts is not below the results of all"
     page.get_by_role("link", name="Reset").click()
+    page.wait_for_url(f"**{sample.run}")
     page.locator("select[name=sort]").select_option("mission")
     page.get_by_role("button", name="Apply").click()
     page.wait_for_url("**sort=mission**")
@@ -251,25 +254,29 @@ def test_two_plan_runs_are_compared(tab: Tab, sample: Sample) -> None:
     assert page.locator("h1").inner_text() == "Plan run plan-2"
 
 
-def test_long_list_is_paged_and_the_page_is_in_the_address(tab: Tab, sample: Sample) -> None:
-    planned = [PlannedAttempt(f"m.{number}", "m", number) for number in range(1, 61)]
-    with BundleWriter.create(sample.root / "long", run_id="run-long") as run:
+@contextmanager
+def run_in_progress(out: Path, id: str, attempts: int) -> Iterator[tuple[BundleWriter, Ledger]]:
+    """Write a run that has planned some attempts, and commit it at the end."""
+    plan = Plan(run_id=id, suite_name="s", suite_source="", base="", chain="", chain_origin="", concurrency=1)
+    about = {"plan": msgspec.json.encode(plan).decode(), "epoch": "1"}
+    planned = [PlannedAttempt(f"late.{number}", "late", number) for number in range(1, attempts + 1)]
+    with BundleWriter.create(out, run_id=id) as run, Ledger.create(ledger_path(out, id), about, planned) as ledger:
         run.write_json("environment.json", {"isolation": "process"})
-        Ledger.create(ledger_path(sample.root / "long", "run-long"), {"epoch": "1"}, planned).close()
-        page = tab.open("run?at=long/run-long")
+        yield run, ledger
+
+
+def test_long_list_is_paged_and_the_page_is_in_the_address(tab: Tab, sample: Sample) -> None:
+    with run_in_progress(sample.root / "live", "run-long", 60):
+        page = tab.open("run?at=live/run-long")
         page.get_by_role("link", name="Next").click()
         page.wait_for_url("**page=2**")
-        assert page.locator(".attempts tbody .name").all_inner_texts() == [f"m.{number}" for number in range(51, 61)]
+        assert page.locator(".attempts tbody .name").all_inner_texts() == [f"late.{number}" for number in range(51, 61)]
         assert page.locator(".pager").inner_text().split("\n")[1] == "Page 2 of 2"
 
 
 def test_page_follows_a_run_until_it_commits(tab: Tab, sample: Sample) -> None:
     out, id = sample.root / "live", "run-live"
-    plan = Plan(run_id=id, suite_name="s", suite_source="", base="", chain="", chain_origin="", concurrency=1)
-    about = {"plan": msgspec.json.encode(plan).decode(), "epoch": "1"}
-    planned = [PlannedAttempt(f"late.{number}", "late", number) for number in (1, 2)]
-    with BundleWriter.create(out, run_id=id) as run, Ledger.create(ledger_path(out, id), about, planned) as ledger:
-        run.write_json("environment.json", {"isolation": "process"})
+    with run_in_progress(out, id, 2) as (run, ledger):
         page = tab.open(f"run?at=live/{id}")
         page.get_by_text("0 of 2 attempts ended").wait_for()
         page.evaluate("window.same = true")
@@ -321,6 +328,12 @@ def test_campaign_has_plots_tables_and_a_file(tab: Tab, sample: Sample, tmp_path
     page.goto(file.as_uri())
     page.get_by_text("Embedded evidence matches its index").wait_for()
     assert page.locator(".page:not([hidden]) svg.plot").count() >= 2
+    page.get_by_role("link", name="agent", exact=True).click()
+    page.get_by_role("link", name="lies.1").click()
+    page.locator(".page:not([hidden]) .outcome.verified.failed").wait_for()
+    page.get_by_role("link", name="All attempts of the run").click()
+    page.get_by_role("link", name="Campaign first").click()
+    page.locator(".page:not([hidden]) svg.plot").first.wait_for()
 
 
 def test_pages_are_accessible_and_fit_every_width(

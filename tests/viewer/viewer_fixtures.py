@@ -332,6 +332,7 @@ def tab(window: Tab) -> Iterator[Tab]:
     window.problems.clear()
     window.requests.clear()
     yield window
+    window.page.goto("about:blank")  # ends the requests of this page, so that none of them fails in the next test
     assert window.problems == []
 
 

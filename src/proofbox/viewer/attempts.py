@@ -51,11 +51,7 @@ class AttemptView:
     """Everything on the page of an attempt except its timeline."""
 
     id: str
-    mission: str
     run_id: str
-    strategy: str
-    reason: str
-    detail: str
     outcomes: tuple[OutcomeRow, ...]
     facts: tuple[tuple[str, str], ...]
     usage: tuple[tuple[str, str, str], ...]
@@ -65,7 +61,6 @@ class AttemptView:
     error: str
     parent: str | None
     fork: str
-    claim: str
     problems: tuple[str, ...]
     """Contradictions that proofbox found in the events."""
 
@@ -81,11 +76,7 @@ def read_attempt(evidence: OpenedEvidence) -> AttemptView:
     more = [f"and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
     return AttemptView(
         id=str(record.get("attempt_id") or evidence.path.name),
-        mission=str(record.get("mission_id", "")),
         run_id=str(record.get("run_id", "")),
-        strategy=str(report.get("strategy") or runner.get("runtime", "")),
-        reason=str(record.get("reason", "")),
-        detail=str(record.get("detail", "")),
         outcomes=tuple(_outcomes(evidence)),
         facts=tuple(_facts(record, report, runner)),
         usage=tuple(islice(_usage(report), MAX_LISTED)),
@@ -94,7 +85,6 @@ def read_attempt(evidence: OpenedEvidence) -> AttemptView:
         error=f"{error.get('code', '')}: {error.get('message', '')}" if error else "",
         parent=str(record["parent"]) if record.get("parent") else None,
         fork=f"{fork.get('attempt_id', '')}, step {fork.get('step', '')}" if fork else "",
-        claim=str(evidence.document(artifacts.FEEDBACK).get("result") or ""),
         problems=(*problems[:MAX_LISTED], *more),
     )
 

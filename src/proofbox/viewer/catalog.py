@@ -42,7 +42,6 @@ class Item:
     id: str
     state: str
     """As the status document states, unverified: in_progress, complete, failed, interrupted or unreadable."""
-    status: str | None
     started_at: str | None
 
 
@@ -98,7 +97,6 @@ class _Walk:
         kind = kind_of(path)
         if kind is not None:
             yield self._item(path, kind)
-        if kind is not None:
             return  # its page leads to what it contains: the runs of a campaign, the attempts of a run
         try:
             with os.scandir(path) as entries:
@@ -116,6 +114,6 @@ class _Walk:
         at = os.path.relpath(path, self._root)
         if kind == "campaign":
             since = datetime.fromtimestamp(os.lstat(path / MANIFEST).st_mtime, UTC)
-            return Item(kind, at, path.resolve().name, "", None, isoformat(since))
+            return Item(kind, at, path.resolve().name, "", isoformat(since))
         found = describe(str(path))
-        return Item(kind, at, found.run_id, found.state, found.status, found.started_at)
+        return Item(kind, at, found.run_id, found.state, found.started_at)

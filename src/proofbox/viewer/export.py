@@ -155,7 +155,7 @@ def _bundle(place: Path, content: _Content, renderer: Renderer) -> str:
         raise NotFoundError(
             f"{place} is a {str(kind).replace('_', ' ')}; attempts, runs and campaigns can be exported", op="view"
         )
-    content.pages.append(_page("run", name, _run(renderer, directory, name)))
+    content.pages.append(_page("run", name, _run(renderer, directory)))
     return name
 
 
@@ -165,16 +165,17 @@ def _campaign(place: Path, content: _Content, renderer: Renderer) -> str:
     body = renderer.render("_campaign.html", report=report, plots=plots_of(report), at=report.results.campaign)
     content.pages.append(_page("campaign", report.results.campaign, body))
     for flow in report.flows:
-        directory = place / flow.run
+        directory = place.resolve() / flow.run
         content.add(load_bundle(directory), directory.name)
-        content.pages.append(_page("run", directory.name, _run(renderer, directory, directory.name)))
+        content.pages.append(_page("run", directory.name, _run(renderer, directory, report.results.campaign)))
     return report.results.campaign
 
 
-def _run(renderer: Renderer, directory: Path, name: str) -> Markup:
+def _run(renderer: Renderer, directory: Path, campaign: str = "") -> Markup:
     view = RunReader().read(directory)
     every = Selection(view.rows[:MAX_ATTEMPTS], len(view.rows), 1, 1)
-    return renderer.render("_run.html", **{**run_values(name, view, Query()), "selection": every})
+    values = {**run_values(directory.resolve().name, view, Query()), "selection": every, "campaign": campaign}
+    return renderer.render("_run.html", **values)
 
 
 def _attempt(renderer: Renderer, at: str, evidence: OpenedEvidence) -> Markup:

@@ -117,7 +117,6 @@ class GridCell:
 class Grid:
     strategies: Sequence[str]
     rows: Sequence[tuple[str, Mapping[str, GridCell]]]
-    total: int
     page: int
     pages: int
 
@@ -139,7 +138,7 @@ def grid(view: RunView, query: Query) -> Grid:
         (mission, {name: GridCell(count, contradicted[mission, name]) for name, count in counts[mission].items()})
         for mission in shown
     ]
-    return Grid(strategies, rows, len(missions), page, pages)
+    return Grid(strategies, rows, page, pages)
 
 
 def run_values(at: str, view: RunView, query: Query, *, current: bool = True, checked_at: str = "") -> dict[str, Any]:

@@ -143,6 +143,15 @@ def test_program_that_breaks_its_protocol_fails_its_attempt(tmp_path: Path, mode
     }
 
 
+def test_agent_that_ends_before_it_gets_the_prompt_is_an_infra_failure(tmp_path: Path, model: str) -> None:
+    agent = {"command": ["/bin/sh", "-c", "exit 7"]}
+    made, out, found = ran(tmp_path, model, mission("a", "x"), chain="acp!", runtimes={"acp": agent}, retries=0)
+    assert found == {"a.1": ("RUNTIME_STARTUP", "infra_failed")}
+    attempt = attempts(made, out)["a.1"]
+    assert attempt.result is not None
+    assert (attempt.result.claimed, attempt.result.verified) == ("none", "none")
+
+
 def test_failure_seen_by_the_gateway_does_not_count_against_the_agent(tmp_path: Path, model: str) -> None:
     missions = mission("limited", ASK + "ask('[[http 429 retry_after=1]]'); sys.exit(1)")
     missions += mission("recovered", ASK + "ask('[[http 429]]'); ask('[[say fine]]'); sys.exit(1)")

@@ -77,7 +77,9 @@ def test_concurrent_attempts_have_separate_sessions_and_traces(
 
 
 MISSIONS = (
-    f"[[run {LOOK} > seen.txt; cat seen.txt; echo 42 > answer.txt]] [[run exit 3]] [[say done]]",
+    # The numbers make its output and its diff large on every runtime, whatever it sees: both are then files.
+    f"[[run {LOOK} > seen.txt; grep -m 1 PATH= seen.txt; cat seen.txt; seq 999 | tee numbers; echo 42 > answer.txt]]"
+    " [[run exit 3]] [[say done]]",
     "[[run echo 41 > answer.txt]] [[run exit 3]] [[say done]]",
     "[[think hm]] [[run echo 42 > answer.txt]] [[run exit 3]] [[say done]]",
     "[[usage input=70 output=3]] [[run echo 42 > answer.txt]] [[run exit 3]] [[say done]]",

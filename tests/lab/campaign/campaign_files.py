@@ -39,6 +39,7 @@ runner = { type = "scripted" }
 id = "solver"
 runner = { type = "oracle" }
 """
+ONE_FLOW = CAMPAIGN.partition('[[flow]]\nid = "solver"')[0]
 # A command line as an agent: it does what the fake model would tell another agent to do.
 OBEYS = """case "$(cat)" in *"echo 42"*) echo 42 > answer.txt ;; esac; echo done"""
 

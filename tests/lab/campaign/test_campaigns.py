@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from campaign_files import ANSWER, CAMPAIGN, LIES, WORKS, interrupted, scores, write_files
+from campaign_files import ANSWER, CAMPAIGN, LIES, ONE_FLOW, WORKS, interrupted, scores, write_files
 from suites import command, mission, toml
 
 import proofbox
@@ -466,7 +466,7 @@ def test_run_of_another_agent_is_a_finding(finished: str) -> None:
 
 
 def test_attempt_with_a_result_cannot_be_retried(spec: Callable[..., str]) -> None:
-    spec(LIES, campaign=CAMPAIGN.partition('[[flow]]\nid = "solver"')[0])
+    spec(LIES, campaign=ONE_FLOW)
     stop = threading.Event()
     with pytest.raises(RunInterrupted):
         proofbox.run_campaign(
@@ -498,7 +498,7 @@ def test_exam_refuses_mounts_that_show_the_hidden_files(spec: Callable[..., str]
 
 def test_comparison_names_changed_missions(finished: str) -> None:
     Path("suite.toml").write_text(Path("suite.toml").read_text().replace("grep -qx 42 answer.txt", "true"))
-    Path("campaign.toml").write_text(Path("campaign.toml").read_text().replace("replicates = 2", "replicates = 1"))
+    Path("campaign.toml").write_text(ONE_FLOW.replace("replicates = 2", "replicates = 1"))
     proofbox.run_campaign("campaign.toml", out="later")
     assert "the missions of agent" in proofbox.compare_campaigns(finished, "later").changed_inputs
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from campaign_files import ANSWER, CAMPAIGN, LIES, scores, write_files
+from campaign_files import ANSWER, LIES, ONE_FLOW, scores, write_files
 from codex_lab import descendants
 from suites import command, mission, patch_workers, say, serving, write
 
@@ -28,7 +28,6 @@ from proofbox.lab.run.events import RunStarted, SuiteEvent
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
-ONE_FLOW = CAMPAIGN.partition('[[flow]]\nid = "solver"')[0]
 SLOW = mission("slow", command("sleep 0.3"), write("answer.txt", "42\n"), say("done"), verify=ANSWER)
 EXPECTED = {"lies": {"agent": (0, 2)}, "slow": {"agent": (2, 2)}}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign_files import ANSWER, CAMPAIGN, WORKS, scores, write_files
+from campaign_files import ANSWER, ONE_FLOW, WORKS, scores, write_files
 from suites import command, mission, say, toml
 
 import proofbox
@@ -117,7 +117,7 @@ def test_budget_below_what_earlier_attempts_used_is_reported(
     assert proofbox.lint_campaign(spec(more=gate.format(4000))).ok, "2 missions, 2 replicates, 1000 tokens each"
 
 
-EXAM = CAMPAIGN.partition('[[flow]]\nid = "solver"')[0].replace("replicates = 2", 'prompt_mode = "exam"')
+EXAM = ONE_FLOW.replace("replicates = 2", 'prompt_mode = "exam"')
 
 
 def test_agent_of_an_exam_cannot_read_its_oracle(spec: Callable[..., str], tmp_path: Path) -> None:

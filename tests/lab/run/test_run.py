@@ -45,6 +45,7 @@ def test_the_smallest_run_leaves_everything_and_can_be_promoted(out: Path, tmp_p
     bundle = load_bundle(run)
     (nested,) = bundle.nested.values()
     assert set(EXPECTED) <= set(nested.artifacts)
+    assert sum(path.is_file() for path in Path(nested.path).rglob("*")) == 12, "every file takes a block and a sync"
     assert bundle.index.status == nested.index.status == "ok"
     assert emit_promotion(run).promotable
     attempt = attempts(made, out)["answer.1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -217,6 +218,50 @@ def test_door_reaches_one_socket_and_no_other_network(tmp_path: Path, listener: 
         with boxes.start_session(provider="bubblewrap") as session:
             assert "received" not in session.exec(["bash", *SEND_HELLO[1:]]).stdout
     assert stat.S_IMODE(listener.parent.stat().st_mode) == 0o700
+
+
+TIME_SECOND_PIECES = """
+import socket, time
+stream, control = (socket.create_connection(("127.0.0.1", 8123)) for _ in range(2))
+control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+seconds = []
+for _ in range(20):
+    stream.sendall(b"?")
+    stream.recv(1)
+    began = time.monotonic()
+    control.sendall(b"?")
+    stream.recv(1)
+    seconds.append(time.monotonic() - began)
+print(min(seconds[1:]))  # the kernel acknowledges the first piece of a connection at once
+"""
+
+
+@pytest.mark.needs("bubblewrap")
+def test_door_does_not_delay_small_pieces(tmp_path: Path) -> None:
+    """Without TCP_NODELAY, a piece waits until the one before it is acknowledged, which takes 40 ms or more."""
+    directory = tmp_path / "private"
+    directory.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as server, Sandboxes(tmp_path) as boxes:
+        server.bind(str(directory / "sock"))
+        (directory / "sock").chmod(0o666)
+        server.listen(8)
+        server.settimeout(PATIENCE)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError), server.accept()[0] as stream, server.accept()[0] as control:
+                while stream.recv(1):
+                    stream.sendall(b".")
+                    control.recv(1)
+                    stream.sendall(b".")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        doors = [Door(8123, directory / "sock")]
+        with boxes.start_session(provider="bubblewrap", doors=doors) as session:
+            result = session.exec(["python3", "-c", TIME_SECOND_PIECES], timeout=PATIENCE)
+        thread.join()
+    assert result.exit_code == 0, result.stderr
+    assert float(result.stdout) < 0.03
 
 
 @pytest.mark.needs("docker")

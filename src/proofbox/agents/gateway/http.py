@@ -153,6 +153,8 @@ async def _answer(request: HttpRequest, responder: Responder, reader: _Reader, h
 class _Reader:
     def __init__(self, stream: anyio.abc.SocketStream, budget: BodyBudget) -> None:
         self._stream = stream
+        raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610 (no Django here)
+        self._unix_socket = raw if raw.family == socket.AF_UNIX else None
         self._buffer = bytearray()
         self._budget = budget
         self._taken = 0
@@ -181,9 +183,8 @@ class _Reader:
     async def _receive(self) -> bytes:
         """Return the available data. On a Unix socket, wait until it is readable first: asyncio logs an error if
         anyio's `receive` is cancelled at the moment when data or the end of the stream arrives."""
-        raw = self._stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610 (no Django here)
-        if raw.family == socket.AF_UNIX:
-            await anyio.wait_readable(raw)
+        if self._unix_socket is not None:
+            await anyio.wait_readable(self._unix_socket)
         return await self._stream.receive()
 
     async def _head(self) -> bytes:

@@ -223,7 +223,8 @@ def _check_missions(document: CampaignDocument, chosen: list[_Chosen], base: Pat
         mission, at = each.mission, ("missions", each.number)
         verify, expect = _verify(document, mission), evaluation.expect or mission.expect
         if mission.then:
-            problems.add(at, f"mission {mission.id!r} has several turns, which campaigns do not support")
+            what = f"mission {mission.id!r} has several turns, which campaigns do not support"
+            problems.add(at, what, "choose other missions with ids or tags, and run this one with `proofbox suite run`")
         if not verify.commands and not expect.asks:
             hint = "define when it is done: verify.commands, or expect"
             problems.add(at, f"nothing verifies mission {mission.id!r}", hint)

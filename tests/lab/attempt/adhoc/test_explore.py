@@ -155,6 +155,17 @@ def test_conditions_of_a_mission_are_refused_instead_of_ignored(tmp_path: Path, 
 
 
 @pytest.mark.needs("bubblewrap")
+def test_suite_that_verifies_several_turns_is_refused(tmp_path: Path, attempt: AttemptRun) -> None:
+    suite = tmp_path / "suite.toml"
+    turn = {"prompt": "more", "verify": {"commands": ["true"]}}
+    suite.write_text(HEAD + mission(MISSION, say("done"), verify={"commands": ["true"]}, then=[turn]))
+    with pytest.raises(UsageError, match="several turns") as refused:
+        explore_attempt(attempt.bundle, 1, tmp_path / "tries", prompt="go", branches=1, suite=suite)
+    assert "--verify" in refused.value.fix_hints[0]
+    assert not (tmp_path / "tries").exists()
+
+
+@pytest.mark.needs("bubblewrap")
 def test_explore_command_and_its_refusals(tmp_path: Path, attempt: AttemptRun) -> None:
     with pytest.raises(UsageError, match="either commands, or the attempt's suite"):
         explore_attempt(attempt.bundle, 1, tmp_path / "x", prompt="go")

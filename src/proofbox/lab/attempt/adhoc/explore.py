@@ -245,7 +245,9 @@ def _mission(
         raise UsageError(f"{suite} has no mission {record.mission_id} with commands in verify", op="explore")
     if mission.then:
         raise UsageError(
-            f"mission {record.mission_id} has several turns, so its branches can't be verified", op="explore"
+            f"mission {record.mission_id} has several turns, each with its own verification, but a branch is one turn",
+            op="explore",
+            fix_hints=["state how to verify the branches: --verify 'pytest -q'"],
         )
     refuse_expect([mission], "explore")
     name = os.fspath(suite)

@@ -20,8 +20,8 @@ from proofbox.lab.run.crews.contract import EventForwarder
 from proofbox.lab.run.crews.local import LocalCrew
 from proofbox.lab.run.plan import Plan
 
-END_TIMEOUT = 30.0
-"""Seconds in which the driver ends remote attempts and removes their files from the nodes."""
+END_TIMEOUT = 90.0
+"""Seconds in which the driver ends remote attempts and removes their files from the nodes. Busy nodes need most."""
 
 
 MAX_PREFIX = 24

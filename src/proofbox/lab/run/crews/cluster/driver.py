@@ -68,7 +68,7 @@ HEAD_TIMEOUT = 20.0
 """Seconds after which a cluster that does not answer counts as lost."""
 ANSWER_TIMEOUT = 60.0
 """Seconds after which a worker that does not answer is killed, as long as a lease. Its process may be suspended."""
-CLEAN_TIMEOUT = 25.0
+CLEAN_TIMEOUT = 85.0
 CLOSE_TIMEOUT = 5.0
 MAX_DEATHS = 4
 """How many workers in succession may die on a node without ending an attempt, before it gets no more."""
@@ -107,6 +107,7 @@ class Driver(Worker):
         self._ids = IdSource(inputs.clock)
         self._workers: list[RemoteWorker] = []
         self._starting = 0
+        self._done = False
         self._images = required_images(self._plan)
         self._parcels = Parcels(inputs.context.work / "parcels")
         self._sending: defaultdict[tuple[str, Path], anyio.Lock] = defaultdict(anyio.Lock)
@@ -129,6 +130,7 @@ class Driver(Worker):
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._watch)
             await self.work()
+            self._done = True
             self._tasks.cancel_scope.cancel()
 
     async def _admit(self, node: ClusterNode, refused: dict[str, str]) -> None:
@@ -352,8 +354,8 @@ class Driver(Worker):
         print_event({"event": "node", **about, "message": f"{standing}: {message}"})
 
     async def clean_up(self) -> None:
-        """End all workers, and remove what they left on their nodes."""
-        if not self._running:
+        """End all workers, and remove what they left on their nodes. Attempts may still run there after a signal."""
+        if self._done or not self._workers:
             with contextlib.suppress(self._ray_error, TimeoutError), anyio.fail_after(CLOSE_TIMEOUT):
                 async with anyio.create_task_group() as tasks:
                     for worker in self._workers:
@@ -361,7 +363,7 @@ class Driver(Worker):
                 return
         for worker in self._workers:
             self._ray.kill(worker.actor)
-        await run_sync(lambda: list(sweep_cluster(self._ray)))
+        await run_sync(lambda: list(sweep_cluster(self._ray, killed_run=self._plan.run_id)))
 
 
 def _forward(event: object, control: AttemptControl) -> None:

@@ -176,8 +176,11 @@ async def _next_items(queue: asyncio.Queue[Item | None]) -> tuple[list[Item], bo
     return items, False
 
 
-def sweep_node(*, remove: bool = True) -> list[tuple[str, int]]:
-    """Return what killed workers left on this node, with the bytes on disk, and remove it, if asked."""
+def sweep_node(*, remove: bool = True, killed_run: str = "") -> list[tuple[str, int]]:
+    """Return what killed workers left on this node, with the bytes on disk, and remove it, if asked.
+
+    The workers of `killed_run` have just been killed: wait until they are dead. Other live workers are left alone.
+    """
     found: list[tuple[str, int]] = []
     try:
         locks = sorted(_work_place().glob("*.lock"))
@@ -185,8 +188,9 @@ def sweep_node(*, remove: bool = True) -> list[tuple[str, int]]:
         return found
     for lock in locks:
         place = lock.with_suffix("")
+        dying = bool(killed_run) and lock.name.startswith(f"{killed_run}.")
         # A worker is alive, or another process sweeps at the same time and removed it first.
-        with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(lock, wait=False):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(lock, wait=dying):
             if place.exists():
                 found.append((str(place), size_of(place, sys.maxsize)))
             if remove or not place.exists():

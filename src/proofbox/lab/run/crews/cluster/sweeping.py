@@ -22,7 +22,7 @@ from proofbox.lab.run.crews.cluster.node import sweep_node
 from proofbox.lab.run.crews.cluster.nodes import node_name
 
 TIMEOUT = 120.0
-NODE_TIMEOUT = 20.0
+NODE_TIMEOUT = 60.0
 
 
 class SweptNode(msgspec.Struct, frozen=True):
@@ -57,8 +57,11 @@ def sweep_engine(engine: EngineSettings, *, remove: bool) -> list[SweptNode]:
     )
 
 
-def sweep_cluster(ray: Any, *, remove: bool = True) -> Iterator[SweptNode]:
-    """Yield what killed workers left on every node of the connected cluster, and remove it, if asked."""
+def sweep_cluster(ray: Any, *, remove: bool = True, killed_run: str = "") -> Iterator[SweptNode]:
+    """Yield what killed workers left on every node of the connected cluster, and remove it, if asked.
+
+    `killed_run` is the run whose workers have just been killed, if any.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     sweep = ray.remote(sweep_node)
@@ -67,7 +70,7 @@ def sweep_cluster(ray: Any, *, remove: bool = True) -> Iterator[SweptNode]:
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False),
-        ).remote(remove=remove)
+        ).remote(remove=remove, killed_run=killed_run)
         for each in ray.nodes()
         if each["Alive"]
     }
