@@ -44,8 +44,8 @@ FUNCTIONS: dict[str, Callable[..., Document]] = {
 CALLBACKS = {"on_event", "on_check", "on_plan", "stop"}
 BACKEND = {"backend_url", "allow_http", "timeout"}
 """Flags that are one argument in Python: `BackendSettings`."""
-PRESENTATION = ("--json", "--jsonl", "--html", "--view")
-"""Flags that only decide how a result is shown; in Python, `export_html` writes the HTML file."""
+PRESENTATION = ("--json", "--jsonl", "--html", "--view", "--report")
+"""Flags that only decide how or where a result is written; in Python, `export_html` writes the HTML file."""
 PLURALS = {
     "command": "commands",
     "mission": "missions",

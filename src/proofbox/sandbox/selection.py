@@ -63,6 +63,7 @@ def choose(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Cho
     """
     if name != AUTO:
         provider = provider_named(name)
+        _refuse_other_system(provider)
         isolation = provider.enforcement(policy).isolation
         return Choice(provider, {provider.name: Diagnostic(available=True, isolation=isolation)})
     return _first_that_works(policy, on_event)
@@ -96,6 +97,19 @@ def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
             available=False, isolation=provider.isolation, reason=error.message, fix_hints=tuple(error.fix_hints)
         )
     return Diagnostic(available=True, isolation=provider.enforcement(policy).isolation)
+
+
+def _refuse_other_system(provider: Provider) -> None:
+    """Raise ProviderUnavailable for a provider of another system, before a part of the policy is refused."""
+    if os.uname().sysname in provider.systems:
+        return
+    try:
+        provider.identity()
+    except ProviderUnavailable as error:
+        found = Diagnostic(False, provider.isolation, error.message, tuple(error.fix_hints))
+        error.details.setdefault("provider", provider.name)
+        error.details.setdefault("diagnostics", msgspec.to_builtins({provider.name: found}))
+        raise
 
 
 def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bool = False) -> Choice:
