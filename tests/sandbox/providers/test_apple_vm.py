@@ -90,7 +90,7 @@ def test_missing_pyobjc_is_named(mac: Path, kernel: Path, monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "Virtualization", raising=False)
     with pytest.raises(ProviderUnavailable, match="pyobjc-framework-Virtualization") as caught:
         AppleVm().identity()
-    assert caught.value.fix_hints == ("pip install pyobjc-framework-Virtualization",)
+    assert caught.value.fix_hints == ("pip install 'proofbox[apple-vm]'",)
 
 
 def test_missing_kernel_is_named(mac: Path) -> None:

@@ -51,7 +51,7 @@ class AppleVm:
             raise ProviderUnavailable(
                 "the Python package pyobjc-framework-Virtualization is not installed",
                 op="probe",
-                fix_hints=["pip install pyobjc-framework-Virtualization"],
+                fix_hints=["pip install 'proofbox[apple-vm]'"],
             )
         kernel = find_kernel()
         if not (kernel / "modules/virtio_pci.ko").exists():
