@@ -41,6 +41,7 @@
 enum { PROTOCOL = 1 }; /* must match boxagent's: the programs are built together */
 enum { CONFIG = 1, OPEN, DATA, END, CLOSE, CREDIT, TEXT, BYE, READY };
 enum { HEADER = 9, CHUNK = 32 << 10, MAX_PAYLOAD = 256 << 10, WINDOW = 256 << 10, MAX_CHANNELS = 512, RANDOM = 64 };
+enum { MAX_OUT = 4 << 20 }; /* many times what the host sends to a guest that reads */
 
 struct bytes { uint8_t *data; size_t start, end, size; };
 

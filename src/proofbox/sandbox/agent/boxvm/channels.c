@@ -54,6 +54,7 @@ void frame(uint8_t type, uint32_t id, const void *payload, size_t size) {
     put(&out, type, 1);
     put(&out, id, 4);
     if (size) memcpy(room(&out, size), payload, size), out.end += size;
+    if (!is_guest && out.end - out.start > MAX_OUT) errno = EPROTO, die("a guest that does not read");
 }
 
 void use_port(int fd) {
