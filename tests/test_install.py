@@ -49,7 +49,7 @@ def test_wheel_has_complete_metadata_and_files() -> None:
     assert (metadata["Name"], metadata["Version"]) == ("proofbox", proofbox.__version__)
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    assert metadata.get_all("Provides-Extra") == ["mcp", "ray", "s3"]
+    assert metadata.get_all("Provides-Extra") == ["apple-vm", "mcp", "ray", "s3"]
     assert "proofbox = proofbox.cli:entry" in entry_points
     assert {"proofbox/py.typed", f"{info}/licenses/LICENSE"} <= names
     package = ROOT / "src/proofbox"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,10 +45,14 @@ def module_child(
     *arguments: str,
     cwd: str | os.PathLike[str] = WORKING_DIRECTORY,
     env: Mapping[str, str] | None = None,
+    python: Sequence[str] = (),
 ) -> ChildInterpreter:
-    """Build the command for an isolated `python -m MODULE ARGUMENTS`. `env` defaults to this process's environment."""
+    """Build the command for an isolated `python -m MODULE ARGUMENTS`. `env` defaults to this process's environment.
+
+    `python` is a command for another isolated interpreter of the same version.
+    """
     code = _RUN_MODULE.format(path=safe_import_path())
-    argv = [*_interpreter(), "-c", code, module, *arguments]
+    argv = [*(python or _interpreter()), "-c", code, module, *arguments]
     return ChildInterpreter(argv, os.fspath(cwd), dict(os.environ if env is None else env))
 
 
@@ -73,17 +77,22 @@ def safe_import_path() -> list[str]:
     return found if _PACKAGES in found else [_PACKAGES, *found]
 
 
-def _interpreter() -> list[str]:
+def interpreter_path() -> str:
+    """Return the path of this process's interpreter."""
     if not os.path.isabs(sys.executable or ""):
         raise StartFailed(
             "the path of the Python interpreter is unknown, so no child process can be started",
             op="start",
             fix_hints=["start Python by its absolute path"],
         )
+    return sys.executable
+
+
+def _interpreter() -> list[str]:
     # -I ignores the environment variables for these two options, which do not affect imports.
     bytecode = ["-B"] if sys.dont_write_bytecode else []
     utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []
-    return [sys.executable, "-I", *bytecode, *utf8]
+    return [interpreter_path(), "-I", *bytecode, *utf8]
 
 
 def _main_directory() -> str:

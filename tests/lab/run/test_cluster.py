@@ -93,7 +93,9 @@ def test_private_cluster_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.M
     found = json.loads(done.stdout)
     assert len({each["node"] for each in found["attempts"]} - {None}) == 1
     assert wait_for_none(lambda: [str(each) for each in processes_of(marker)], 120.0) == []
-    left = [each.name for each in Path(os.environ["TMPDIR"]).iterdir() if each.name.startswith(("pbr-", "proofbox-"))]
+    left = [
+        each.name for each in Path(os.environ["TMPDIR"]).iterdir() if each.name.startswith(("pbr-", "proofbox-nodes-"))
+    ]
     assert left == [], "neither Ray's files nor those of workers are left"
 
 

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from proofbox.core.dirs import cache_dir
+from proofbox.core.interpreter import interpreter_path, module_child
 from proofbox.core.text import printable
 from proofbox.errors import ProviderUnavailable
 
@@ -32,7 +33,7 @@ def interpreter() -> Path:
     """
     if sysconfig.get_config_var("PYTHONFRAMEWORK"):
         return Path(sys.base_prefix, "Resources/Python.app/Contents/MacOS/Python")
-    return Path(os.path.realpath(sys.executable))
+    return Path(os.path.realpath(interpreter_path()))
 
 
 def signed_interpreter() -> Path:
@@ -55,10 +56,12 @@ def signed_interpreter() -> Path:
 
 
 def helper_command(python: Path, module: str) -> list[str]:
-    """Return the command that runs a module in the signed copy, with this process's packages and no other variable."""
-    path = os.pathsep.join(os.path.abspath(each) for each in sys.path if each)
-    variables = [f"PYTHONHOME={sys.base_prefix}", f"PYTHONPATH={path}", "PYTHONDONTWRITEBYTECODE=1"]
-    return ["/usr/bin/env", "-i", *variables, str(python), "-s", "-P", "-m", module]
+    """Return the command that runs a module in the signed copy, with this process's packages and no other variable.
+
+    The copy finds its standard library by PYTHONHOME, which `-I` would ignore.
+    """
+    isolated = ["/usr/bin/env", "-i", f"PYTHONHOME={sys.base_prefix}", str(python), "-s", "-P", "-B"]
+    return module_child(module, python=isolated).argv
 
 
 def _sign_copy(source: Path, made: Path) -> None:

@@ -51,7 +51,7 @@ new file mode 100755
 +++ b/sub/new
 @@ -0,0 +1,2 @@
 +hello
-+fixture
++world
 diff --git a/old name b/new name
 similarity index 100%
 rename from old name
