@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from proofbox.agents.contract import ApprovalRule, SessionOptions
 from proofbox.agents.events import ApprovalDecision, Event, Message, ToolCall, TurnEnded, Unrecognized
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.agents.runtimes.scripted.script import FAULTS, read_script
-from proofbox.errors import RuntimeCrashed, UsageError
+from proofbox.errors import RuntimeCrashed, SandboxLost, UsageError
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -206,3 +207,30 @@ def test_turn_is_not_completed_when_the_event_loop_ends(tmp_path: Path) -> None:
 
     anyio.run(run)
     assert [end.status for end in ends] == ["interrupted"]
+
+
+def test_call_that_ends_after_the_interrupt_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = threading.Event()
+
+    class LateTools:
+        def call(self, tool: str, args: dict[str, Any]) -> None:
+            ends.wait(60)
+            raise SandboxLost("the box has ended", op="exec")
+
+    async def tools_of(thread: str) -> LateTools:
+        return LateTools()
+
+    async def work(driven: Driven) -> None:
+        monkeypatch.setattr(driven.session, "_tools_of", tools_of)
+        thread = await driven.session.start_thread()
+        turn = await driven.session.start_turn(thread, "go")
+        await anyio.wait_all_tasks_blocked()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(driven.session.interrupt_turn, thread, turn)
+            await anyio.wait_all_tasks_blocked()
+            ends.set()
+        assert (await driven.session.wait_turn(turn)).status == "interrupted"
+
+    steps = [{"tool": "run_command", "args": {"command": "sleep 300"}}]
+    driven = drive(ScriptedRuntime(), tmp_path, {"script": {"step": steps}}, work)
+    assert [call.status for call in driven.of(ToolCall)] == ["abandoned"]

@@ -8,6 +8,7 @@ its stdin and stdout.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -181,7 +182,11 @@ class VZVirtualMachine(NSObject):
         else:
             command = [sys.executable, loader.kernel, json.dumps(self._configuration.recorded())]
             self._process = subprocess.Popen(
-                command, stdin=port.reading, stdout=port.writing, stderr=subprocess.DEVNULL
+                command,
+                stdin=port.reading,
+                stdout=port.writing,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         main_queue.put(lambda: handler(error))
 

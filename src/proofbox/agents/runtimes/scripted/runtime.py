@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import anyio
 import msgspec
+from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
 
 from proofbox.agents.agent_box import box_facts, variables_of
@@ -49,6 +50,7 @@ from proofbox.errors import (
     SandboxError,
     SandboxLost,
     ToolPathRefused,
+    TurnInterrupted,
     UsageError,
     WorkspaceError,
     WorkspacePathRefused,
@@ -283,6 +285,17 @@ class ScriptedSession(HostedSession):
         return Message(session="", item=self._item(), text=filled(step.say, places))
 
     async def _use(self, turn: Turn, tool: str, args: dict[str, Any]) -> None:
+        """Call a tool, and record the call even if the turn is cancelled meanwhile: killing its box ends the call."""
+        await checkpoint()
+        self._refuse_ending(turn)
+        with anyio.CancelScope(shield=True):
+            await self._call(turn, tool, args)
+
+    def _refuse_ending(self, turn: Turn) -> None:
+        if turn.id in self._endings:
+            raise TurnInterrupted("the turn is being ended", op="turn")
+
+    async def _call(self, turn: Turn, tool: str, args: dict[str, Any]) -> None:
         """Call a tool. A refused or failed call does not fail the turn, unless the box is lost."""
         is_command = tool == "run_command"
         call = ToolCall(
@@ -306,8 +319,9 @@ class ScriptedSession(HostedSession):
             return await self.publish(replace(call, status="declined", started=False, duration_ms=took()))
         try:
             tools = await self._tools_of(turn.thread)
+            self._refuse_ending(turn)  # this box started too late to be killed; it is stopped when the turn has ended
             result = await run_sync(tools.call, tool, args)
-        except (WorkspaceError, SandboxError) as error:
+        except (WorkspaceError, SandboxError, TurnInterrupted) as error:
             if turn.id in self._endings:
                 await self.feed.publish(replace(call, status="abandoned", duration_ms=took()))
                 raise
