@@ -242,6 +242,7 @@ SELECTION = (
     *(("long log", name) for name in ("report", "attempt explain", "bundle push")),
     ("large text", "promotion emit"),
     ("huge index", "verify"),
+    ("huge index", "repair"),
     ("long line", "validate"),
     ("long line of the schedule", "verify"),
     ("as many values as allowed", "suite report"),

@@ -100,6 +100,8 @@ declare(
     shape=_DOCUMENT.json_schema,
 )
 
+MAX_CHANGES = 50_000
+"""Maximum number of changes that one repair records."""
 MAX_REPAIRED_BYTES = 1 << 34
 """Maximum size of a changed file that a repair lists."""
 _Path = str | os.PathLike[str]
@@ -169,14 +171,17 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
         sorted(own - {INDEX, REPAIR_LOG}),
     )
     artifacts = {entry.path: entry for entry in entries}
+    paths = sorted((listed.keys() | artifacts.keys()) - {REPAIR_LOG})
+    changed = [path for path in paths if listed.get(path) != artifacts.get(path)]
+    if len(changed) > MAX_CHANGES:
+        raise _unrecordable(directory, len(changed))
     changes = [
         {
             "path": path,
             "before": listed[path].as_json() if path in listed else None,
             "after": artifacts[path].as_json() if path in artifacts else None,
         }
-        for path in sorted((listed.keys() | artifacts.keys()) - {REPAIR_LOG})
-        if listed.get(path) != artifacts.get(path)
+        for path in changed
     ]
     wanted = {*listed, *status.expected, *interrupted, *(before.missing if before is not None else ())}
     missing = tuple(sorted(wanted - artifacts.keys() - {REPAIR_LOG}))
@@ -199,7 +204,11 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
         }
     )
     log = {"schema_version": SCHEMA, "repairs": repairs, **({"lost": lost} if lost else {})}
-    write_document(os.path.join(directory, REPAIR_LOG), canonical_bytes(log))
+    try:
+        encoded = canonical_bytes(log)
+    except CanonicalError as error:
+        raise _unrecordable(directory, len(changes)) from error
+    write_document(os.path.join(directory, REPAIR_LOG), encoded)
     artifacts[REPAIR_LOG] = _measure(directory, REPAIR_LOG, None)
     index = Index(
         run_id=status.run_id,
@@ -243,6 +252,14 @@ def _measure(directory: str, path: str, listed: Artifact | None) -> Artifact:
 def _unlistable(path: str, why: str) -> BundleRepairRefused:
     return BundleRepairRefused(
         f"{shown(path)} can't be listed: {why}", op="bundle repair", fix_hints=["restore the file from a copy"]
+    )
+
+
+def _unrecordable(directory: str, changes: int) -> BundleRepairRefused:
+    return BundleRepairRefused(
+        f"{shown(directory)} can't be repaired: the log of its {changes} changes would be too large",
+        op="bundle repair",
+        fix_hints=["restore the bundle from a copy"],
     )
 
 
