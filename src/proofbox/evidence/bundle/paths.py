@@ -46,10 +46,14 @@ _PATH = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _Path = str | os.PathLike[str]
 
 
-@lru_cache(maxsize=1024)  # the attempts of a run have the same names
 def is_artifact_path(path: str) -> bool:
     """Return whether a path is relative, normalised and portable: no control characters, no backslashes."""
-    return len(path) <= MAX_PATH and _PATH.fullmatch(path) is not None
+    return len(path) <= MAX_PATH and _matches(path)
+
+
+@lru_cache(maxsize=1024)  # the attempts of a run have the same names
+def _matches(path: str) -> bool:
+    return _PATH.fullmatch(path) is not None
 
 
 def is_temporary(path: str) -> bool:
