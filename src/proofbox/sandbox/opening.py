@@ -174,15 +174,13 @@ class BoxOpener:
             self.emit(Event("provision", "started", provider.name, {"image": line}))
 
         if provider.name == "docker" and policy.image is None:
-            from proofbox.sandbox.containers.images import prepare_default_image
-
-            refuse_unenforceable(provider.name, policy, provider.enforcement(policy), detached=detached)
-            prepare_default_image(tell)
+            from proofbox.sandbox.containers.images import prepare_default_image as prepare
         elif provider.name == "vm":
-            from proofbox.sandbox.machines.kernel import prepare_kernel
-
-            refuse_unenforceable(provider.name, policy, provider.enforcement(policy), detached=detached)
-            prepare_kernel(tell)
+            from proofbox.sandbox.machines.kernel import prepare_kernel as prepare
+        else:
+            return
+        refuse_unenforceable(provider.name, policy, provider.enforcement(policy), detached=detached)
+        prepare(tell)
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
         try:

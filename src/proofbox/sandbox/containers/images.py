@@ -30,17 +30,18 @@ def engine_image(engine: ContainerEngine, name: str | None, project: Path) -> st
     image = named_image(name or resolve_default_image().name, project)
     if image is None:
         return str(name)
+    reference = _reference(image)
+    if _has(engine, reference):
+        return reference
     if image.engine_reference:
-        if not _has(engine, image.engine_reference):
-            raise ImageUnavailable(
-                f"the engine has not pulled the image {image.name!r}",
-                op="start",
-                fix_hints=[f"proofbox images pull {image.name}"],
-                details={"image": image.name, "reference": image.engine_reference},
-            )
-    elif not _has(engine, _reference(image)):
-        _import(engine, image)
-    return _reference(image)
+        raise ImageUnavailable(
+            f"the engine has not pulled the image {image.name!r}",
+            op="start",
+            fix_hints=[f"proofbox images pull {image.name}"],
+            details={"image": image.name, "reference": reference},
+        )
+    _import(engine, image)
+    return reference
 
 
 def image_digest(name: str, project: Path) -> str:
