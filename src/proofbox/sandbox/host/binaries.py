@@ -28,3 +28,9 @@ def program(name: str) -> Path:
             details={"looked_for": str(path)},
         )
     return path
+
+
+def version_of(path: Path) -> str:
+    """Return a text that changes when the program at a path is replaced, for a provider's identity."""
+    found = path.stat()
+    return f"{path}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"

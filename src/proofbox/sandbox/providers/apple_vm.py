@@ -21,13 +21,14 @@ import msgspec
 from proofbox.errors import PolicyRefused, ProviderUnavailable
 from proofbox.sandbox.contract import Box, BoxMount, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.covering import covers_dir, sources
-from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.host.binaries import program, version_of
 from proofbox.sandbox.host.local_box import InheritedDescriptors, launch
 from proofbox.sandbox.machines.apple_machine import AppleMachine, SharedDirectory
 from proofbox.sandbox.machines.apple_signing import helper_command, interpreter, signed_interpreter
 from proofbox.sandbox.machines.initramfs import make_initramfs
 from proofbox.sandbox.machines.kernel import find_kernel
 from proofbox.sandbox.machines.qemu import machine_size
+from proofbox.sandbox.providers.bubblewrap import find_image_root
 from proofbox.sandbox.providers.environment import BOX_PATH, boxed
 from proofbox.sandbox.providers.host_root import OWN_ETC
 from proofbox.sandbox.providers.vm import guest_options, host_sockets, is_socket
@@ -62,8 +63,7 @@ class AppleVm:
             )
         paths = [interpreter(), program("boxvm"), program("boxagent")]
         parts = [f"macOS {computer.macos} uid {computer.user[0]}", kernel.name]
-        parts += [f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}" for path in paths for st in [path.stat()]]
-        return " ".join(parts)
+        return " ".join([*parts, *map(version_of, paths)])
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (the same for every policy)
         return Enforcement(
@@ -187,11 +187,8 @@ def _refuse_unsupported(spec: CheckedSpec) -> None:
 def _find_root(spec: CheckedSpec) -> tuple[Policy, Path]:
     """Return the policy with its image resolved, and the image's files. Programs of macOS don't run in the guest."""
     from proofbox.sandbox.images.catalogue import resolve_default_image
-    from proofbox.sandbox.images.pull import runnable_image
-    from proofbox.sandbox.images.tree import unpacked
 
-    image = runnable_image(spec.policy.image or resolve_default_image().name, spec.project)
-    return msgspec.structs.replace(spec.policy, image=image.reference), unpacked(image)
+    return find_image_root(spec, spec.policy.image or resolve_default_image().name)
 
 
 def _shares(mounts: Sequence[BoxMount]) -> dict[str, SharedDirectory]:

@@ -23,7 +23,7 @@ from proofbox.errors import IdmapUnsupported, ProviderUnavailable
 from proofbox.sandbox.contract import Box, BoxMount, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.covering import placed, refuse_missing_place
 from proofbox.sandbox.host import cgroups
-from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.host.binaries import program, version_of
 from proofbox.sandbox.host.local_box import InheritedDescriptors, LocalBox, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
 from proofbox.sandbox.providers.environment import BOX_HOME, BOX_PATH, boxed
@@ -53,11 +53,8 @@ class Bubblewrap:
     systems = frozenset({"Linux"})
 
     def identity(self) -> str:
-        parts = [f"uid {os.geteuid()}"]
-        for path in (Path(bwrap_program()), program("boxagent"), program("boxlaunch")):
-            st = path.stat()
-            parts.append(f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}")
-        return " ".join(parts)
+        paths = (Path(bwrap_program()), program("boxagent"), program("boxlaunch"))
+        return " ".join([f"uid {os.geteuid()}", *map(version_of, paths)])
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (the same for every policy)
         tree = cgroups.tree()
@@ -231,11 +228,16 @@ def find_root(spec: CheckedSpec) -> tuple[Policy, Path | None]:
     if spec.policy.image is None:
         _refuse_missing_places(spec.policy)
         return spec.policy, None
+    return find_image_root(spec, spec.policy.image)
+
+
+def find_image_root(spec: CheckedSpec, image: str) -> tuple[Policy, Path]:
+    """Return the policy with an image resolved, and the image's files."""
     from proofbox.sandbox.images.pull import runnable_image
     from proofbox.sandbox.images.tree import unpacked
 
-    image = runnable_image(spec.policy.image, spec.project)
-    return msgspec.structs.replace(spec.policy, image=image.reference), unpacked(image)
+    found = runnable_image(image, spec.project)
+    return msgspec.structs.replace(spec.policy, image=found.reference), unpacked(found)
 
 
 def launch_composed(

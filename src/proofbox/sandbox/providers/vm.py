@@ -19,7 +19,7 @@ from pathlib import Path
 
 from proofbox.sandbox.contract import Box, BoxMount, CheckedSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.host import cgroups
-from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.host.binaries import program, version_of
 from proofbox.sandbox.host.local_box import InheritedDescriptors
 from proofbox.sandbox.machines.acceleration import find_acceleration
 from proofbox.sandbox.machines.initramfs import make_initramfs
@@ -79,8 +79,7 @@ class Vm:
             program("boxagent"),
         ]
         parts = [f"uid {os.geteuid()}", find_kernel().name]
-        parts += [f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}" for path in paths for st in [path.stat()]]
-        return " ".join(parts)
+        return " ".join([*parts, *map(version_of, paths)])
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (the same for every policy)
         overlay = has_overlay()
