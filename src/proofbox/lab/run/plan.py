@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from proofbox.errors import CorruptError, SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.final_tree import share_base
 from proofbox.lab.attempt.sharing import SharedSession
-from proofbox.lab.run.fork_modes import overlay_obstacle
+from proofbox.lab.run.fork_modes import ForkModes
 from proofbox.lab.run.ledger import Ledger, PlannedAttempt
 from proofbox.lab.run.template import Templates
 from proofbox.lab.suite.checks import LARGEST_PROMPT
@@ -166,18 +167,13 @@ def run_context(
     out = out.absolute()
     suite = plan.suite()
     redactor = redactor_of(plan, os.environ if env is None else env)
+    shared = plan.isolation == "shared"
     templates = Templates(
         out / WORK / plan.run_id / TEMPLATES,
         owner,
         clock,
-        lambda mission, given: (
-            overlay_obstacle(
-                suite.mission(mission), given, plan.box_settings, plan.provider, shared=plan.isolation == "shared"
-            )
-            if mounted
-            else "the attempt ran on a node of a cluster"
-        ),
-        lambda template, snapshot: share_base(template, snapshot, out / plan.run_id, redactor),
+        ForkModes(suite, plan.box_settings, plan.provider, shared=shared, on_node=not mounted),
+        functools.partial(share_base, run_dir=out / plan.run_id, redactor=redactor),
     )
     return RunContext(
         run_id=plan.run_id,
@@ -196,7 +192,7 @@ def run_context(
         isolation=plan.isolation,
         clock=clock,
         ids=ids or IdSource(clock),
-        shared=SharedSession() if plan.isolation == "shared" else None,
+        shared=SharedSession() if shared else None,
     )
 
 
@@ -223,12 +219,11 @@ def redactor_for(keys: Sequence[str], env: Mapping[str, str]) -> Redactor:
     return Redactor.from_environment(long, keys)
 
 
-def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
+def refuse_secrets(plan: Plan, suite: Suite, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
     """Refuse a suite that contains a secret known to this process, because its text becomes part of the evidence.
 
     `files` provides its prompts as long as they are not copied.
     """
-    suite = plan.suite()
     texts = [plan.suite_source.encode(), plan.chain.encode(), msgspec.json.encode(suite.missions)]
     for mission in suite.missions:
         with contextlib.suppress(OSError, Unreadable):  # the attempt will report it
