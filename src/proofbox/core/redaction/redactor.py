@@ -1,8 +1,8 @@
 """Remove secrets from everything that is stored or displayed.
 
-There are two layers. The first replaces exact values by `[redacted]`: the secrets known to this process, in their usual
-encodings (plain, URL-quoted, JSON-escaped, hex, base64 at any alignment). The second replaces unknown values that look
-like a key by `[redacted:kind]`.
+There are two layers. The first replaces exact values with `[redacted]`: the secrets known to this process, in their
+usual encodings (plain, URL-quoted, JSON-escaped, hex, base64 at any alignment). The second replaces unknown values that
+look like a key with `[redacted:kind]`.
 
 Clean text is the common case and stays cheap: a regular expression runs only if one of its literals occurs in the text.
 """
