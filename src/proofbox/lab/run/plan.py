@@ -43,8 +43,6 @@ LEDGER_SUFFIX = ".ledger"
 REFUSED_SUFFIX = ".refused"
 """Of a directory next to the run, with bundles from nodes whose attempts had been taken over. They do not count."""
 
-SHORTEST_SECRET = 8
-
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of a run. It contains the names of secrets, never their values."""
@@ -209,14 +207,7 @@ def credential_of(plan: Plan) -> str | None:
 
 
 def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
-    return redactor_for(key_names(plan), env)
-
-
-def redactor_for(keys: Sequence[str], env: Mapping[str, str]) -> Redactor:
-    """Return a redactor for the secrets this process could leak: the variables `keys`, and secret-like variables."""
-    # A shorter value is likely a word, as in `SIGNING_KEY=release`, and would redact ordinary text.
-    long = {name: value for name, value in env.items() if name in keys or len(value) >= SHORTEST_SECRET}
-    return Redactor.from_environment(long, keys)
+    return Redactor.for_evidence(env, key_names(plan))
 
 
 def refuse_secrets(plan: Plan, suite: Suite, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
@@ -248,9 +239,10 @@ def refuse_secrets(plan: Plan, suite: Suite, env: Mapping[str, str], files: Suit
 def secrets_in(texts: Sequence[bytes], keys: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
     """Return the variables whose values these texts contain, if the values are secrets: those of `keys`, and of
     variables whose names mark them as secrets. None: the texts contain no secret."""
-    if not any(map(redactor_for(keys, env).contains_secret, texts)):
+    if not any(map(Redactor.for_evidence(env, keys).contains_secret, texts)):
         return None
-    return [name for name in sorted(env) if any(map(redactor_for(keys, {name: env[name]}).contains_secret, texts))]
+    found = {name: Redactor.for_evidence({name: value}, keys) for name, value in env.items()}
+    return [name for name, redactor in sorted(found.items()) if any(map(redactor.contains_secret, texts))]
 
 
 def key_names(plan: Plan) -> list[str]:
