@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -98,6 +99,7 @@ def test_machine_has_its_own_kernel_and_leaves_nothing_behind(boxes: Sandboxes, 
         assert re.match("acceleration: (kvm|tcg)", result.diagnostics["vm"].reason)
         assert (project / "made").stat().st_uid == project.stat().st_uid
         assert session.exec(["python3", "-c", ASK]).stdout == "pong\npong\n"
+        assert session.exec(["sh", "-c", LOADER]).stdout.split() == loader_on_this_machine()
         names = sorted(processes_of(session).values())
         assert names.count("virtiofsd") == 2
         owners = {Path(f"/proc/{pid}").stat().st_uid for pid, name in processes_of(session).items() if "qemu" in name}
@@ -146,6 +148,12 @@ for kind, address in ((socket.AF_INET, ("127.0.0.1", 4000)), (socket.AF_UNIX, "/
         stream.connect(address)
         stream.send(b"ping")
         print(stream.recv(9).decode())
+"""
+# The guest has a copy of the C library in memory, with what the host's file has, on another file system than /usr.
+LOADER = """
+cat /lib/x86_64-linux-gnu/libc.so.6 | sha256sum | cut -c -64
+stat -L -c '%a %s %Y' /lib/x86_64-linux-gnu/libc.so.6
+test "$(stat -L -c %d /lib/x86_64-linux-gnu/libc.so.6)" = "$(stat -c %d /usr)" || echo in memory
 """
 ROOT_ATTACKS = """
 import ctypes, os, socket, subprocess, sys
@@ -264,6 +272,13 @@ def busybox_root(place: Path) -> Path:
     for name in ("cat", "grep", "id", "mkdir", "nc", "sh"):
         (place / "bin" / name).symlink_to("busybox")
     return place
+
+
+def loader_on_this_machine() -> list[str]:
+    library = Path("/lib/x86_64-linux-gnu/libc.so.6")
+    found = library.stat()
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    return [digest, f"{found.st_mode & 0o777:o}", str(found.st_size), str(int(found.st_mtime)), "in", "memory"]
 
 
 def test_kernel_is_not_an_image(boxes: Sandboxes) -> None:
