@@ -9,17 +9,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from conftest import SOAK
 from fake_mac import MAC, be_a_mac, kernel_in_qemu
+from isolation_page import decisions, documented
 from raw_agent import wait_until
 from suites import HEAD, attempts, command, conduct, document, mission, plan, results, write
 
-from proofbox import Mount, Sandboxes
+from proofbox import Mount, Sandboxes, run_plan
 from proofbox.errors import ImageUnknown, SandboxLost
 from proofbox.sandbox.conformance import CHECKS, run_conformance
 from proofbox.sandbox.contract import Door
@@ -76,6 +79,13 @@ def processes_of(session: Session) -> dict[int, str]:
 def test_conformance(check: str) -> None:
     [result] = run_conformance("vm", only=[check]).results
     assert result.outcome in ("passed", "not_applicable"), result.detail
+
+
+@pytest.mark.needs("root")
+def test_machine_isolates_as_documented(tmp_path: Path) -> None:
+    run = run_plan("vm", tmp_path / "out", only_profiles=["default"])
+    assert [(each.probe_id, each.detail) for each in run.results if not each.matched] == []
+    assert documented("vm") == decisions(run), "scripts/isolation writes docs/isolation.md anew"
 
 
 @pytest.mark.needs("root", "limits")
@@ -202,6 +212,45 @@ def test_root_in_the_guest_stays_in_the_guest(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "project"]
 
 
+FETCH = """
+id -u; ls /; test -e /usr || echo no programs of the host
+printf 'GET / HTTP/1.0\r\n\r\n' | nc 127.0.0.1 $0 | grep -o found
+printf 'GET http://other.example/ HTTP/1.0\r\n\r\n' | nc 127.0.0.1 3128 | grep -o '403 Forbidden'
+printf ping | nc 127.0.0.1 4000
+"""
+
+
+@pytest.mark.needs("root", "docker")
+def test_image_is_the_root_and_only_listed_endpoints_are_reachable(
+    boxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which also keeps the image; the kernel is known
+    import_image(busybox_root(tmp_path / "root"), "tiny")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, listening(tmp_path / "listening"):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = boxes.exec(
+            ["sh", "-c", FETCH, str(server.server_port)],
+            provider="vm",
+            image="tiny",
+            network=f"allow:127.0.0.1:{server.server_port}",
+            doors=[Door(4000, tmp_path / "listening")],  # as the model gateway has one
+        )
+        server.shutdown()
+    assert "no programs of the host" in result.stdout
+    assert result.stdout.split()[-4:] == ["found", "403", "Forbidden", "pong"], (result.stdout, result.stderr)
+    assert result.isolation.value == "vm"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"found\n")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 @pytest.mark.needs("root")
 def test_suite_runs_in_virtual_machines(tmp_path: Path) -> None:
     source = HEAD + mission(
@@ -269,7 +318,7 @@ def test_guest_of_apple_vm_composes_its_root(
 def busybox_root(place: Path) -> Path:
     (place / "bin").mkdir(parents=True)
     shutil.copy(str(shutil.which("busybox")), place / "bin/busybox")
-    for name in ("cat", "grep", "id", "mkdir", "nc", "sh"):
+    for name in ("cat", "grep", "id", "ls", "mkdir", "nc", "printf", "sh", "test"):
         (place / "bin" / name).symlink_to("busybox")
     return place
 

@@ -119,20 +119,25 @@ static void attach(const char *source, const char *path, bool read_only) { /* sh
     close(tree);
 }
 
-/* Show the share of programs. Its links are made here: each use of a shared one would be a request to the host. */
-static void show_system(void) {
-    DIR *share = opendir("/system");
-    if (!share) die("/system");
+/* Show the entries of a directory of the share of programs. The directory and its links are made here: each use of a shared
+ * link, and each search for a file that does not exist, would be a request to the host. */
+static void show_entries(const char *directory) {
+    DIR *share = opendir(directory);
+    if (!share) die(directory);
     for (struct dirent *e; (e = readdir(share));) {
-        char target[PATH_MAX], source[sizeof "/system/" + sizeof e->d_name];
+        char target[PATH_MAX], source[PATH_MAX];
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
         ssize_t size = readlinkat(dirfd(share), e->d_name, target, sizeof target - 1);
-        snprintf(source, sizeof source, "/system/%s", e->d_name);
-        if (size < 0) {
-            show(source, source + strlen("/system"));
+        snprintf(source, sizeof source, "%s/%s", directory, e->d_name);
+        const char *path = source + strlen("/system");
+        if (size < 0 && !strcmp(path, "/etc")) {
+            show_entries(source);
+        } else if (size < 0) {
+            show(source, path);
         } else {
             target[size] = 0;
-            if (symlink(target, in_root(source + strlen("/system")))) die(source);
+            make_parents(in_root(path));
+            if (symlink(target, in_root(path))) die(source);
         }
     }
     closedir(share);
@@ -277,7 +282,7 @@ static void set_up_root(void) {
         rest = build(options) + 1;
         if (mkdir("/new/proc", 0755) || mkdir("/new/dev", 0755)) die("mkdir");
     } else {
-        show_system();
+        show_entries("/system");
     }
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) keep_in_memory(kept[i], (int)i);
     for (size_t i = 0; i < sizeof private / sizeof *private; i++) {
@@ -306,6 +311,7 @@ static pid_t start_agent(void) {
     write_file("/cgroup/box/cgroup.procs", "0");
     unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
     must_mount("proc", "/new/proc", "proc", flags, NULL);
+    write_file("/new/proc/sys/user/max_user_namespaces", "0"); /* in one, a command would have capabilities */
     for (size_t i = 0; i < sizeof masked / sizeof *masked; i++) {
         struct stat found;
         char *place = in_root("/proc/");
