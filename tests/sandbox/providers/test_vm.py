@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from capabilities import OrdinaryUser
 from conftest import SOAK
 from fake_mac import MAC, be_a_mac, kernel_in_qemu
 from isolation_page import decisions, documented
@@ -79,6 +80,22 @@ def processes_of(session: Session) -> dict[int, str]:
 def test_conformance(check: str) -> None:
     [result] = run_conformance("vm", only=[check]).results
     assert result.outcome in ("passed", "not_applicable"), result.detail
+
+
+AS_USER = """
+import os, pathlib, tempfile, proofbox
+from proofbox.sandbox.machines.kernel import prepare_kernel
+prepare_kernel(lambda _: None)
+with tempfile.TemporaryDirectory() as project, proofbox.Sandboxes(project) as boxes:
+    with boxes.start_session(provider="vm") as session:
+        result = session.exec(["sh", "-c", "id -u; echo made > made; test -e /etc/shadow || echo absent"])
+    print(result.isolation.value, *result.stdout.split(), pathlib.Path(project, "made").stat().st_uid == os.getuid())
+"""
+
+
+@pytest.mark.needs("unprivileged-user")
+def test_ordinary_user_starts_machines(ordinary_user: OrdinaryUser) -> None:
+    assert ordinary_user.run_code(AS_USER).split() == ["vm", "1000", "absent", "True"]
 
 
 @pytest.mark.needs("root")
