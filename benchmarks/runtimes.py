@@ -6,7 +6,7 @@ For each native strategy whose agent is installed:
 
 - reliability: the share of attempts without an infrastructure failure, as counted over the last 200 attempts;
 - overhead: the time of a turn with a command in a sealed box, with the gateway and a record, over the time of the same
-  turn of the bare agent (lower quartiles of interleaved turns);
+  turn of the bare agent (median of the ratios of interleaved turns, see `_pairs.py`);
 - cross-talk: 20 attempts at the same time, each with a word of its own that must not be in the record of another.
 
 The results are stored in the state directory, where `proofbox runtime list` and the default chain of strategies find
@@ -23,9 +23,11 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
 import anyio
-from agents import bare, fake_model, ours, quiet
+from _pairs import paired_ratio
+from agents import bare, fake_model, ours
 
 from proofbox import run_suite
 from proofbox.agents.health.counters import health_dir, read_health
@@ -165,10 +167,9 @@ async def compare_turns(strategy: str, place: Path, url: str, rounds: int) -> fl
         ran = len((place / workspace / "turns.txt").read_text().splitlines())
         if ran != rounds + 2:
             raise SystemExit(f"{strategy}: {ran} commands ran in {workspace}, not {rounds + 2}")
-    print(
-        f"{strategy}: bare {1000 * quiet(times['bare']):.0f} ms, in a box {1000 * quiet(times['ours']):.0f} ms a turn"
-    )
-    return quiet(times["ours"]) / quiet(times["bare"]) - 1
+    ratio = paired_ratio(times["ours"], times["bare"])
+    print(f"{strategy}: bare {1000 * median(times['bare']):.0f} ms a turn, in a box {ratio} times that")
+    return ratio.value - 1
 
 
 if __name__ == "__main__":

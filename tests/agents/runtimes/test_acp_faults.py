@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from acp_lab import AcpLab, fake_settings, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pacing import in_time
 
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import ApprovalDecision, FileChange, Integrity, Message, ToolCall, Unrecognized, Usage
@@ -27,7 +25,6 @@ from proofbox.errors import (
     ContextExceeded,
     RuntimeCrashed,
     RuntimeIncompatible,
-    RuntimeStartFailed,
     TurnInterrupted,
 )
 
@@ -200,31 +197,6 @@ def test_versions_other_than_1_are_refused_by_name(tmp_path: Path) -> None:
     async def work(lab: AcpLab) -> None:
         async with lab.session(fake="version:2") as seat:
             with pytest.raises(RuntimeIncompatible, match="speaks version 2 of ACP; only version 1 is supported"):
-                await seat.session.start_thread()
-
-    run(tmp_path, work)
-
-
-def test_agent_that_hangs_at_its_start_is_started_again(tmp_path: Path) -> None:
-    def attempt(limit: float) -> tuple[str, int] | None:
-        outcomes: list[tuple[str, int]] = []
-
-        async def work(lab: AcpLab) -> None:
-            async with lab.session(fake="hang-once", request_timeout=limit) as seat:
-                with contextlib.suppress(RuntimeStartFailed):  # the machine is too slow for the limit
-                    status = (await seat.turn("go")).status
-                    outcomes.append((status, seat.session.facts()["restarts"]))
-
-        run(tmp_path, work)
-        return outcomes[0] if outcomes else None
-
-    assert in_time(attempt, bool) == ("completed", 1)
-
-
-def test_agent_that_always_hangs_fails_to_start(tmp_path: Path) -> None:
-    async def work(lab: AcpLab) -> None:
-        async with lab.session(fake="hang", request_timeout=0.3) as seat:
-            with pytest.raises(RuntimeStartFailed, match="initialize timed out"):
                 await seat.session.start_thread()
 
     run(tmp_path, work)

@@ -216,7 +216,7 @@ def test_campaign_with_the_value_of_a_secret_is_refused(monkeypatch: pytest.Monk
         GOOD.replace("[campaign]", '[campaign]\ntitle = "value-of-the\\u002dkey-0123"', 1),
     ):
         Path("campaign.toml").write_text(text)
-        with pytest.raises(CampaignInvalid, match="contains the value of MY_API_KEY, but evidence must not"):
+        with pytest.raises(CampaignInvalid, match="or its path contains the value of MY_API_KEY, but evidence must not"):
             read_campaign(Path("campaign.toml"))
     runner = '{ type = "process", api_key_env = "NAMED", settings = { command = ["another-value-4567"] } }'
     Path("campaign.toml").write_text(GOOD.replace('{ type = "scripted" }', runner, 1))
@@ -224,6 +224,12 @@ def test_campaign_with_the_value_of_a_secret_is_refused(monkeypatch: pytest.Monk
         read_campaign(Path("campaign.toml"))
     Path("campaign.toml").write_text(GOOD)
     assert read_campaign(Path("campaign.toml"))
+    elsewhere = Path("value-of-the-key-0123")
+    elsewhere.mkdir()
+    for name in ("campaign.toml", "suite.toml"):
+        (elsewhere / name).write_bytes(Path(name).read_bytes())
+    with pytest.raises(CampaignInvalid, match="contains the value of MY_API_KEY"):
+        read_campaign(elsewhere / "campaign.toml")
     Path("suite.toml").write_text(SUITE.replace("do it", "value-of-the-key-0123"))
     with pytest.raises(CampaignInvalid, match="contains the value of MY_API_KEY"):
         read_campaign(Path("campaign.toml"))

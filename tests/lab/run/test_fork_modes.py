@@ -164,8 +164,8 @@ def test_shared_sessions_and_workers_without_mounts_get_copies(tmp_path: Path, m
 def test_modes_are_never_mixed(tmp_path: Path) -> None:
     for name in ("mounted", "copied"):
         (tmp_path / name).mkdir()
-    assert recorded_mode(tmp_path / "mounted", lambda: "") == OVERLAY
+    assert recorded_mode(tmp_path / "mounted", "") == OVERLAY
     with pytest.raises(SetupFailed, match="not possible here: no root"):
-        recorded_mode(tmp_path / "mounted", lambda: "no root")
-    assert recorded_mode(tmp_path / "copied", lambda: "no root") == "copy: no root"
-    assert recorded_mode(tmp_path / "copied", lambda: "") == "copy: no root"
+        recorded_mode(tmp_path / "mounted", "no root")
+    assert recorded_mode(tmp_path / "copied", "no root") == "copy: no root"
+    assert recorded_mode(tmp_path / "copied", "") == "copy: no root"

@@ -1,8 +1,8 @@
 """Remove secrets from everything that is stored or displayed.
 
-There are two layers. The first replaces exact values by `[redacted]`: the secrets known to this process, in their usual
-encodings (plain, URL-quoted, JSON-escaped, hex, base64 at any alignment). The second replaces unknown values that look
-like a key by `[redacted:kind]`.
+There are two layers. The first replaces exact values with `[redacted]`: the secrets known to this process, in their
+usual encodings (plain, URL-quoted, JSON-escaped, hex, base64 at any alignment). The second replaces unknown values that
+look like a key with `[redacted:kind]`.
 
 Clean text is the common case and stays cheap: a regular expression runs only if one of its literals occurs in the text.
 """
@@ -20,6 +20,7 @@ from proofbox.core.redaction.patterns import DEFAULT_PATTERNS, SECRET_MEMBER, SE
 from proofbox.core.redaction.spellings import MIN_SECRET, spellings
 from proofbox.core.text import GAP, preview, preview_end
 
+_SHORTEST_LIKELY = 8
 _COUNT = re.compile(r"[0-9]{1,9}")  # MAX_TOKENS=100000 is a setting, not a secret
 
 # Longer than any pattern needs to match, and longer than the key blocks in use.
@@ -203,6 +204,16 @@ class Redactor:
             if name in wanted or (name_pattern.search(name) and not _COUNT.fullmatch(value))
         ]
         return cls(secrets, patterns)
+
+    @classmethod
+    def for_evidence(cls, env: Mapping[str, str], names: Iterable[str] = ()) -> Self:
+        """Create a redactor for evidence, which is refused if it contains a secret: only long values are secrets there.
+
+        A short value of a variable that is not in `names` is likely a word, as in `SIGNING_KEY=release`.
+        """
+        wanted = set(names)
+        likely = {name: value for name, value in env.items() if name in wanted or len(value) >= _SHORTEST_LIKELY}
+        return cls.from_environment(likely, wanted)
 
     def redact(self, text: AnyStr, *, cut: bool = False) -> AnyStr:
         """Return `text` (str or bytes) without secrets. With `cut` it may have been truncated in the middle of one."""

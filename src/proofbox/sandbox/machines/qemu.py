@@ -56,7 +56,7 @@ def qemu_command(
 ) -> list[str]:
     """Return QEMU's command line for a machine without any device that it does not need.
 
-    boxvm replaces `@system`, `@files` and `@port` by descriptors.
+    boxvm replaces `@system`, `@files` and `@port` with descriptors.
     """
     return [
         *qemu_base(acceleration, kernel, initramfs, memory_mb=memory_mb, cpus=cpus),
