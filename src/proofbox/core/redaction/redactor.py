@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any, AnyStr, Self
 
@@ -29,6 +30,7 @@ _TAIL = 1 << 14
 _SHORTEST_CUT = 200
 _MAX_GAPS = 20  # proofbox inserts one; an agent can print any number
 _LONGEST_NAME, _MAX_NAMES = 64, 1024  # bounds on the cache of member names, since agents can invent names
+_LONGEST_CACHED, _MAX_CACHED = 128, 2048  # bounds on the cache of redacted texts
 
 _MARKS = ("\\u", "%")  # that introduce escapes
 
@@ -52,6 +54,8 @@ class _Layers:
         self._by_mark = [(mark, [form for form in forms if _mark(form) == mark]) for mark in ("", *_MARKS)]
         self.patterns = patterns
         self.tail = max(_TAIL, len(forms[0]) if forms else 0)
+        self._redact_cached = lru_cache(_MAX_CACHED)(self._redact)
+        """Evidence repeats short texts, such as the ids of threads and turns in every event."""
 
     def has_exact(self, text: str) -> bool:
         return any(form in text for form in self._likely(text))
@@ -63,8 +67,13 @@ class _Layers:
 
     def redact(self, text: str, *, cut: bool = False) -> str:
         """Redact `text`. With `cut` it may be part of a longer text, and its ends may be parts of secrets."""
+        if len(text) <= _LONGEST_CACHED:
+            return self._redact_cached(text)
+        return self._redact(text, cut=cut and len(text) >= _SHORTEST_CUT)
+
+    def _redact(self, text: str, *, cut: bool = False) -> str:
         exact = self.exact_spans(text)
-        if cut and len(text) >= _SHORTEST_CUT:
+        if cut:
             exact = _merged(exact + self._parts_at_ends(text))
         if exact:
             text = _replaced(text, [(start, end, "[redacted]") for start, end in exact])

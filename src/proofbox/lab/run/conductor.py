@@ -283,8 +283,8 @@ class Conductor:
 
     def _work(self) -> None:
         idle_deaths = 0
+        counts = self._ledger.counts()
         while True:
-            counts = self._ledger.counts()
             left = counts["planned"] + counts["claimed"]
             if not left:
                 return self._crew.join()
@@ -300,7 +300,8 @@ class Conductor:
             died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()
-            idle_deaths = idle_deaths + died if self._ledger.counts() == counts else 0
+            before, counts = counts, self._ledger.counts()
+            idle_deaths = idle_deaths + died if counts == before else 0
             if idle_deaths > MAX_IDLE_DEATHS:
                 raise WorkerLost("the workers die before they start an attempt; their output is above", op="suite")
 
