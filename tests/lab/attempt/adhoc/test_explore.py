@@ -76,7 +76,7 @@ def test_best_branch_is_verified_then_small_then_cheap() -> None:
 def attempt(tmp_path: Path) -> AttemptRun:
     project = tmp_path / "project"
     project.mkdir()
-    out = tmp_path / "t1"
+    out = str(tmp_path / "t1")
     return run_attempt("go", project, strategies="scripted", settings={"script": FIRST}, provider="bubblewrap", out=out)
 
 
