@@ -18,7 +18,7 @@ UNNEEDED = (
     *("proofbox.agents", "proofbox.evidence", "proofbox.lab", "proofbox.workspace"),
     *("proofbox.errors.evidence", "proofbox.errors.lab", "proofbox.errors.workspace"),
     *("proofbox.sandbox.containers", "proofbox.sandbox.egress", "proofbox.sandbox.images"),
-    *("proofbox.sandbox.providers.docker", "proofbox.cli.help"),
+    *("proofbox.sandbox.machines", "proofbox.sandbox.providers.docker", "proofbox.cli.help"),
 )
 
 
@@ -28,7 +28,13 @@ def run(script: str, *argv: str, code: int = 0) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("provider", ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))])
+NEEDS_BUBBLEWRAP = pytest.mark.needs("bubblewrap")
+
+
+@pytest.mark.parametrize(
+    "provider",
+    ["off", pytest.param("bubblewrap", marks=NEEDS_BUBBLEWRAP), pytest.param("auto", marks=NEEDS_BUBBLEWRAP)],
+)
 def test_running_a_command_loads_nothing_unneeded(provider: str, tmp_path: Path) -> None:
     script = (
         "import sys; from proofbox.cli import main; code = main(sys.argv[1:]);"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import length_hint
 from pathlib import Path
-from shlex import join
 from typing import Any
 
 from proofbox.cli.parameters import CommandInput, CommandSignature
@@ -90,6 +89,8 @@ def _looks_like_option(word: str) -> bool:
 
 
 def _after_dashes(path: str, words: Sequence[str], begins: int) -> str:
+    from shlex import join
+
     line = join(["proofbox", *path.split(), *words[:begins], "--", *words[begins:]])
     return "put the command after --: " + (line if len(line) <= LONGEST_HINT else f"proofbox {path} -- COMMAND")
 

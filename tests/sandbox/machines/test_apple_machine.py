@@ -14,7 +14,7 @@ import pytest
 from proofbox.sandbox.machines import apple_machine
 from proofbox.sandbox.machines.apple_machine import AppleMachine, MachineFailed, SharedDirectory
 from proofbox.sandbox.machines.apple_signing import helper_command
-from proofbox.sandbox.providers.apple_vm import HELPER
+from proofbox.sandbox.providers.apple_guest import HELPER
 
 FAKES = Path(__file__).parent / "mac"
 PATIENCE = 120.0
