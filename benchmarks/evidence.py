@@ -33,9 +33,10 @@ from proofbox.evidence.bundle.index import Artifact, index_of, parse_index
 from proofbox.evidence.pool import cores
 
 FILE_BYTES = 100_000
-# An auditor needs only Python's standard library, which takes eight times as long as msgspec to parse an index without
+# An auditor needs only Python's standard library, which takes twice as long as msgspec to parse an index without
 # checking it. Encoding a line in Python takes twice as long as hashing and writing it.
-ONE_LINE, MANY_LINES, PARSED = 6.0, 4.0, 30.0
+ONE_LINE, MANY_LINES, PARSED = 6.0, 4.0, 8.0
+STRICT = 1.05
 
 
 def main() -> int:
@@ -83,7 +84,11 @@ def strict_load(place: Path, files: int, rounds: int) -> bool:
     for name, value in middle.items():
         print(f"  {name:<13} {value:8.0f} ms   (least {min(times[name]):.0f})")
     ratio, other = middle["load_bundle"] / middle["bare hashlib"], middle["load_bundle"] / middle["openssl"]
-    held = [verdict("strict load, to bare hashlib", ratio, 1.2), verdict("strict load, to openssl", other, 1.0)]
+    took = {name: f"{value:.0f} ms" for name, value in middle.items()}
+    held = [
+        verdict(f"strict load, to {name}", each, most, took["load_bundle"], took[name])
+        for name, each, most in (("bare hashlib", ratio, STRICT), ("openssl", other, 1.0))
+    ]
     return all(held)
 
 
@@ -125,7 +130,8 @@ def append(place: Path, lines: int) -> bool:
                         bare.write(line)
                     ours, floor = ours + between - began, floor + time.process_time() - between
             print(f"  {name:<13} {ours / lines * 1e6:8.1f} µs of CPU time a line, bare {floor / lines * 1e6:.1f}")
-            held.append(verdict(f"lines {name}, to a bare loop", ours / floor, most))
+            took = [f"{each / lines * 1e6:.1f} µs" for each in (ours, floor)]
+            held.append(verdict(f"log lines, {name}, to a loop that hashes and writes", ours / floor, most, *took))
     return all(held)
 
 
@@ -143,7 +149,8 @@ def load_index(entries: int) -> bool:
         times.append(time.process_time() - between)
         floor.append(between - began)
     print(f"  parsed and checked in {median(times) * 1000:.0f} ms of CPU time, decoded in {median(floor) * 1000:.0f}")
-    return verdict("index, to msgspec", median(times) / median(floor), PARSED)
+    took = [f"{median(each) * 1000:.0f} ms" for each in (times, floor)]
+    return verdict(f"an index of {entries} entries, to msgspec", median(times) / median(floor), PARSED, *took)
 
 
 class _Entry(msgspec.Struct):
@@ -171,12 +178,13 @@ def commit_cost(place: Path) -> bool:
             times.append((time.perf_counter() - began) / count * 1e6)
         each[count] = median(times)
         print(f"  {count:6d} artifacts: {each[count]:7.1f} µs each")
-    return verdict("commit, of many to few", each[10_000] / each[500], 1.5)
+    took = [f"{each[count]:.0f} µs" for count in (10_000, 500)]
+    return verdict("commit of one of 10000 artifacts, to one of 500", each[10_000] / each[500], 1.5, *took)
 
 
-def verdict(name: str, ratio: float, threshold: float) -> bool:
+def verdict(name: str, ratio: float, threshold: float, ours: str, theirs: str) -> bool:
     print(f"  ratio {name}: {ratio:.2f}   (at most {threshold}) {'ok' if ratio <= threshold else 'MISSED'}")
-    return at_most(name, ratio, threshold)
+    return at_most(name, ratio, threshold, ours=ours, theirs=theirs)
 
 
 if __name__ == "__main__":

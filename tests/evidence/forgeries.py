@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 from forging import rebuild, repin, rewrite_log
+from trees import scan_tree
 
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_file
@@ -26,7 +27,7 @@ from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.bundle.index import Index
 from proofbox.evidence.bundle.paths import INDEX, STATUS
 from proofbox.evidence.bundle.reader import load_bundle
-from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.documents.tree import tree_manifest
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.policies import POLICIES
 from proofbox.lab.reports.results import attempts_by_evidence

@@ -185,12 +185,17 @@ def check_values(data: bytes) -> None:
     The count is a cheap upper bound: it counts separators, including those inside strings. Braces count twice, since
     an object takes twice the memory of a list.
     """
-    if len(data) > MAX_WIDE_BYTES and _WIDE.search(data) is not None:
+    if len(data) > MAX_WIDE_BYTES and not data.isascii() and _WIDE.search(data) is not None:
         raise CanonicalError(f"more than {MAX_WIDE_BYTES} bytes with characters beyond the BMP")
-    if 2 * len(data) > MAX_VALUES and data.count(b",") + data.count(b"[") + 2 * data.count(b"{") > MAX_VALUES:
+    if 2 * len(data) > MAX_VALUES and _occurrences(data, b",[{") + _occurrences(data, b"{") > MAX_VALUES:
         raise CanonicalError(
             f"more than {MAX_VALUES} values, counting each comma and bracket once and each brace twice"
         )
+
+
+def _occurrences(data: bytes, wanted: bytes) -> int:
+    """Count bytes, in a quarter of the time of `bytes.count` if they are frequent."""
+    return len(data) - len(data.translate(None, wanted))
 
 
 def _check_depth(value: Any) -> None:

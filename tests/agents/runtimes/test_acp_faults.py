@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from acp_lab import AcpLab, fake_settings, run
+from acp_lab import FAKE, AcpLab, fake_settings, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +23,7 @@ from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
     ContextExceeded,
+    Overloaded,
     RuntimeCrashed,
     RuntimeIncompatible,
     TurnInterrupted,
@@ -212,6 +213,24 @@ def test_only_end_turn_completes_a_turn(reason: str, kind: type[AgentError], tmp
             result = await seat.turn("go")
             assert result.status == "failed"
             assert isinstance(result.error, kind)
+
+    run(tmp_path, work)
+
+
+def test_failure_of_the_model_that_the_agent_conceals_fails_the_turn(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="conceals") as seat:
+            result = await seat.turn("[[http 503]] [[say never]]")
+            assert isinstance(result.error, Overloaded)
+            assert isinstance(result.observed_failure, Overloaded)
+            assert (await seat.turn("[[http 503 times=1]] [[say fine]]")).status == "failed"
+            assert (await seat.turn("[[run true]] [[say fine]]")).status == "completed"
+        # The same after a response, by an agent that is known to do this.
+        async with lab.session({"command": [], "agent": "codex", "binary": str(FAKE)}, fake="conceals") as seat:
+            result = await seat.turn("[[run true]] [[http 503]] [[say never]]")
+            assert isinstance(result.error, Overloaded)
+            assert len(seat.of(ToolCall)) == 1
+            assert (await seat.turn("[[run true]] [[say fine]]")).status == "completed"
 
     run(tmp_path, work)
 

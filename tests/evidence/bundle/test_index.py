@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proofbox.core.digest import digest_of
 from proofbox.evidence.bundle.index import Anchor, Artifact, SchemaUnknown, index_of, parse_index
-from proofbox.evidence.bundle.paths import is_artifact_path
+from proofbox.evidence.bundle.paths import are_artifact_paths, is_artifact_path
 from proofbox.evidence.documents.shape import ShapeError
 
 A, B = "a" * 64, "0" * 64
@@ -32,6 +32,14 @@ def test_written_index_is_read_back(artifacts: list[Artifact], missing: set[str]
     absent = sorted(missing - {each.path for each in artifacts})
     index = index_of("run-1", B, "partial", artifacts, absent)
     assert parse_index(index.to_bytes()) == index
+
+
+UNUSUAL = st.sampled_from(["a", ".", "..", "", "/", "\n", "-", ".b", "é", "x" * 256, "x/" * 512])
+
+
+@given(st.lists(st.lists(UNUSUAL, max_size=4).map("".join), max_size=4))
+def test_paths_are_valid_together_if_each_of_them_is(paths: list[str]) -> None:
+    assert are_artifact_paths(paths) == all(map(is_artifact_path, paths))
 
 
 DATA = index_of(
@@ -59,6 +67,9 @@ DATA = index_of(
         (b"a\\", b"z\\"),
         (b"x/1", b"x" * 200),
         (b'"path":"events.jsonl"', b'"path":"artifact_index.json"'),
+        (b'"path":"events.jsonl"', b'"path":"a\\"b.json"'),
+        (b"events", b"ev\\nents"),
+        (b"events", b"e" * 1020),
         (b"},{", b"}, {"),
         (b"},{", b"},,{"),
         (b"}],", b"},],"),

@@ -39,8 +39,9 @@ VERIFY = {
 }
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
+    """The files of the mission, and those of its verifier."""
     for place in ("files/gone", "files/kept/below", "hidden/moved"):
         (tmp_path / place).mkdir(parents=True)
     for name in ("gone/one", "kept/below/two", "text", "tool"):
@@ -48,9 +49,6 @@ def out(tmp_path: Path) -> Path:
     run = tmp_path / "hidden/moved/run"
     run.write_text("#!/bin/sh\ntest -f moved/below/two && ! grep more text\n")
     run.chmod(0o755)
-    made = tmp_path / "out"
-    made.mkdir()
-    return made
 
 
 def suite(**fields: Any) -> str:
