@@ -5,8 +5,8 @@
 The same turns of the same program against the same fake model (in a process of its own): once by a bare client that
 writes lines to the program and reads them, without a box, a gateway or a record; once by a session in a sealed box,
 with the gateway between and a listener that keeps every event; once more so outside any box, where a command's login
-shell reads the host's profile as it does for the bare client. Each figure is a ratio of lower quartiles over
-interleaved turns. With --check the run fails when one for a tool turn is past its threshold.
+shell reads the host's profile as it does for the bare client. Each ratio is the median of the ratios of turns in the
+same round (`_pairs.py`). With --check the run fails when one for a tool turn is past its threshold.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import anyio
 import anyio.abc
 import msgspec
+from _pairs import paired_ratio
 
 from proofbox.agents.contract import AgentRuntime, AgentSession, SessionOptions
 from proofbox.agents.events import Event, ToolCall
@@ -189,12 +190,6 @@ async def ours(place: Path, url: str, agent: str, *, sandboxed: bool) -> AsyncIt
         await session.close()
 
 
-def quiet(times: list[float]) -> float:
-    """The lower quartile. A turn is a dozen messages between four processes: on a busy machine a median measures how
-    long each of them waits for its turn at the processor."""
-    return quantiles(times, n=4)[0]
-
-
 async def measure(place: Path, url: str, rounds: int, agent: str) -> bool:
     held = True
     async with (
@@ -211,15 +206,12 @@ async def measure(place: Path, url: str, rounds: int, agent: str) -> bool:
                     await play(prompt)
                     if number > 1:
                         times[who].append(time.perf_counter() - began)
-            print(f"{name}, {rounds} of each in turn: bare {1000 * quiet(times['bare']):.1f} ms")
+            print(f"{name}, {rounds} of each in turn: bare {1000 * median(times['bare']):.1f} ms")
             for who in ("in a box", "outside"):
-                ratio = quiet(times[who]) / quiet(times["bare"])
-                verdict = "" if prompt is TEXT_TURN else "ok" if ratio <= THRESHOLD else "MISSED"
+                ratio = paired_ratio(times[who], times["bare"])
+                verdict = "" if prompt is TEXT_TURN else "ok" if ratio.value <= THRESHOLD else "MISSED"
                 limit = f", at most {THRESHOLD}: {verdict}" if verdict else ""
-                print(
-                    f"  {who:<9} {1000 * quiet(times[who]):.1f} ms, ratio {ratio:.3f}{limit}"
-                    f" (of medians {median(times[who]) / median(times['bare']):.3f})"
-                )
+                print(f"  {who:<9} {1000 * median(times[who]):.1f} ms, ratio {ratio}{limit}")
                 held = held and verdict != "MISSED"
     for each in (boxed, unboxed):
         calls = [event for event in each.events if isinstance(event, ToolCall)]

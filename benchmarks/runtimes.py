@@ -6,8 +6,9 @@ For each native strategy whose agent is installed:
 
 - reliability: the share of attempts without an infrastructure failure, as counted over the last 200 attempts;
 - overhead: the time of a turn with a command in a sealed box, with the gateway and a record, over the time of the same
-  turn of the bare agent (lower quartiles of interleaved turns);
-- cross-talk: 20 attempts at the same time, each with a word of its own that must not be in the record of another.
+  turn of the bare agent (median of the ratios of interleaved turns, see `_pairs.py`);
+- cross-talk: 20 attempts at the same time, each with a word of its own that must not be in the record of another. They
+  use the same credential as those of the reliability, whose success lets so many run at the same time.
 
 The results are stored in the state directory, where `proofbox runtime list` and the default chain of strategies find
 them. With --check the run fails if a strategy does not meet the criteria, or if Codex is not installed.
@@ -21,11 +22,14 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
 import anyio
-from agents import bare, fake_model, ours, quiet
+from _pairs import paired_ratio
+from agents import bare, fake_model, ours
 
 from proofbox import run_suite
 from proofbox.agents.health.counters import health_dir, read_health
@@ -139,11 +143,13 @@ def in_parallel(strategy: str, place: Path, settings: dict[str, str]) -> tuple[i
     missions = {id: (f"[[run sleep {HOLD_SECONDS}]] [[say done {word}]]", word) for id, word in words.items()}
     run, most = run_attempts(strategy, place, settings, missions)
     completed = sum(each.verified == "passed" for each in run.final)
+    others = Counter(each.infra or each.reason for each in run.final if each.verified != "passed")
+    if others:
+        print(f"{strategy}: not completed: {', '.join(f'{why} {count}' for why, count in others.items())}")
     crossed = 0
     for attempt in run.final:
         record = b"".join(path.read_bytes() for path in Path(attempt.bundle).rglob("*") if path.is_file())
-        others = [word for id, word in words.items() if id != attempt.mission_id and word.encode() in record]
-        crossed += bool(others)
+        crossed += any(word.encode() in record for id, word in words.items() if id != attempt.mission_id)
     return most, completed, crossed
 
 
@@ -165,10 +171,9 @@ async def compare_turns(strategy: str, place: Path, url: str, rounds: int) -> fl
         ran = len((place / workspace / "turns.txt").read_text().splitlines())
         if ran != rounds + 2:
             raise SystemExit(f"{strategy}: {ran} commands ran in {workspace}, not {rounds + 2}")
-    print(
-        f"{strategy}: bare {1000 * quiet(times['bare']):.0f} ms, in a box {1000 * quiet(times['ours']):.0f} ms a turn"
-    )
-    return quiet(times["ours"]) / quiet(times["bare"]) - 1
+    ratio = paired_ratio(times["ours"], times["bare"])
+    print(f"{strategy}: bare {1000 * median(times['bare']):.0f} ms a turn, in a box {ratio} times that")
+    return ratio.value - 1
 
 
 if __name__ == "__main__":

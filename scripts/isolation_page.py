@@ -1,4 +1,4 @@
-"""Writes docs/isolation.md by running the built-in plans of the sandboxes. Needs bubblewrap, docker and runsc.
+"""Writes docs/isolation.md by running the built-in plans of the sandboxes. Needs bubblewrap, docker, runsc and QEMU.
 
 scripts/isolation            write the page
 scripts/isolation --check    exit 1, with the difference, if the page is stale
@@ -18,7 +18,7 @@ from proofbox.probes.run import PlanRun, run_plan
 from proofbox.sandbox.probing.corpus import built_in_plan
 
 PAGE = ROOT / "docs/isolation.md"
-TITLES = {"bubblewrap": "bubblewrap", "docker": "docker", "docker-runsc": "docker with gVisor"}
+TITLES = {"bubblewrap": "bubblewrap", "vm": "vm", "docker": "docker", "docker-runsc": "docker with gVisor"}
 FOREIGN = {"bwrap": "bwrap", "docker-run": "docker run"}
 """Adapters, and the titles of their columns."""
 WORDS = {"allow": "allowed", "deny": "denied", "unknown": "unknown"}
@@ -52,7 +52,7 @@ def measured() -> dict[str, dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="isolation-") as place, private_engine() as engine:
         os.environ["DOCKER_HOST"] = engine.host
         for name in TITLES:
-            image = None if name == "bubblewrap" else IMAGE
+            image = IMAGE if name.startswith("docker") else None
             run = run_plan(name, Path(place) / name, image=image, only_profiles=["default"])
             if not run.ok:
                 wrong = ", ".join(f"{each.probe_id} ({each.detail})" for each in run.unexplained)
@@ -65,6 +65,14 @@ def measured() -> dict[str, dict[str, str]]:
 
 def decisions(run: PlanRun) -> dict[str, str]:
     return {each.probe_id: WORDS[each.decision] for each in run.results if each.profile == "default"}
+
+
+def documented(provider: str) -> dict[str, str]:
+    """Return the decisions that the page's first table states."""
+    table = PAGE.read_text().partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    column = rows[0].index(TITLES[provider])
+    return {row[0].strip("`"): row[column] for row in rows[1:] if row[column] != "not tried"}
 
 
 def page(found: Mapping[str, Mapping[str, str]]) -> str:

@@ -39,8 +39,8 @@ TOOLS = ROOT / ".tools"
 STAMP = VENV / "proofbox-setup.json"
 AGENT = ROOT / "src/proofbox/sandbox/agent"
 
-# The agents that the tests drive over the Agent Client Protocol, and a Node.js that is new enough for the second.
-OPENCODE, CLAUDE_AGENT_ACP, NODE = "1.18.33", "0.99.1", "22.22.0"
+# The agents that the tests drive over the Agent Client Protocol, and a Node.js that is new enough for all of them.
+OPENCODE, CLAUDE_AGENT_ACP, CODEX_ACP, GEMINI, NODE = "1.18.33", "0.99.1", "2.6.0", "0.61.0", "22.22.0"
 OLDEST_UV = (0, 5, 3)  # the first version with dependency groups and lock files of version 1
 
 
@@ -196,10 +196,10 @@ def make_venv(level: str) -> None:
 
 
 def add_acp_agents() -> None:
-    """Install OpenCode and claude-agent-acp in `.venv` with npm, without running their scripts.
+    """Install agents that speak ACP in `.venv` with npm, without running their scripts.
 
-    Without them, their tests are skipped. claude-agent-acp uses the Claude Code of `.venv`, so that its own copy is
-    omitted.
+    Without them, their tests are skipped. claude-agent-acp and codex-acp use the Claude Code and the Codex of `.venv`,
+    so that their own copies are omitted.
     """
     machine = "arm64" if platform.machine() in ("aarch64", "arm64") else "x64"
     place = VENV / "lib/npm"
@@ -207,17 +207,21 @@ def add_acp_agents() -> None:
     programs = {
         "opencode": place / f"node_modules/opencode-linux-{machine}/bin/opencode",
         "claude-agent-acp": place / "node_modules/@agentclientprotocol/claude-agent-acp/dist/index.js",
+        "codex-acp": place / "node_modules/@agentclientprotocol/codex-acp/dist/index.js",
+        "gemini": place / "node_modules/@google/gemini-cli/bundle/gemini.js",
     }
     packages = [
         f"opencode-linux-{machine}@{OPENCODE}",
         f"@agentclientprotocol/claude-agent-acp@{CLAUDE_AGENT_ACP}",
+        f"@agentclientprotocol/codex-acp@{CODEX_ACP}",
+        f"@google/gemini-cli@{GEMINI}",
         f"node-linux-{machine}@{NODE}",
     ]
     words = ["--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--prefix", str(place), *packages]
     done = run(["npm", "install", *words], env=clean_environment())
     if done.returncode or not all(map(Path.is_file, programs.values())):
         lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
-        say(f"missing: the tests with OpenCode and claude-agent-acp need npm and its registry: {lines[-1]}")
+        say(f"missing: the tests with agents that speak ACP need npm and its registry: {lines[-1]}")
         return
     for name, program in programs.items():
         link = VENV / "bin" / name

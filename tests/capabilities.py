@@ -274,12 +274,14 @@ CAPABILITIES = {
     "claude": Capability(probe_claude, "scripts/setup --test installs it", True),
     "claude-agent-acp": Capability(probe_acp("claude"), "scripts/setup --test installs it with npm", False),
     "codex": Capability(probe_codex, "scripts/setup --test installs it", True),
+    "codex-acp": Capability(probe_acp("codex"), "scripts/setup --test installs it with npm", False),
     "debian": Capability(probe_debian, "run the tests on Debian or Ubuntu", False),
     "docker": Capability(
         probe_docker, "as root, with dockerd and a static busybox: scripts/setup --test installs them", True
     ),
     "fish": Capability(probe_shell("fish"), "apt-get install fish", False),
     "fuse": Capability(probe_fuse, "as root, with /dev/fuse: scripts/setup --test installs bindfs", False),
+    "gemini": Capability(probe_acp("gemini"), "scripts/setup --test installs it with npm", False),
     "git": Capability(probe_git, "scripts/setup --test installs it; 2.38 or newer", True),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "index": Capability(probe_index, "a Python package index that uv can reach", True),

@@ -97,18 +97,16 @@ def _text(value: Any) -> str:
 
 
 @pytest.fixture
-def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A committed run in the current directory, with one mission that passes and one that fails."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(out.parent)
     works = mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER)
     Path("suite.toml").write_text(HEAD + works + mission("lies", say("done"), verify=ANSWER))
-    proofbox.run_suite("suite.toml", provider="bubblewrap")
-    return tmp_path / "out"
+    return out / proofbox.run_suite("suite.toml", provider="bubblewrap").run_id
 
 
 @pytest.mark.needs("bubblewrap")
-def test_functions_return_what_their_commands_print(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = out.glob("run-*/")
+def test_functions_return_what_their_commands_print(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "attempts/lies.1.e1/feedback.json").write_bytes(b"{}")
     cases: list[tuple[Document, list[str], int]] = [
         (proofbox.load_run(), ["suite", "report"], 1),

@@ -14,8 +14,10 @@ from codex_lab import Seat
 from proofbox.agents.conformance.model_rigs import SceneModel
 from proofbox.agents.conformance.rig import Rig, Scene, WriteGarbage
 from proofbox.agents.contract import SessionOptions
+from proofbox.agents.registry import Registry
 from proofbox.agents.runtimes.acp import AcpRuntime
 from proofbox.agents.runtimes.claude.binary import find_claude
+from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.sandbox.conformance.check import NotApplicable
 
 FAKE = Path(__file__).with_name("fake_acp.py")
@@ -42,22 +44,32 @@ def claude_settings(url: str) -> dict[str, Any]:
     }
 
 
-class SmallAcp(AcpRuntime):
-    """The runtime with our own agent instead of OpenCode, for the conformance suite."""
+def codex_settings(url: str) -> dict[str, Any]:
+    """Return the settings for codex-acp, which uses the Codex that is installed for the other tests."""
+    codex = find_binary(os.environ.get("PROOFBOX_TEST_CODEX")).path
+    return {
+        "agent": "codex",
+        "base_url": url,
+        "model": "fake-model",
+        "env": {"CODEX_PATH": "/run/acp/codex"},
+        "mounts": [f"{codex}:/run/acp/codex:ro"],
+    }
 
-    id = "small_acp"
 
-    def conformance_rig(self) -> Rig:
-        return ModelRig(fake_settings)
+def gemini_settings(url: str) -> dict[str, Any]:
+    return {"agent": "gemini", "base_url": url.removesuffix("/v1"), "model": "gemini-fake"}
 
 
-class ClaudeAcp(AcpRuntime):
-    """The runtime with claude-agent-acp, for the conformance suite."""
+def acp_with(settings: Callable[[str], dict[str, Any]]) -> Registry:
+    """Return a registry with the runtime `acp`, which the conformance suite checks with another agent than OpenCode."""
 
-    id = "claude_acp"
+    class OtherAcp(AcpRuntime):
+        id = "other_acp"
 
-    def conformance_rig(self) -> Rig:
-        return ModelRig(claude_settings)
+        def conformance_rig(self) -> Rig:
+            return ModelRig(settings)
+
+    return Registry({OtherAcp.id: OtherAcp})
 
 
 class ModelRig:

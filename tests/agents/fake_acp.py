@@ -176,6 +176,10 @@ def prompt(id, session, text):
         reason = misbehave(session) or session.prompt(text)
         send(id=id, result={"stopReason": reason})
     except Exception as error:
+        if MODE == "conceals":
+            session.update("agent_message_chunk", content={"type": "text", "text": "the model failed"})
+            send(id=id, result={"stopReason": "end_turn"})
+            return
         send(id=id, error={"code": -32603, "message": f"{type(error).__name__}: {error}"})
 
 
@@ -204,6 +208,8 @@ def serve(id, method, params):
         old = SESSIONS[params["sessionId"]] = Session(params["sessionId"], params["cwd"])
         if method == "session/load":
             replay(old)
+        return {}
+    if method == "session/set_mode":
         return {}
     raise ValueError(method)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from running_backend import Backend, backend, clone, deliver, here, tree_of
+from trees import scan_tree
 
 from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
@@ -24,7 +25,7 @@ from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
-from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.documents.tree import tree_manifest
 from proofbox.evidence.promotion.emit import Promotion, emit_promotion
 from proofbox.evidence.promotion.packet import SEED_SCHEMA
 from proofbox.evidence.promotion.policies import POLICIES

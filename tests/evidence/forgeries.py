@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 from forging import rebuild, repin, rewrite_log
+from trees import scan_tree
 
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_file
@@ -26,7 +27,7 @@ from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.bundle.index import Index
 from proofbox.evidence.bundle.paths import INDEX, STATUS
 from proofbox.evidence.bundle.reader import load_bundle
-from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.documents.tree import tree_manifest
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.policies import POLICIES
 from proofbox.lab.reports.results import attempts_by_evidence
@@ -462,11 +463,11 @@ FORGERIES = (
     Forgery("drop", "… and list the log as a file without a chain", drop_log_line_and_chain, _BAD, delivered=BAD),
     Forgery("swap", "put another mission's attempt in its place", swap_attempt, _BAD, delivered=BAD),
     Forgery("swap", "change a file of the delivered tree", swap_delivered_file, (GOOD,), _TREE_ONLY),
-    Forgery("swap", "replace it by a link out of the tree", swap_delivered_file_for_a_link, (GOOD,), _TREE_ONLY),
-    Forgery("swap", "replace it by a private key", swap_delivered_file_for_a_key, (GOOD,), _TREE_ONLY),
+    Forgery("swap", "replace it with a link out of the tree", swap_delivered_file_for_a_link, (GOOD,), _TREE_ONLY),
+    Forgery("swap", "replace it with a private key", swap_delivered_file_for_a_key, (GOOD,), _TREE_ONLY),
     Forgery("swap", "list another tree as the one that was verified", swap_tree, ("run", GOOD)),
     Forgery("swap", "list a file twice in the tree", swap_in_a_malformed_tree, ("run", GOOD)),
-    Forgery("swap", "replace a document by a file of 1 TB", swap_in_a_huge_file, _BAD, delivered=BAD),
+    Forgery("swap", "replace a document with a file of 1 TB", swap_in_a_huge_file, _BAD, delivered=BAD),
     Forgery("flip", "change a byte", flip_byte, _BAD, delivered=BAD),
     Forgery("flip", "change a verdict in the ledger", flip_ledger, _BAD, _LEDGER_ONLY, delivered=BAD),
     Forgery("flip", "change a verdict in `outcome.json`", flip_outcome, _BAD, delivered=BAD),

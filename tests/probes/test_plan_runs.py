@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from isolation_page import PAGE, decisions
+from isolation_page import decisions, documented
 from private_engine import IMAGE, private_engine
 
 from proofbox.cli import main
@@ -61,14 +61,6 @@ def measured(out: Path, adapter: str, *probes: str) -> PlanRun:
 
 def found(run: PlanRun, probe: str, profile: str = "default") -> str:
     return next(each.decision for each in run.results if (each.probe_id, each.profile) == (probe, profile))
-
-
-def documented(provider: str) -> dict[str, str]:
-    """Return the decisions in the documentation's matrix, the first of the page."""
-    table = PAGE.read_text().partition("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
-    column = rows[0].index(provider)
-    return {row[0].strip("`"): row[column] for row in rows[1:] if row[column] != "not tried"}
 
 
 @pytest.mark.needs("bubblewrap", "limits")

@@ -116,7 +116,7 @@ def test_size_is_in_megabytes_or_has_a_unit(size: int | str, wanted: int, projec
 
 @pytest.mark.parametrize("size", ["", "512", "g", "1.5g", "-1g", "1 g", "1gb", "1k", "１g", True, 1.5, [1]])
 def test_invalid_size_is_refused_with_an_example(size: Any, project: Path) -> None:
-    with pytest.raises(RequestInvalid, match="is not a size") as caught:
+    with pytest.raises(RequestInvalid, match="is not a valid size") as caught:
         make_policy(project, {"memory": size}, Settings())
     assert "'512m'" in caught.value.fix_hints[0]
 
@@ -129,7 +129,7 @@ def test_project_and_user_sizes_are_compared_in_one_unit(project: Path) -> None:
     assert Settings(memory="1g").widening(Settings(memory="1024m")) == []
     assert Settings(memory=900).widening(Settings(memory="1g")) == []
     (project / PROJECT_FILE).write_text('memory = "much"\n')
-    with pytest.raises(UsageError, match=r"config\.toml: memory 'much' is not a size"):
+    with pytest.raises(UsageError, match=r"config\.toml: memory 'much' is not a valid size"):
         load(project)
 
 
@@ -173,7 +173,7 @@ def test_invalid_limit_on_the_command_line_is_a_usage_error(
     project: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words = ["session", "start", "--project", str(project), "--json", "--memory"]
-    for value, message in (("1", "invalid memory limit: 1 MB"), ("lots", "memory 'lots' is not a size")):
+    for value, message in (("1", "invalid memory limit: 1 MB"), ("lots", "memory 'lots' is not a valid size")):
         assert main([*words, value]) == 2
         error = json.loads(capfdbinary.readouterr().out)["error"]
         assert error["code"] == "SANDBOX_REQUEST_INVALID"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import anyio
-import anyio.abc
 
 
 class Background:
@@ -19,17 +17,13 @@ class Background:
     def __init__(self) -> None:
         self._ended = anyio.Event()
         self._ready = anyio.Event()
-        self._group: anyio.abc.TaskGroup | None = None
         self._host: asyncio.Task[None] | None = None
+        self.spawn: Callable[..., object] = _not_open
+        """Starts a coroutine function with arguments as a task."""
 
     async def open(self) -> None:
         self._host = asyncio.get_running_loop().create_task(self._hold())
         await self._ready.wait()
-
-    def spawn(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> None:
-        if self._group is None:
-            raise RuntimeError("the background is not open")
-        self._group.start_soon(work, *args)
 
     async def close(self) -> None:
         """Cancel the remaining tasks and wait for them. Idempotent."""
@@ -39,7 +33,11 @@ class Background:
 
     async def _hold(self) -> None:
         async with anyio.create_task_group() as group:
-            self._group = group
+            self.spawn = group.start_soon
             self._ready.set()
             await self._ended.wait()
             group.cancel_scope.cancel()
+
+
+def _not_open(*_: object) -> None:
+    raise RuntimeError("the background is not open")

@@ -108,6 +108,7 @@ class HostedSession(ABC):
             )
         turn = self.feed.begin_turn(self._ids.new_id("turn"), thread)
         self._background.spawn(self._run, turn, prompt)
+        self._record_turn(turn, prompt)
         return turn.id
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
@@ -149,6 +150,9 @@ class HostedSession(ABC):
     @abstractmethod
     async def _run_turn(self, turn: Turn, prompt: str) -> None:
         """Run one turn of the agent. Returning means that the agent finished its turn."""
+
+    def _record_turn(self, turn: Turn, prompt: str) -> None:  # noqa: B027 (nothing to do by default)
+        """Store a turn that is about to run, for sessions that can resume threads."""
 
     async def _kill(self, turn: Turn) -> None:  # noqa: B027 (nothing to do by default)
         """Kill everything that the turn has started, so that `_run_turn` stops waiting."""

@@ -10,6 +10,7 @@ can report what it does not undo. The step names that entry.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -91,7 +92,8 @@ class StepRecorder:
                 decision = StepDecision(event.method, _short(event.subject), event.answer, event.rule)
                 self._decisions.setdefault(event.item, []).append(decision)
             case ToolCall():
-                await self._add(
+                add = partial(
+                    self._add,
                     event,
                     kind="tool_call",
                     item=event.item,
@@ -103,32 +105,40 @@ class StepRecorder:
                     source=event.source,
                     late=event.late,
                 )
+                await run_sync(add)
             case FileChange():
                 paths = tuple(_short(path) for path in event.paths[:100])
-                await self._add(
-                    event, kind="file_change", item=event.item, paths=paths, status=event.status, late=event.late
+                add = partial(
+                    self._add,
+                    event,
+                    kind="file_change",
+                    item=event.item,
+                    paths=paths,
+                    status=event.status,
+                    late=event.late,
                 )
+                await run_sync(add)
             case TurnEnded():
-                await self._end(event)
+                await run_sync(self._end, event)
 
-    async def _end(self, event: TurnEnded) -> None:
+    def _end(self, event: TurnEnded) -> None:
         of_this = [number for number, step in enumerate(self.steps) if step.turn == event.turn]
         before = self._latest
-        after, changed = await self._snapshot(f"the end of turn {event.turn}")
+        after, changed = self._snapshot(f"the end of turn {event.turn}")
         if not of_this or after != before:
-            await self._append(event, before, after, changed, kind="turn", status=event.status)
+            self._append(event, before, after, changed, kind="turn", status=event.status)
             of_this.append(len(self.steps) - 1)
         last = of_this[-1]
         self.steps[last] = msgspec.structs.replace(self.steps[last], ends_turn=True)
         ended = {"turn": event.turn, "thread": event.thread, "status": event.status, "code": event.code}
-        await run_sync(self._keep, {"turn_end": {**ended, "last_step": self.steps[last].n, "snapshot": after}})
+        self._keep({"turn_end": {**ended, "last_step": self.steps[last].n, "snapshot": after}})
 
-    async def _add(self, event: Event, **facts: Any) -> None:
+    def _add(self, event: Event, **facts: Any) -> None:
         before = self._latest
-        after, changed = await self._snapshot(f"after {facts.get('tool') or facts['kind']}")
+        after, changed = self._snapshot(f"after {facts.get('tool') or facts['kind']}")
         reach = self._reach() if facts.get("tool") == "command" and facts["status"] != "declined" else ()
-        effect = await run_sync(self._log, facts, before, after, reach) if reach else ""
-        await self._append(event, before, after, changed, effect=effect, **facts)
+        effect = self._log(facts, before, after, reach) if reach else ""
+        self._append(event, before, after, changed, effect=effect, **facts)
 
     def _log(self, facts: Mapping[str, Any], before: str, after: str, reach: tuple[str, ...]) -> str:
         log = self._workspace.effects
@@ -147,7 +157,7 @@ class StepRecorder:
         )
         return id
 
-    async def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
+    def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
         if len(self.steps) >= MAX_STEPS:
             raise UsageError(f"the attempt exceeds the limit of {MAX_STEPS} steps", op="record")
         step = Step(
@@ -161,10 +171,10 @@ class StepRecorder:
             **facts,
         )
         self.steps.append(step)
-        await run_sync(self._keep, {"step": step})
+        self._keep({"step": step})
 
-    async def _snapshot(self, message: str) -> tuple[str, int]:
-        taken = await run_sync(self._workspace.snapshot, _short(message))
+    def _snapshot(self, message: str) -> tuple[str, int]:
+        taken = self._workspace.snapshot(_short(message))
         changed = taken.changed if taken.id != self._latest else 0
         self._latest = taken.id
         return taken.id, changed

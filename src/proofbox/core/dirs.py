@@ -7,6 +7,7 @@ refused, never repaired, because other users may already have put files into it.
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import stat
@@ -37,14 +38,14 @@ def _own_directory(env: Mapping[str, str] | None, variable: str, default: str) -
     env = os.environ if env is None else env
     base = env.get(variable, "")
     # XDG says to ignore a relative value: it would name a different directory in each working directory.
-    parent = Path(base) if os.path.isabs(base) else _home(env) / default
-    path = parent / _NAME
+    parent = base if os.path.isabs(base) else os.path.join(_home(env), default)
+    path = _below(parent)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         try:
             fd = os.open(path, flags)
         except FileNotFoundError:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
             fd = os.open(path, flags)
     except OSError as error:
@@ -65,7 +66,12 @@ def _own_directory(env: Mapping[str, str] | None, variable: str, default: str) -
     return path
 
 
-def _home(env: Mapping[str, str]) -> Path:
+@functools.lru_cache(maxsize=8)
+def _below(parent: str) -> Path:
+    return Path(parent) / _NAME  # making a path takes longer than the checks
+
+
+def _home(env: Mapping[str, str]) -> str:
     home = env.get("HOME", "")
     if not os.path.isabs(home):
         try:
@@ -76,7 +82,7 @@ def _home(env: Mapping[str, str]) -> Path:
         raise UsageError(
             f"this user has no home directory ({home or 'not configured'})", op="dirs", fix_hints=["set HOME"]
         )
-    return Path(home)
+    return home
 
 
 def _refusal(path: Path, reason: str, hint: str) -> UsageError:

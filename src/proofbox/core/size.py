@@ -20,7 +20,7 @@ def megabytes(size: Size, name: str) -> int:
     if isinstance(size, str) and re.fullmatch(PATTERN, size):
         return int(size[:-1]) * _MEGABYTES[size[-1].lower()]
     raise RequestInvalid(
-        f"{name} {size!r} is not a size",
+        f"{name} {size!r} is not a valid size",
         op="start",
         fix_hints=["use a whole number of MB, or text with a unit: 512, '512m', '2g'"],
     )

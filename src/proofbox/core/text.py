@@ -56,6 +56,8 @@ def preview(data: bytes | str, limit: int) -> tuple[str, bool]:
     if limit < 0:
         raise ValueError("the limit of a preview can't be negative")
     if isinstance(data, str):
+        if len(data) <= limit and data.isascii():
+            return data, False
         # Half a surrogate pair at the end becomes U+FFFD, whose three bytes exceed the limit: it is removed below.
         text = _valid(data[:limit])
     else:

@@ -114,7 +114,12 @@ def run_plan(
             results=(),
         )
     writer = BundleWriter.create(
-        out, expected=documents.EXPECTED, lock=lock_mode, lock_timeout=lock_timeout, clock=clock
+        out,
+        expected=documents.EXPECTED,
+        lock=lock_mode,
+        lock_timeout=lock_timeout,
+        redactor=Redactor.for_evidence(os.environ),
+        clock=clock,
     )
     with writer as bundle:
         started = isoformat(clock.now())

@@ -64,7 +64,7 @@ class View:
                 raise _refusal(
                     self._host,
                     f"proofbox's own files are reached through {link}, a symbolic link that a box could replace",
-                    f"replace the link {link} by the directory that it leads to",
+                    f"replace the link {link} with the directory that it leads to",
                 )
             frozen.add(directory)
         for entry in _python_path():

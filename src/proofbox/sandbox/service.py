@@ -19,14 +19,14 @@ from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.sandbox import DEFAULT_TTL
 from proofbox.sandbox.box_handle import BoxHandle
-from proofbox.sandbox.client.blocking import Blocking, BlockingConnection, wait
 from proofbox.sandbox.contract import ExecResult, OnEvent, ProviderSelection
 from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.options import ExecOptions, PolicyOptions, RunOptions
-from proofbox.sandbox.service_core import ServiceCore, SessionCore
+from proofbox.sandbox.service_core import Blocking, ServiceCore, SessionCore, wait
 from proofbox.sandbox.sessions import SessionInfo
 
 if TYPE_CHECKING:
+    from proofbox.sandbox.client.connection import BlockingConnection
     from proofbox.sandbox.contract import RunningCommand
 
 

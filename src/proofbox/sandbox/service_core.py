@@ -1,8 +1,8 @@
 """The sandbox service without its waiting: sessions and commands, shared by `service.py` and `async_service.py`.
 
 Each method is written once, as a coroutine. `WaitMode` decides what its awaits do: in `async_service.py` they wait on
-an event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread
-(`client/blocking.py`).
+an event loop, and blocking work runs in a worker thread. In `service.py` they block the calling thread, so that a
+coroutine runs to its end without a loop (`wait`, `Blocking`).
 
 Modules that are only needed once a box has started are imported then, while its agent starts.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
 from proofbox.sandbox.contract import Event, ExecResult, Isolation, OnOutput, OnStart, stream_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import socket
 
     from proofbox.sandbox.client.calls import ActiveCall
+    from proofbox.sandbox.client.connection import BlockingConnection
     from proofbox.sandbox.client.requests import CommandRequest
     from proofbox.sandbox.client.wire import Hello
 
@@ -76,6 +77,31 @@ class WaitMode(Protocol[ConnectionT_co]):
 
     def shielded(self) -> contextlib.AbstractContextManager[object]:
         """Complete the block even if the caller is cancelled."""
+
+
+class Blocking:
+    """Waits by blocking the calling thread."""
+
+    def connect(self, stream: socket.socket, kill: Callable[[], None]) -> BlockingConnection:
+        from proofbox.sandbox.client.connection import BlockingConnection, Connection
+
+        return BlockingConnection(Connection(stream, kill))
+
+    async def call(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def shielded(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose awaits block, and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a blocking service does not wait on an event loop")
 
 
 class SessionCore(Generic[ConnectionT]):

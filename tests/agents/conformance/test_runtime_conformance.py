@@ -9,7 +9,7 @@ import subprocess
 
 import msgspec
 import pytest
-from acp_lab import ClaudeAcp, SmallAcp
+from acp_lab import acp_with, claude_settings, codex_settings, fake_settings, gemini_settings
 from capabilities import OrdinaryUser
 
 from proofbox.agents import hosted_session
@@ -24,7 +24,7 @@ from proofbox.errors import AgentError, StrategyUnavailable, StrategyUnsupported
 
 NAMES = [check.name for check in CHECKS]
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
-"""OpenCode and claude-agent-acp take seconds to start, so `scripts/soak` runs most of their checks."""
+"""Most agents that speak ACP take seconds to start, so `scripts/soak` runs most of their checks."""
 
 
 @pytest.fixture
@@ -81,8 +81,7 @@ def test_claude_conforms_in_a_box(check: str) -> None:
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("check", NAMES)
 def test_acp_conforms_in_a_box_with_a_small_agent(check: str) -> None:
-    registry = Registry({"small_acp": SmallAcp})
-    verdict(run_conformance("small_acp", provider="bubblewrap", only=[check], registry=registry))
+    verdict(run_conformance("other_acp", provider="bubblewrap", only=[check], registry=acp_with(fake_settings)))
 
 
 @pytest.mark.timeout(600)
@@ -98,8 +97,33 @@ def test_opencode_conforms_in_a_box(check: str) -> None:
 @pytest.mark.needs("bubblewrap", "claude", "claude-agent-acp")
 @pytest.mark.parametrize("check", NAMES if SOAK else ["turns.tool-calls-are-counted-once"])
 def test_claude_agent_acp_conforms_in_a_box(check: str) -> None:
-    registry = Registry({"claude_acp": ClaudeAcp})
-    verdict(run_conformance("claude_acp", provider="bubblewrap", only=[check], registry=registry))
+    verdict(run_conformance("other_acp", provider="bubblewrap", only=[check], registry=acp_with(claude_settings)))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("patient")
+@pytest.mark.needs("bubblewrap", "codex", "codex-acp")
+@pytest.mark.parametrize("check", NAMES if SOAK else ["turns.failed-turn-is-reported-as-failed"])
+def test_codex_acp_conforms_in_a_box(check: str) -> None:
+    verdict(run_conformance("other_acp", provider="bubblewrap", only=[check], registry=acp_with(codex_settings)))
+
+
+NOT_BY_GEMINI = (
+    "turns.tool-calls-are-counted-once",  # it reports no exit codes
+    "control.interrupt-kills-the-command-and-ends-the-turn",  # it can't load its sessions, so the thread does not go on
+    "threads.resumed-thread-keeps-its-history",
+    "threads.forked-thread-has-the-history-up-to-its-turn",
+)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("patient")
+@pytest.mark.needs("bubblewrap", "gemini")
+@pytest.mark.parametrize(
+    "check", [name for name in NAMES if name not in NOT_BY_GEMINI] if SOAK else ["turns.token-usage-is-reported"]
+)
+def test_gemini_conforms_in_a_box_as_far_as_it_can(check: str) -> None:
+    verdict(run_conformance("other_acp", provider="bubblewrap", only=[check], registry=acp_with(gemini_settings)))
 
 
 def test_unknown_checks_and_runtimes_are_refused() -> None:

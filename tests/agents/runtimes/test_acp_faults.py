@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from acp_lab import AcpLab, fake_settings, run
+from acp_lab import FAKE, AcpLab, fake_settings, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pacing import in_time
 
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import ApprovalDecision, FileChange, Integrity, Message, ToolCall, Unrecognized, Usage
@@ -25,9 +23,9 @@ from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
     ContextExceeded,
+    Overloaded,
     RuntimeCrashed,
     RuntimeIncompatible,
-    RuntimeStartFailed,
     TurnInterrupted,
 )
 
@@ -205,31 +203,6 @@ def test_versions_other_than_1_are_refused_by_name(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_agent_that_hangs_at_its_start_is_started_again(tmp_path: Path) -> None:
-    def attempt(limit: float) -> tuple[str, int] | None:
-        outcomes: list[tuple[str, int]] = []
-
-        async def work(lab: AcpLab) -> None:
-            async with lab.session(fake="hang-once", request_timeout=limit) as seat:
-                with contextlib.suppress(RuntimeStartFailed):  # the machine is too slow for the limit
-                    status = (await seat.turn("go")).status
-                    outcomes.append((status, seat.session.facts()["restarts"]))
-
-        run(tmp_path, work)
-        return outcomes[0] if outcomes else None
-
-    assert in_time(attempt, bool) == ("completed", 1)
-
-
-def test_agent_that_always_hangs_fails_to_start(tmp_path: Path) -> None:
-    async def work(lab: AcpLab) -> None:
-        async with lab.session(fake="hang", request_timeout=0.3) as seat:
-            with pytest.raises(RuntimeStartFailed, match="initialize timed out"):
-                await seat.session.start_thread()
-
-    run(tmp_path, work)
-
-
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [("refusal", AgentError), ("max_tokens", ContextExceeded), ("cancelled", TurnInterrupted), ("bored", AgentError)],
@@ -240,6 +213,24 @@ def test_only_end_turn_completes_a_turn(reason: str, kind: type[AgentError], tmp
             result = await seat.turn("go")
             assert result.status == "failed"
             assert isinstance(result.error, kind)
+
+    run(tmp_path, work)
+
+
+def test_failure_of_the_model_that_the_agent_conceals_fails_the_turn(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="conceals") as seat:
+            result = await seat.turn("[[http 503]] [[say never]]")
+            assert isinstance(result.error, Overloaded)
+            assert isinstance(result.observed_failure, Overloaded)
+            assert (await seat.turn("[[http 503 times=1]] [[say fine]]")).status == "failed"
+            assert (await seat.turn("[[run true]] [[say fine]]")).status == "completed"
+        # The same after a response, by an agent that is known to do this.
+        async with lab.session({"command": [], "agent": "codex", "binary": str(FAKE)}, fake="conceals") as seat:
+            result = await seat.turn("[[run true]] [[http 503]] [[say never]]")
+            assert isinstance(result.error, Overloaded)
+            assert len(seat.of(ToolCall)) == 1
+            assert (await seat.turn("[[run true]] [[say fine]]")).status == "completed"
 
     run(tmp_path, work)
 

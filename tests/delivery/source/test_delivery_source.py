@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
+from trees import scan_tree
 
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery.client.body import export_body
@@ -23,7 +24,7 @@ from proofbox.delivery.source.snapshot import ATTEMPT, ATTEMPT_SCHEMA
 from proofbox.delivery.source.tree import SourceLimits, SourceTree, open_source
 from proofbox.errors import BundleCorrupt, DeliverySecretFound, SourceRefused
 from proofbox.evidence.bundle.writer import BundleWriter
-from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.documents.tree import tree_manifest
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 

@@ -45,19 +45,19 @@ def killed(out: Path, script: str) -> Path:
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """A run whose writer was killed in the middle of an attempt."""
-    return killed(tmp_path / "out", WRITER)
+def interrupted(out: Path) -> Path:
+    """An output directory with a run whose writer was killed in the middle of an attempt."""
+    return killed(out, WRITER)
 
 
-def test_run_is_taken_over_and_committed(out: Path) -> None:
-    with BundleWriter.take_over(out, "r") as bundle:
+def test_run_is_taken_over_and_committed(interrupted: Path) -> None:
+    with BundleWriter.take_over(interrupted, "r") as bundle:
         with BundleWriter.take_over_nested(bundle.path, "attempts/torn") as torn:
             torn.write_json("outcome.json", {"schema_version": "t/1"})
             torn.mark_partial("its writer died")
         bundle.write_json("never.json", {"schema_version": "t/1"})
-    assert verify(out).ok
-    run = load_bundle(out)
+    assert verify(interrupted).ok
+    run = load_bundle(interrupted)
     assert run.index.status == "ok"
     assert {"early.json", "never.json"} <= set(run.artifacts)
     nested = run.nested["attempts/torn"]
@@ -65,13 +65,13 @@ def test_run_is_taken_over_and_committed(out: Path) -> None:
     assert {"b", "log.jsonl", "outcome.json"} <= set(nested.artifacts)
 
 
-def test_takeover_keeps_expected_artifacts(out: Path) -> None:
+def test_takeover_keeps_expected_artifacts(interrupted: Path) -> None:
     with (
-        BundleWriter.take_over(out, "r") as bundle,
+        BundleWriter.take_over(interrupted, "r") as bundle,
         BundleWriter.take_over_nested(bundle.path, "attempts/torn"),
     ):
         pass
-    run = load_bundle(out)
+    run = load_bundle(interrupted)
     assert run.index.status == "partial"
     assert "never.json" in run.index.missing
     assert "outcome.json" in run.nested["attempts/torn"].index.missing
@@ -90,16 +90,16 @@ def test_dry_run_stays_dry_after_a_takeover(tmp_path: Path, first: bool, second:
     assert (out / "LATEST").read_text().strip() == ("real" if dry else "r")
 
 
-def test_takeover_overwrites_nothing(out: Path) -> None:
-    with BundleWriter.take_over(out, "r") as bundle, pytest.raises(BundleExists):
+def test_takeover_overwrites_nothing(interrupted: Path) -> None:
+    with BundleWriter.take_over(interrupted, "r") as bundle, pytest.raises(BundleExists):
         bundle.write_json("early.json", {"schema_version": "other/1"})
-    assert b"t/1" in (out / "r" / "early.json").read_bytes()
+    assert b"t/1" in (interrupted / "r" / "early.json").read_bytes()
 
 
-def test_a_committed_bundle_is_not_taken_over(out: Path) -> None:
-    with BundleWriter.take_over(out, "r"):
+def test_a_committed_bundle_is_not_taken_over(interrupted: Path) -> None:
+    with BundleWriter.take_over(interrupted, "r"):
         pass
-    with pytest.raises(BundleInProgress), BundleWriter.take_over(out, "r"):
+    with pytest.raises(BundleInProgress), BundleWriter.take_over(interrupted, "r"):
         pass
 
 

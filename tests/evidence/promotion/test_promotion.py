@@ -16,6 +16,7 @@ import pytest
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer._key import SSlibKey
+from trees import scan_tree
 
 from proofbox import BundleWriter, verify
 from proofbox.cli import main
@@ -37,7 +38,7 @@ from proofbox.evidence.bundle.repair import reindex_repair
 from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.evidence.documents.shape import ShapeError
-from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.documents.tree import tree_manifest
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.promotion.policies import ATTEMPT, POLICIES
 from proofbox.evidence.promotion.policy import MAX_RULES, check_policy

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from forging import rebuild, repin, rewrite_log
+from trees import scan_tree
 
 from proofbox import BundleWriter, verify
 from proofbox.core.canonical import canonical_bytes
@@ -25,7 +26,7 @@ from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.bundle.paths import INDEX, STATUS
 from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
-from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.documents.tree import tree_manifest
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.check import check_bundle
 
@@ -271,7 +272,7 @@ def forge_file(run: Path, chance: random.Random) -> str:
 
 
 def forge_schedule(run: Path, chance: random.Random) -> str:
-    """Drop an attempt, or replace it by another, also in the schedule."""
+    """Drop an attempt, or replace it with another, also in the schedule."""
     attempt, other = chance.sample(sorted(path.name for path in run.glob("attempts/*")), 2)
     shutil.rmtree(run / "attempts" / attempt)
     if chance.random() < 0.5:

@@ -113,16 +113,15 @@ def interrupted(spec: str, out: str, *, trust: bool = False) -> None:
         proofbox.run_campaign(spec, out=out, trust=trust, on_event=hear, stop=stop)
 
 
-def killed(words: Sequence[str], after: int) -> int:
-    """Run a `campaign` command and kill it with all its processes after so many events. Return how many there were."""
+def killed(words: Sequence[str], after: int) -> None:
+    """Run a `campaign` command and kill it with all its processes after so many events."""
     with subprocess.Popen(
         [sys.executable, "-m", "proofbox.cli", "campaign", *words, "--jsonl"],
         stdout=subprocess.PIPE,
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        seen = 0
-        while seen < after and process.stdout.readline():
-            seen += 1
+        for _ in range(after):
+            assert process.stdout.readline(), "it ended before it was killed"
         os.killpg(process.pid, signal.SIGKILL)
-    return seen
+    assert process.returncode == -signal.SIGKILL

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from flow_reports import flow_report
 from suites import HEAD, mission, say, write
 
 from proofbox.cli import main
@@ -18,8 +18,7 @@ from proofbox.lab.campaign.reading import read_campaign
 from proofbox.lab.campaign.registration import describe, require_registered, require_same_images
 from proofbox.lab.campaign.spec import Gate
 from proofbox.lab.reports.campaigns.gates import judge
-from proofbox.lab.reports.campaigns.results import FlowReport, Friction
-from proofbox.lab.statistics import ComparisonVerdict, LossBounds, PassRate, compare
+from proofbox.lab.statistics import ComparisonVerdict, compare
 from proofbox.sandbox.containers import images
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.images.imports import import_image
@@ -216,7 +215,7 @@ def test_campaign_with_the_value_of_a_secret_is_refused(monkeypatch: pytest.Monk
         GOOD.replace("[campaign]", '[campaign]\ntitle = "value-of-the\\u002dkey-0123"', 1),
     ):
         Path("campaign.toml").write_text(text)
-        with pytest.raises(CampaignInvalid, match="contains the value of MY_API_KEY, but evidence must not"):
+        with pytest.raises(CampaignInvalid, match="path contains the value of MY_API_KEY, but evidence must not"):
             read_campaign(Path("campaign.toml"))
     runner = '{ type = "process", api_key_env = "NAMED", settings = { command = ["another-value-4567"] } }'
     Path("campaign.toml").write_text(GOOD.replace('{ type = "scripted" }', runner, 1))
@@ -224,6 +223,12 @@ def test_campaign_with_the_value_of_a_secret_is_refused(monkeypatch: pytest.Monk
         read_campaign(Path("campaign.toml"))
     Path("campaign.toml").write_text(GOOD)
     assert read_campaign(Path("campaign.toml"))
+    elsewhere = Path("value-of-the-key-0123")
+    elsewhere.mkdir()
+    for name in ("campaign.toml", "suite.toml"):
+        (elsewhere / name).write_bytes(Path(name).read_bytes())
+    with pytest.raises(CampaignInvalid, match="contains the value of MY_API_KEY"):
+        read_campaign(elsewhere / "campaign.toml")
     Path("suite.toml").write_text(SUITE.replace("do it", "value-of-the-key-0123"))
     with pytest.raises(CampaignInvalid, match="contains the value of MY_API_KEY"):
         read_campaign(Path("campaign.toml"))
@@ -264,46 +269,6 @@ def test_difference_that_is_no_share_is_refused(text: str) -> None:
     Path("campaign.toml").write_text(GOOD)
     with pytest.raises(UsageError):
         plan_campaign("campaign.toml", mde=text)
-
-
-def flow_report(**changes: Any) -> FlowReport:
-    values: dict[str, Any] = {
-        "flow": "a",
-        "strategy": "scripted",
-        "model": None,
-        "run": "",
-        "committed": True,
-        "planned": 10,
-        "ended": 10,
-        "rate": PassRate(8, 9, 9, 8 / 9, 0.56, 0.98, 1.0, 9.0),
-        "bounds": LossBounds(1, 0.8, 0.9),
-        "infra": {"RUNTIME_CRASH": 1},
-        "unverified": 0,
-        "pass_at_k": {},
-        "pass_hat_k": {},
-        "flaky": (),
-        "seconds": None,
-        "tokens": None,
-        "tool_calls": None,
-        "tokens_spent": 1000,
-        "tokens_unknown": 0,
-        "cost": None,
-        "cost_spent": None,
-        "idle": None,
-        "friction": Friction(
-            repeated_calls=0,
-            dead_ends=0,
-            tool_failures=3,
-            declined=2,
-            model_retries=0,
-            attempt_retries=0,
-            contradictions=1,
-        ),
-        "reasons": {},
-        "contradicted_claims": 2,
-        "cleanup_failures": {"ATTEMPT_CLEANUP_FAILED": 1, "ATTEMPT_CLEANUP_TIMEOUT": 2},
-    }
-    return FlowReport(**{**values, **changes})
 
 
 @pytest.mark.parametrize(

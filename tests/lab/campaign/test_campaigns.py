@@ -18,7 +18,9 @@ from suites import command, mission, toml
 import proofbox
 from proofbox.cli import main
 from proofbox.config import consent
+from proofbox.core.digest import sha256_file
 from proofbox.errors import (
+    BundleSecretFound,
     CampaignChanged,
     CampaignExists,
     CampaignNotReady,
@@ -31,12 +33,15 @@ from proofbox.errors import (
     UsageError,
 )
 from proofbox.evidence.attest.keys import new_key
+from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.lab.campaign.history import known_campaigns
 from proofbox.lab.campaign.registration import CampaignManifest, exclusive, read_manifest, registered_digest
 from proofbox.lab.reports.campaigns import parallel_reading
-from proofbox.lab.run.events import SuiteEvent
+from proofbox.lab.run.events import RunStarted, SuiteEvent
 from proofbox.workspace import registry
+
+ONCE = CAMPAIGN.replace("replicates = 2", "replicates = 1")
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("campaign")]
 
@@ -220,9 +225,13 @@ def test_packet_of_another_policy_does_not_count(finished: str) -> None:
     assert [each.code for each in proofbox.check_publishable(finished).reasons] == ["packet_other"]
 
 
-def test_new_verifiers_grade_the_stored_files_again(finished: str) -> None:
+def test_new_verifiers_grade_the_stored_files_again(finished: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = proofbox.load_campaign(finished)
     Path("hidden/answer.txt").write_text("42\n")  # a new oracle that overwrites the agent's answer
+    with monkeypatch.context() as patch:
+        patch.setenv("SOME_API_KEY", sha256_file(Path(report.bundle, INDEX))[0])
+        with pytest.raises(BundleSecretFound, match=r"regrade\.json"):
+            proofbox.regrade_campaign(finished, "campaign.toml", out="refused")
     regraded = proofbox.regrade_campaign(finished, "campaign.toml", out="regraded")
     assert (regraded.changed, regraded.regrade.rates["agent"].rate) == (2, 1.0)
     assert regraded.regrade.parent == Path(report.bundle).name
@@ -366,7 +375,7 @@ def test_campaign_stops_at_its_timeout_and_can_be_resumed(
     spec: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     waits = mission("waits", command("sleep 600"), verify=ANSWER, solution="solve.sh")
-    campaign = CAMPAIGN.replace("replicates = 2", "replicates = 1\ntimeout = 1")
+    campaign = ONCE.replace("replicates = 1", "replicates = 1\ntimeout = 1")
     assert main(["campaign", "run", spec(waits, campaign=campaign), "--out", "out"]) == 130
     assert "the campaign stopped at its timeout of 1 s" in (told := capsys.readouterr().err)
     assert "proofbox campaign resume out" in told
@@ -378,12 +387,12 @@ def test_campaign_stops_at_its_timeout_and_can_be_resumed(
 
 
 def test_canary_runs_the_first_missions_and_is_never_publishable(spec: Callable[..., str]) -> None:
-    report = proofbox.run_canary(spec(), missions=1, out="out")
+    report = proofbox.run_canary(spec(campaign=ONCE), missions=1, out="out")
     assert (report.results.canary, list(scores(report))) == (1, ["works"])
     refused = proofbox.check_publishable("out")
     assert (refused.packet, [each.code for each in refused.reasons]) == (None, ["canary"])
     plan = proofbox.plan_campaign("campaign.toml")
-    assert plan.rate == pytest.approx(1 - 1 / 6), "estimates come from the canary"
+    assert plan.rate == pytest.approx(1 - 1 / 4), "estimates come from the canary"
     assert plan.seconds is not None
     with pytest.raises(UsageError):
         proofbox.run_canary("campaign.toml", missions=0)
@@ -391,11 +400,11 @@ def test_canary_runs_the_first_missions_and_is_never_publishable(spec: Callable[
 
 def test_attempts_lost_to_infrastructure_are_excluded_and_shown(spec: Callable[..., str]) -> None:
     crashes = mission("crashes", {"fault": "crash"}, verify=ANSWER, solution="solve.sh")
-    report = proofbox.run_campaign(spec(WORKS + crashes, '[[gate]]\ntype = "coverage"\n'), out="out")
+    report = proofbox.run_campaign(spec(WORKS + crashes, '[[gate]]\ntype = "coverage"\n', campaign=ONCE), out="out")
     agent = report.flows[0]
-    assert (agent.rate.passed, agent.rate.scored, agent.bounds.lost) == (2, 2, 2)
+    assert (agent.rate.passed, agent.rate.scored, agent.bounds.lost) == (1, 1, 1)
     assert (agent.bounds.lowest, agent.bounds.highest) == (0.5, 1.0)
-    assert agent.infra == {"RUNTIME_CRASH": 2}
+    assert agent.infra == {"RUNTIME_CRASH": 1}
     assert (report.results.complete, report.error and report.error.code) == (False, "CAMPAIGN_GATES_FAILED")
     assert [(gate.flow, gate.passed) for gate in report.gates] == [("agent", False), ("solver", True)]
     assert proofbox.resume_campaign("out").error == report.error, "a resume cannot repair a committed campaign"
@@ -496,10 +505,21 @@ def test_exam_refuses_mounts_that_show_the_hidden_files(spec: Callable[..., str]
         proofbox.run_campaign("campaign.toml", out="out", trust=True)
 
 
-def test_comparison_names_changed_missions(finished: str) -> None:
+def test_results_with_a_secret_are_not_committed_and_a_comparison_names_changed_missions(
+    finished: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("suite.toml").write_text(Path("suite.toml").read_text().replace("grep -qx 42 answer.txt", "true"))
     Path("campaign.toml").write_text(ONE_FLOW.replace("replicates = 2", "replicates = 1"))
-    proofbox.run_campaign("campaign.toml", out="later")
+
+    def hide(event: RunStarted | SuiteEvent) -> None:
+        """The registered digest looks like a secret as soon as the campaign runs."""
+        monkeypatch.setenv("SOME_API_KEY", read_manifest(Path("later")).sha256)
+
+    with pytest.raises(BundleSecretFound, match=r"campaign\.json, report\.json"):
+        proofbox.run_campaign("campaign.toml", out="later", on_event=hide)
+    assert not proofbox.load_campaign("later").committed
+    monkeypatch.delenv("SOME_API_KEY")
+    assert proofbox.resume_campaign("later").committed
     assert "the missions of agent" in proofbox.compare_campaigns(finished, "later").changed_inputs
 
 

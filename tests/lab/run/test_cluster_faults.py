@@ -78,9 +78,7 @@ def test_lost_node_and_lost_head_end_in_types_and_the_run_resumes(tmp_path: Path
                 with Ledger(ledger_path(out, made.run_id)) as ledger:
                     ledger.interrupt(event["attempt_id"])
 
-        conductor = Conductor(
-            out, made.run_id, on_event=interrupt, engine=EngineSettings(name=f"ray:{another.address}")
-        )
+        conductor = Conductor(out, made.run_id, on_event=interrupt, engine=f"ray:{another.address}")
         assert verify(conductor.conduct()).ok
         conductor.close()
     ended = final_attempts(list(attempts(made, out).values()))

@@ -39,8 +39,9 @@ VERIFY = {
 }
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
+    """The files of the mission, and those of its verifier."""
     for place in ("files/gone", "files/kept/below", "hidden/moved"):
         (tmp_path / place).mkdir(parents=True)
     for name in ("gone/one", "kept/below/two", "text", "tool"):
@@ -48,9 +49,6 @@ def out(tmp_path: Path) -> Path:
     run = tmp_path / "hidden/moved/run"
     run.write_text("#!/bin/sh\ntest -f moved/below/two && ! grep more text\n")
     run.chmod(0o755)
-    made = tmp_path / "out"
-    made.mkdir()
-    return made
 
 
 def suite(**fields: Any) -> str:
@@ -164,8 +162,8 @@ def test_shared_sessions_and_workers_without_mounts_get_copies(tmp_path: Path, m
 def test_modes_are_never_mixed(tmp_path: Path) -> None:
     for name in ("mounted", "copied"):
         (tmp_path / name).mkdir()
-    assert recorded_mode(tmp_path / "mounted", lambda: "") == OVERLAY
+    assert recorded_mode(tmp_path / "mounted", "") == OVERLAY
     with pytest.raises(SetupFailed, match="not possible here: no root"):
-        recorded_mode(tmp_path / "mounted", lambda: "no root")
-    assert recorded_mode(tmp_path / "copied", lambda: "no root") == "copy: no root"
-    assert recorded_mode(tmp_path / "copied", lambda: "") == "copy: no root"
+        recorded_mode(tmp_path / "mounted", "no root")
+    assert recorded_mode(tmp_path / "copied", "no root") == "copy: no root"
+    assert recorded_mode(tmp_path / "copied", "") == "copy: no root"

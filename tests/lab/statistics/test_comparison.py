@@ -100,6 +100,7 @@ def test_correction_over_several_pairs_raises_the_bar() -> None:
     first = compare_all(flows, margin=0.05)[0]
     assert first.corrected_p == pytest.approx(3 * first.p)
     assert first.verdict is ComparisonVerdict.UNDERPOWERED
+    assert first.reason.endswith("the smallest p-value is 0.031, and 0.094 after the correction")
     assert [(c.first, c.second) for c in compare_all(flows, margin=0.05, against="c")] == [("a", "c"), ("b", "c")]
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from capabilities import OrdinaryUser
 from conftest import SOAK
 from fake_mac import MAC, be_a_mac, kernel_in_qemu
+from isolation_page import decisions, documented
 from raw_agent import wait_until
 from suites import HEAD, attempts, command, conduct, document, mission, plan, results, write
 
-from proofbox import Mount, Sandboxes
+from proofbox import Mount, Sandboxes, run_plan
 from proofbox.errors import ImageUnknown, SandboxLost
 from proofbox.sandbox.conformance import CHECKS, run_conformance
 from proofbox.sandbox.contract import Door
@@ -77,6 +82,29 @@ def test_conformance(check: str) -> None:
     assert result.outcome in ("passed", "not_applicable"), result.detail
 
 
+AS_USER = """
+import os, pathlib, tempfile, proofbox
+from proofbox.sandbox.machines.kernel import prepare_kernel
+prepare_kernel(lambda _: None)
+with tempfile.TemporaryDirectory() as project, proofbox.Sandboxes(project) as boxes:
+    with boxes.start_session(provider="vm") as session:
+        result = session.exec(["sh", "-c", "id -u; echo made > made; test -e /etc/shadow || echo absent"])
+    print(result.isolation.value, *result.stdout.split(), pathlib.Path(project, "made").stat().st_uid == os.getuid())
+"""
+
+
+@pytest.mark.needs("unprivileged-user")
+def test_ordinary_user_starts_machines(ordinary_user: OrdinaryUser) -> None:
+    assert ordinary_user.run_code(AS_USER).split() == ["vm", "1000", "absent", "True"]
+
+
+@pytest.mark.needs("root")
+def test_machine_isolates_as_documented(tmp_path: Path) -> None:
+    run = run_plan("vm", tmp_path / "out", only_profiles=["default"])
+    assert [(each.probe_id, each.detail) for each in run.results if not each.matched] == []
+    assert documented("vm") == decisions(run), "scripts/isolation writes docs/isolation.md anew"
+
+
 @pytest.mark.needs("root", "limits")
 def test_machine_has_its_own_kernel_and_leaves_nothing_behind(boxes: Sandboxes, project: Path) -> None:
     socket_place = project.parent / "listening"
@@ -98,6 +126,7 @@ def test_machine_has_its_own_kernel_and_leaves_nothing_behind(boxes: Sandboxes, 
         assert re.match("acceleration: (kvm|tcg)", result.diagnostics["vm"].reason)
         assert (project / "made").stat().st_uid == project.stat().st_uid
         assert session.exec(["python3", "-c", ASK]).stdout == "pong\npong\n"
+        assert session.exec(["sh", "-c", LOADER]).stdout.split() == loader_on_this_machine()
         names = sorted(processes_of(session).values())
         assert names.count("virtiofsd") == 2
         owners = {Path(f"/proc/{pid}").stat().st_uid for pid, name in processes_of(session).items() if "qemu" in name}
@@ -147,6 +176,12 @@ for kind, address in ((socket.AF_INET, ("127.0.0.1", 4000)), (socket.AF_UNIX, "/
         stream.send(b"ping")
         print(stream.recv(9).decode())
 """
+# The guest has a copy of the C library in memory, with what the host's file has, on another file system than /usr.
+LOADER = """
+cat /lib/x86_64-linux-gnu/libc.so.6 | sha256sum | cut -c -64
+stat -L -c '%a %s %Y' /lib/x86_64-linux-gnu/libc.so.6
+test "$(stat -L -c %d /lib/x86_64-linux-gnu/libc.so.6)" = "$(stat -c %d /usr)" || echo in memory
+"""
 ROOT_ATTACKS = """
 import ctypes, os, socket, subprocess, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -192,6 +227,45 @@ def test_root_in_the_guest_stays_in_the_guest(
     assert not host.exists() or "failover" not in host.read_text()
     assert not Path("/usr/planted").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "project"]
+
+
+FETCH = """
+id -u; ls /; test -e /usr || echo no programs of the host
+printf 'GET / HTTP/1.0\r\n\r\n' | nc 127.0.0.1 $0 | grep -o found
+printf 'GET http://other.example/ HTTP/1.0\r\n\r\n' | nc 127.0.0.1 3128 | grep -o '403 Forbidden'
+printf ping | nc 127.0.0.1 4000
+"""
+
+
+@pytest.mark.needs("root", "docker")
+def test_image_is_the_root_and_only_listed_endpoints_are_reachable(
+    boxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which also keeps the image; the kernel is known
+    import_image(busybox_root(tmp_path / "root"), "tiny")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, listening(tmp_path / "listening"):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = boxes.exec(
+            ["sh", "-c", FETCH, str(server.server_port)],
+            provider="vm",
+            image="tiny",
+            network=f"allow:127.0.0.1:{server.server_port}",
+            doors=[Door(4000, tmp_path / "listening")],  # as the model gateway has one
+        )
+        server.shutdown()
+    assert "no programs of the host" in result.stdout
+    assert result.stdout.split()[-4:] == ["found", "403", "Forbidden", "pong"], (result.stdout, result.stderr)
+    assert result.isolation.value == "vm"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"found\n")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 @pytest.mark.needs("root")
@@ -261,9 +335,16 @@ def test_guest_of_apple_vm_composes_its_root(
 def busybox_root(place: Path) -> Path:
     (place / "bin").mkdir(parents=True)
     shutil.copy(str(shutil.which("busybox")), place / "bin/busybox")
-    for name in ("cat", "grep", "id", "mkdir", "nc", "sh"):
+    for name in ("cat", "grep", "id", "ls", "mkdir", "nc", "printf", "sh", "test"):
         (place / "bin" / name).symlink_to("busybox")
     return place
+
+
+def loader_on_this_machine() -> list[str]:
+    library = Path("/lib/x86_64-linux-gnu/libc.so.6")
+    found = library.stat()
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    return [digest, f"{found.st_mode & 0o777:o}", str(found.st_size), str(int(found.st_mtime)), "in", "memory"]
 
 
 def test_kernel_is_not_an_image(boxes: Sandboxes) -> None:

@@ -86,10 +86,19 @@ def content(ws: Workspace, snapshot: str, place: Path) -> str:
     return (place / "file").read_text()[0]
 
 
-def observe(base: Path, track: bool) -> dict[str, object]:
+def fill(root: Path) -> None:
+    """Write too many files to check each of them in a tracked snapshot."""
+    (root / "more").mkdir()
+    for number in range(mappings.MAX_CHECKED_FILES):
+        (root / f"more/{number}").touch()
+
+
+def observe(base: Path, track: bool, small: bool) -> dict[str, object]:
     """Return what a workspace shows of writes through an open mapping."""
     root = base / "project"
     (root / "file").write_text("a" * SIZE)
+    if not small:
+        fill(root)
     writer = Writer(root / "file")
     writer.store("b")
     writer.settle()
@@ -159,18 +168,20 @@ def writer(base: Path) -> Iterator[Writer]:
     made.stop()
 
 
-@pytest.mark.parametrize("track", [False, True])
-def test_writes_through_an_open_mapping_are_found(base: Path, track: bool) -> None:
-    assert observe(base, track) == COMPLETE
+@pytest.mark.parametrize(("track", "small"), [(False, True), (True, True), (True, False)])
+def test_writes_through_an_open_mapping_are_found(base: Path, track: bool, small: bool) -> None:
+    assert observe(base, track, small) == COMPLETE
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("track", [False, True])
+@pytest.mark.parametrize(("track", "small"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("mount", MOUNTS)
-def test_writes_through_an_open_mapping_are_found_on_every_file_system(base: Path, mount: str, track: bool) -> None:
+def test_writes_through_an_open_mapping_are_found_on_every_file_system(
+    base: Path, mount: str, track: bool, small: bool
+) -> None:
     code = f"""if True:
         import json, pathlib, test_mapped_files
-        print(json.dumps(test_mapped_files.observe(pathlib.Path({str(base)!r}), {track})))"""
+        print(json.dumps(test_mapped_files.observe(pathlib.Path({str(base)!r}), {track}, {small})))"""
     script = f'{{ {MOUNTS[mount]}; }} || exit 9; exec "$2" -c "$3"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", str(base), sys.executable, code],
@@ -295,9 +306,34 @@ def test_without_the_ids_of_its_namespace_every_process_is_asked(
     assert asked.count(writer.pid) == 2
 
 
+def test_small_workspace_is_checked_without_asking_processes(base: Path, writer: Writer, asked: list[str]) -> None:
+    with Workspace.init(base / "project") as ws:
+        ws.snapshot("first")
+        writer.store("b")
+        assert ws.snapshot("second").changed == 1
+        assert not asked
+        fill(base / "project")
+        ws.snapshot("filled")
+        writer.store("c")
+        assert ws.snapshot("third").changed == 1
+        assert writer.pid in asked
+
+
+def test_large_file_is_not_read_for_every_snapshot(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writeback, "protects_on_writeback", lambda _fd: False)  # no times are trusted
+    (base / "project/file").write_text("a" * (mappings.MAX_CHECKED_BYTES + 1))
+    with Workspace.init(base / "project") as ws:
+        ws.snapshot("first")
+        monkeypatch.setattr("proofbox.workspace.scanning.scanner.Scanner._file", None)
+        assert ws.snapshot("second").changed == 0
+
+
+@pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("move", ["file", "directory"])
-def test_mapped_file_is_found_after_a_move(base: Path, move: str) -> None:
+def test_mapped_file_is_found_after_a_move(base: Path, move: str, small: bool) -> None:
     root = base / "project"
+    if not small:
+        fill(root)
     (root / "old").mkdir()
     (root / "old/file").write_text("a" * SIZE)
     writer = Writer(root / "old/file")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MIN_RELIABILITY: Final = 0.99
 """The smallest share of the last attempts without an infrastructure failure."""
 MIN_ATTEMPTS: Final = 200
-"""The number of last attempts that reliability needs."""
+"""The number of most recent attempts from which reliability is computed."""
 MAX_OVERHEAD: Final = 0.15
 """The largest share of the bare agent's time that a turn may take in addition."""
 PARALLEL: Final = 20
@@ -68,7 +68,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     recommended: bool
     """Whether it meets every criterion."""
     reasons: tuple[str, ...]
-    """What was found for each criterion; if one is not met, only those that are not."""
+    """The finding for each criterion; if some are not met, for those alone."""
     overhead: float | None = None
     """The additional time of a turn, as a share of the bare agent's; null: not measured."""
     measured_at: str = ""

@@ -1,8 +1,8 @@
 """Remove secrets from everything that is stored or displayed.
 
-There are two layers. The first replaces exact values by `[redacted]`: the secrets known to this process, in their usual
-encodings (plain, URL-quoted, JSON-escaped, hex, base64 at any alignment). The second replaces unknown values that look
-like a key by `[redacted:kind]`.
+There are two layers. The first replaces exact values with `[redacted]`: the secrets known to this process, in their
+usual encodings (plain, URL-quoted, JSON-escaped, hex, base64 at any alignment). The second replaces unknown values that
+look like a key with `[redacted:kind]`.
 
 Clean text is the common case and stays cheap: a regular expression runs only if one of its literals occurs in the text.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any, AnyStr, Self
 
@@ -19,6 +20,7 @@ from proofbox.core.redaction.patterns import DEFAULT_PATTERNS, SECRET_MEMBER, SE
 from proofbox.core.redaction.spellings import MIN_SECRET, spellings
 from proofbox.core.text import GAP, preview, preview_end
 
+_SHORTEST_LIKELY = 8
 _COUNT = re.compile(r"[0-9]{1,9}")  # MAX_TOKENS=100000 is a setting, not a secret
 
 # Longer than any pattern needs to match, and longer than the key blocks in use.
@@ -28,6 +30,7 @@ _TAIL = 1 << 14
 _SHORTEST_CUT = 200
 _MAX_GAPS = 20  # proofbox inserts one; an agent can print any number
 _LONGEST_NAME, _MAX_NAMES = 64, 1024  # bounds on the cache of member names, since agents can invent names
+_LONGEST_CACHED, _MAX_CACHED = 128, 2048  # bounds on the cache of redacted texts
 
 _MARKS = ("\\u", "%")  # that introduce escapes
 
@@ -51,6 +54,8 @@ class _Layers:
         self._by_mark = [(mark, [form for form in forms if _mark(form) == mark]) for mark in ("", *_MARKS)]
         self.patterns = patterns
         self.tail = max(_TAIL, len(forms[0]) if forms else 0)
+        self._redact_cached = lru_cache(_MAX_CACHED)(self._redact)
+        """Evidence repeats short texts, such as the ids of threads and turns in every event."""
 
     def has_exact(self, text: str) -> bool:
         return any(form in text for form in self._likely(text))
@@ -62,8 +67,13 @@ class _Layers:
 
     def redact(self, text: str, *, cut: bool = False) -> str:
         """Redact `text`. With `cut` it may be part of a longer text, and its ends may be parts of secrets."""
+        if len(text) <= _LONGEST_CACHED:
+            return self._redact_cached(text)
+        return self._redact(text, cut=cut and len(text) >= _SHORTEST_CUT)
+
+    def _redact(self, text: str, *, cut: bool = False) -> str:
         exact = self.exact_spans(text)
-        if cut and len(text) >= _SHORTEST_CUT:
+        if cut:
             exact = _merged(exact + self._parts_at_ends(text))
         if exact:
             text = _replaced(text, [(start, end, "[redacted]") for start, end in exact])
@@ -194,6 +204,16 @@ class Redactor:
             if name in wanted or (name_pattern.search(name) and not _COUNT.fullmatch(value))
         ]
         return cls(secrets, patterns)
+
+    @classmethod
+    def for_evidence(cls, env: Mapping[str, str], names: Iterable[str] = ()) -> Self:
+        """Create a redactor for evidence, which is refused if it contains a secret: only long values are secrets there.
+
+        A short value of a variable that is not in `names` is likely a word, as in `SIGNING_KEY=release`.
+        """
+        wanted = set(names)
+        likely = {name: value for name, value in env.items() if name in wanted or len(value) >= _SHORTEST_LIKELY}
+        return cls.from_environment(likely, wanted)
 
     def redact(self, text: AnyStr, *, cut: bool = False) -> AnyStr:
         """Return `text` (str or bytes) without secrets. With `cut` it may have been truncated in the middle of one."""

@@ -19,6 +19,8 @@ from proofbox.evidence.secrets import SecretScan
 
 _CHUNK = 1 << 20
 _SYNCING = 16
+_SYNCED_IN_TURN = 4
+"""Files that one thread syncs: starting a thread takes longer than the second sync of a journal commit."""
 _Path = str | os.PathLike[str]
 
 
@@ -101,7 +103,7 @@ def sync_all(root: Path, paths: Iterable[str]) -> None:
     """Sync every file and all of its parent directories to disk."""
     files = list(paths)
     # Syncs wait for the disk, not for a core, and concurrent syncs share a journal commit.
-    in_threads(lambda path: _sync_file(root / path), files, threads=_SYNCING, batch=1)
+    in_threads(lambda path: _sync_file(root / path), files, threads=_SYNCING, batch=_SYNCED_IN_TURN)
     directories = {os.path.dirname(path) for path in files}
     for directory in sorted({"", *directories, *(place for each in directories for place in above(each))}):
         sync_directory(root / directory)

@@ -1,6 +1,6 @@
 """The layout of a bundle, its valid names, and walking its directory.
 
-out/LATEST                       the id of the last committed run that neither failed nor was dry
+out/LATEST                       the id of the last committed run, without failed and dry runs
 out/.runtime.lock                held while a run is created or committed, or LATEST is updated
 out/<run_id>/run_status.json     in_progress, complete or failed
 out/<run_id>/artifact_index.json the commit barrier, written last

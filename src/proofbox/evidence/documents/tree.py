@@ -11,21 +11,16 @@ the SHA-256 of the canonical JSON of the entries.
 from __future__ import annotations
 
 import base64
-import os
-import stat
 from collections.abc import Iterable
 from typing import Any, NamedTuple, get_args
 
-from proofbox.core.digest import digest_of, sha256_file, sha256_hex
+from proofbox.core.digest import digest_of
 from proofbox.core.documents import declare
-from proofbox.core.files.modes import GitMode, git_mode
+from proofbox.core.files.modes import GitMode
 from proofbox.core.text import path_fields
-from proofbox.errors import BundlePathRefused
 from proofbox.evidence.bundle.index import refuse_other_schema
-from proofbox.evidence.bundle.paths import shown
 from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
-from proofbox.evidence.pool import in_threads
 
 PATH = "tree_manifest.json"
 SCHEMA = "proofbox.tree_manifest/1"
@@ -48,44 +43,6 @@ def tree_manifest(entries: Iterable[TreeEntry]) -> dict[str, Any]:
     document = {"schema_version": SCHEMA, "tree_sha256": digest_of(ordered), "entries": ordered}
     parse_tree_manifest(document)
     return document
-
-
-def scan_tree(root: str | os.PathLike[str], *, exclude: Iterable[str] = (".git",)) -> list[TreeEntry]:
-    """Hash every file below `root`, without following links. `exclude` names top-level entries to skip."""
-    skipped = {os.fsencode(name) for name in exclude}
-    top = os.fsencode(root)
-    files: list[bytes] = []
-    pending = [b""]
-    while pending:
-        below = pending.pop()
-        with os.scandir(os.path.join(top, below)) as found:
-            for entry in found:
-                path = below + b"/" + entry.name if below else entry.name
-                if not below and entry.name in skipped:
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(path)
-                else:
-                    files.append(path)
-    return sorted(in_threads(lambda path: _entry(top, path), files))
-
-
-def _entry(top: bytes, path: bytes) -> TreeEntry:
-    full = os.path.join(top, path)
-    info = os.lstat(full)
-    if stat.S_ISLNK(info.st_mode):
-        target = os.readlink(full)
-        return TreeEntry(path, "120000", len(target), sha256_hex(target))
-    if not stat.S_ISREG(info.st_mode):
-        raise BundlePathRefused(
-            f"{shown(os.fsdecode(path))} is neither a file nor a link", op="tree scan", fix_hints=["remove it"]
-        )
-    fd = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        digest, size = sha256_file(fd)
-    finally:
-        os.close(fd)
-    return TreeEntry(path, git_mode(info.st_mode), size, digest)
 
 
 PATH_MEMBERS = (

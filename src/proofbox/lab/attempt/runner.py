@@ -230,9 +230,7 @@ class Supervisor:
         await run_sync(self._write, bundle)
 
     async def _carry_out(self, bundle: BundleWriter) -> None:
-        prompt = await run_sync(self.context.suite.prompt_of, self._mission)
-        prompts = "\n\n".join([prompt, *(turn.prompt for turn in self._mission.then)])
-        bundle.write_bytes(artifacts.PROMPT, self.context.redactor.redact(prompts).encode())
+        prompt = await run_sync(self._record_prompt, bundle)
         if self._control.is_interrupted:
             raise _Interrupted("before it started")
         self.enter("preparing")
@@ -240,7 +238,6 @@ class Supervisor:
             workspace = await self._unless_interrupted(self._prepare, "during setup")
             if self._control.is_interrupted:
                 raise _Interrupted("before the agent started")
-            self._given = await run_sync(_latest, workspace)
             trace = self._trace = self._open_trace(bundle, workspace)
             try:
                 await self._work(trace, prompt)
@@ -258,10 +255,7 @@ class Supervisor:
         finally:
             with anyio.CancelScope(shield=True):
                 if self._workspace is not None:
-                    try:
-                        await run_sync(self._clean_up, bundle)
-                    finally:
-                        await run_sync(self._release, self._workspace)
+                    await run_sync(self._let_go, bundle, self._workspace)
 
     async def _unless_interrupted(self, work: Callable[[], Done], when: str) -> Done:
         """Run `work` in a thread. On an interrupt, kill its box and raise `_Interrupted` in place of the failure."""
@@ -286,6 +280,13 @@ class Supervisor:
 
     # Before the agent runs
 
+    def _record_prompt(self, bundle: BundleWriter) -> str:
+        """Store the prompts of all turns, and return the first one."""
+        prompt = self.context.suite.prompt_of(self._mission)
+        prompts = "\n\n".join([prompt, *(turn.prompt for turn in self._mission.then)])
+        bundle.write_bytes(artifacts.PROMPT, self.context.redactor.redact(prompts).encode())
+        return prompt
+
     def _prepare(self) -> Workspace:
         mission = self._mission
         self.place.mkdir(parents=True)
@@ -297,7 +298,14 @@ class Supervisor:
         if mission.setup:
             self._boxes.set_up()
             workspace.snapshot("after setup")
+        self._given = _latest(workspace)
         return workspace
+
+    def _let_go(self, bundle: BundleWriter, workspace: Workspace) -> None:
+        try:
+            self._clean_up(bundle)
+        finally:
+            self._release(workspace)
 
     def _clean_up(self, bundle: BundleWriter) -> None:
         """Run the mission's cleanup commands, whatever happened before. They never change the result."""

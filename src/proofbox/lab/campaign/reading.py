@@ -90,7 +90,7 @@ def parse_campaign(text: str, path: Path, *, first: int | None = None) -> Campai
         _check_missions(document, chosen, base, problems)
         if not problems.found:
             suites = {flow.id: _suite(document, number, chosen, base, problems) for number, flow in _flows(document)}
-            _check_secrets(document, [text, *(suite.source for suite in suites.values())], problems)
+            _check_secrets(document, [text, str(base), *(suite.source for suite in suites.values())], problems)
     if problems.found or document is None:
         raise invalid(str(path), problems.found, CampaignInvalid, "campaign")
     return Campaign(document=document, suites=suites, path=path.resolve(), source=text)
@@ -135,13 +135,12 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
 
 def _check_secrets(document: CampaignDocument, sources: list[str], problems: Problems) -> None:
     """Refuse a campaign that contains a secret known to this process: its text becomes part of the evidence, and so do
-    those of its missions."""
-    keys = [flow.runner.api_key_env for flow in document.flow if flow.runner.api_key_env is not None]
+    its path and the texts of its missions."""
     texts = [*(source.encode() for source in sources), msgspec.json.encode(document)]
-    found = secrets_in(texts, keys, os.environ)
+    found = secrets_in(texts, document.key_names, os.environ)
     if found is not None:
         names = ", ".join(found)
-        what = f"the campaign contains the value of {names}, but evidence must not contain secrets"
+        what = f"the campaign or its path contains the value of {names}, but evidence must not contain secrets"
         problems.add(("campaign",), what, f"remove it, or if it is not secret: unset {' '.join(found)}")
 
 

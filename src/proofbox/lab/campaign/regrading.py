@@ -12,6 +12,7 @@ import msgspec
 
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.results import Document
 from proofbox.errors import CampaignIncomplete, UsageError
 from proofbox.evidence.bundle.paths import INDEX
@@ -30,7 +31,7 @@ from proofbox.lab.reports.campaigns.loading import load_campaign, run_path
 from proofbox.lab.reports.results import attempts_by_evidence
 from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.ledger import Attempt
-from proofbox.lab.run.plan import box_settings, redactor_for
+from proofbox.lab.run.plan import box_settings
 from proofbox.lab.run.running import in_thread
 from proofbox.lab.statistics import Comparison, PassRate, compare_all, pass_rate
 from proofbox.lab.suite.reading import Suite
@@ -108,11 +109,12 @@ def regrade_campaign(campaign: _Path, spec: _Path, *, out: _Path = "regraded", t
     _require_same_design(new, manifest)
     require_consent(new, trust=trust)
     described = describe(new, Path(out))
+    redactor = Redactor.for_evidence(os.environ, new.document.key_names)
     with tempfile.TemporaryDirectory(prefix="proofbox-regrade-") as scratch:
         attempts = [
             each
             for run in manifest.runs
-            for each in _flow(place / run_path(run), run.flow, new.suites[run.flow], Path(scratch))
+            for each in _flow(place / run_path(run), run.flow, new.suites[run.flow], Path(scratch), redactor)
         ]
     scores = {run.flow: _scores(attempts, run.flow) for run in manifest.runs}
     fields = new.document.campaign
@@ -126,7 +128,7 @@ def regrade_campaign(campaign: _Path, spec: _Path, *, out: _Path = "regraded", t
         comparisons=tuple(comparisons),
         attempts=tuple(attempts),
     )
-    with BundleWriter.create(out, expected=(_SPEC, REGRADE)) as bundle:
+    with BundleWriter.create(out, expected=(_SPEC, REGRADE), redactor=redactor) as bundle:
         bundle.write_bytes(_SPEC, new.source.encode(), schema_version=CAMPAIGN_SCHEMA)
         bundle.write_json(REGRADE, msgspec.to_builtins(regrade))
     changed = sum(each.before != each.after for each in attempts)
@@ -140,7 +142,7 @@ def _require_same_design(new: Campaign, manifest: CampaignManifest) -> None:
     refuse_expect((mission for suite in new.suites.values() for mission in suite.missions), "campaign regrade")
 
 
-def _flow(run_dir: Path, flow: str, suite: Suite, scratch: Path) -> list[RegradedAttempt]:
+def _flow(run_dir: Path, flow: str, suite: Suite, scratch: Path, redactor: Redactor) -> list[RegradedAttempt]:
     run = load_bundle(run_dir)
     attempts, _ = attempts_by_evidence(run)
     return [
@@ -149,7 +151,7 @@ def _flow(run_dir: Path, flow: str, suite: Suite, scratch: Path) -> list[Regrade
             attempt_id=each.id,
             mission_id=each.mission,
             before=each.result.verified,
-            after=_verified(each, run.nested[each.path], suite, scratch / flow / str(each.number)),
+            after=_verified(each, run.nested[each.path], suite, scratch / flow / str(each.number), redactor),
             index_sha256=each.result.index_sha256,
         )
         for each in final_attempts(attempts)
@@ -157,7 +159,7 @@ def _flow(run_dir: Path, flow: str, suite: Suite, scratch: Path) -> list[Regrade
     ]
 
 
-def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path) -> str:
+def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path, redactor: Redactor) -> str:
     mission = suite.mission(attempt.mission)
     found = final_of(msgspec.convert(bundle.read_json(artifacts.ATTEMPT), AttemptRecord))
     files = None if mission.verify.files is None else suite.at(mission.verify.files)
@@ -172,7 +174,6 @@ def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path) -> st
     if mission.workdir is not None:
         policy["mounts"] = [Mount(place / "verified", mission.workdir, writable=True)]
     with Sandboxes(place / "verified", settings=box_settings()) as boxes:
-        redactor = redactor_for((), os.environ)
         result = check(boxes, mission.verify, redactor, provider=mission.provider, policy=policy, beside=beside)
     return {True: "passed", False: "failed", None: "none"}[result.passed]
 

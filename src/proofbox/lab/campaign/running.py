@@ -18,6 +18,7 @@ import msgspec
 from proofbox.config.engine import EngineSettings, chosen_engine
 from proofbox.config.settings import load
 from proofbox.core.files.removal import remove_tree
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import RunInterrupted, UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
@@ -199,7 +200,8 @@ def _commit(manifest: CampaignManifest, out: Path, report: CampaignReport) -> No
     """Commit the campaign's bundle. It names the run of each flow by the digest of its index."""
     for name in _EXPECTED:  # after a kill they are written again
         (out / manifest.run_id / name).unlink(missing_ok=True)
-    bundle = BundleWriter.take_over(out, manifest.run_id, released=True, expected=_EXPECTED)
+    redactor = Redactor.for_evidence(os.environ, manifest.document.key_names)
+    bundle = BundleWriter.take_over(out, manifest.run_id, released=True, expected=_EXPECTED, redactor=redactor)
     try:
         bundle.write_bytes(SPEC, manifest.source.encode(), schema_version=CAMPAIGN_SCHEMA)
         bundle.write_json(MANIFEST, msgspec.to_builtins(manifest))

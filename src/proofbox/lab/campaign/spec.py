@@ -175,6 +175,11 @@ class CampaignDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     price: tuple[Price, ...] = ()
     """The prices of models. Costs without a price are unknown."""
 
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The variables that hold keys of the flows' models."""
+        return tuple(flow.runner.api_key_env for flow in self.flow if flow.runner.api_key_env is not None)
+
 
 def other_table(struct: type[msgspec.Struct], name: str) -> str:
     """Return a hint for a field that is valid in another table of a campaign."""

@@ -8,6 +8,7 @@ out/.work/<run_id>/     workspaces and scratch directories; removed when the run
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from shlex import quote
 import msgspec
 
 from proofbox.config import consent
-from proofbox.config.engine import EngineSettings
+from proofbox.config.engine import EngineSettings, chosen_engine
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
@@ -39,6 +40,7 @@ from proofbox.lab.run.closing import as_committed, close_altered, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
 from proofbox.lab.run.crews.contract import Crew, EventForwarder, OnEvent
 from proofbox.lab.run.crews.local import LocalCrew
+from proofbox.lab.run.events import RunStarted
 from proofbox.lab.run.failures import LOST, counted_tries, pause
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger, PlannedAttempt
 from proofbox.lab.run.limiter import Limiter
@@ -58,7 +60,7 @@ from proofbox.lab.run.plan import (
     redactor_of,
     refuse_secrets,
 )
-from proofbox.lab.run.template import GIVEN, altered_missions, fill, forget_workspaces
+from proofbox.lab.run.template import GIVEN, altered_missions, fill, forget_workspaces, stores_below
 from proofbox.lab.run.waiting import WaitReporter
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
@@ -102,7 +104,7 @@ def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | Non
             trust=trust,
             command=f"proofbox suite run {quote(plan.suite_name)} --trust",
         )
-        refuse_secrets(plan, os.environ, files)
+        refuse_secrets(plan, suite, os.environ, files)
         if plan.isolation == "shared":
             refuse_unshareable(suite.missions, plan.provider, chain)
         out.mkdir(parents=True, exist_ok=True)
@@ -120,7 +122,7 @@ def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: C
                 fill(source, work / TEMPLATES / mission.id / GIVEN)
         inputs = pin(suite, files, work / PINNED, skip)
         plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=inputs)
-        check_pinned(plan.suite())
+        check_pinned(msgspec.structs.replace(suite, pinned=work / PINNED))
         consent.remember_plan(plan.run_id, plan_digest(plan))
     except BaseException:
         remove_tree(work)  # nothing would find it without a ledger
@@ -167,9 +169,9 @@ class Conductor:
         on_event: OnEvent | None = None,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
-        engine: EngineSettings | None = None,
+        engine: str | None = None,
     ) -> None:
-        """`engine` overrides the plan's."""
+        """`engine` names another engine than the plan's."""
         self._out = out
         self._run_id = run_id
         self._stop = stop or threading.Event()
@@ -178,11 +180,22 @@ class Conductor:
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
         self._plan = read_plan(self._ledger)
-        self._crew = _crew(out, self._plan, engine or self._plan.engine, self._ids, self._emit)
+        chosen = chosen_engine(self._plan.engine, engine, None, ())
+        self._crew = _crew(out, self._plan, chosen, self._ids, self._emit)
         self._epoch = 0
         credential = credential_of(self._plan)
         gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
         self._waiting = WaitReporter(self._ledger, gate, out / run_id, self._emit, self._clock)
+
+    @functools.cached_property
+    def _suite(self) -> Suite:
+        return self._plan.suite()
+
+    def started(self) -> RunStarted:
+        """Return the first event: how much there is to do."""
+        planned = self._ledger.attempts()
+        ended = sum(each.state == "ended" for each in planned)
+        return RunStarted(run_id=self._run_id, bundle=str(self._out / self._run_id), attempts=len(planned), ended=ended)
 
     def conduct(self, *, trust: bool = False) -> Path:
         """Run the missing attempts, commit the run, and return the path of its bundle. Can be resumed if interrupted.
@@ -196,7 +209,7 @@ class Conductor:
                 self._tidy_up()  # the last conductor was killed after the commit
                 return run_dir
             self._require_known_plan(trust=trust)
-            refuse_secrets(self._plan, os.environ)
+            refuse_secrets(self._plan, self._suite, os.environ)
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
             expected = (self._plan.source_name, *_EXPECTED)
@@ -249,7 +262,9 @@ class Conductor:
             consent.remember_run(self._run_id, artifacts.index_sha256(self._out / self._run_id))
             self._ledger.set_value("committed", "yes")
         work = self._out / WORK / self._run_id
-        forget_workspaces(work, lambda stores: note_stores(self._ledger, stores))
+        if stores := stores_below(work):
+            note_stores(self._ledger, stores)
+        forget_workspaces(work)
         remove_tree(work)
 
     def close(self) -> None:
@@ -268,8 +283,8 @@ class Conductor:
 
     def _work(self) -> None:
         idle_deaths = 0
+        counts = self._ledger.counts()
         while True:
-            counts = self._ledger.counts()
             left = counts["planned"] + counts["claimed"]
             if not left:
                 return self._crew.join()
@@ -285,7 +300,8 @@ class Conductor:
             died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()
-            idle_deaths = idle_deaths + died if self._ledger.counts() == counts else 0
+            before, counts = counts, self._ledger.counts()
+            idle_deaths = idle_deaths + died if counts == before else 0
             if idle_deaths > MAX_IDLE_DEATHS:
                 raise WorkerLost("the workers die before they start an attempt; their output is above", op="suite")
 
@@ -363,7 +379,7 @@ class Conductor:
     def _write(self, bundle: BundleWriter) -> None:
         self._close_altered()
         attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
-        suite = self._plan.suite()
+        suite = self._suite
         bundle.write_bytes(self._plan.source_name, self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(
             "environment.json",

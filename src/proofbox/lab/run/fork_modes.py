@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from proofbox.config.settings import Settings
@@ -18,6 +17,7 @@ from proofbox.core.files.nofollow import opened_directory
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import ProofboxError, SetupFailed
 from proofbox.lab.attempt.mission_box import PROVIDER, requested_options
+from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Mission
 from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
@@ -29,6 +29,28 @@ FEW = 2000
 """Fewer files than this are copied, which takes less than a tenth of a second."""
 MODE = "mode"
 """The file next to a mission's templates that holds its mode."""
+
+
+class ForkModes:
+    """Decides for the missions of a run how their attempts get their files."""
+
+    def __init__(
+        self, suite: Suite, settings: Settings, provider: str | None, *, shared: bool = False, on_node: bool = False
+    ) -> None:
+        self._suite = suite
+        self._settings = settings
+        self._provider = provider
+        self._shared = shared
+        self._on_node = on_node
+
+    def mode(self, mission: str, given: Path) -> str:
+        """Return `overlay`, or `copy` with the reason, for a mission with these files."""
+        if self._on_node:
+            obstacle = "the attempt ran on a node of a cluster"
+        else:
+            found = self._suite.mission(mission)
+            obstacle = overlay_obstacle(found, given, self._settings, self._provider, shared=self._shared)
+        return recorded_mode(given.parent, obstacle)
 
 
 def overlay_obstacle(
@@ -53,19 +75,18 @@ def overlay_obstacle(
     return _mount_obstacle(given)
 
 
-def recorded_mode(place: Path, obstacle: Callable[[], str]) -> str:
+def recorded_mode(place: Path, obstacle: str) -> str:
     """Return the mode of a mission: `overlay`, or `copy` with the reason. Decided once, below `place`.
 
     Raises `SetupFailed` if earlier attempts used an overlay, and this worker can't.
     """
-    found = obstacle()
-    mine = f"copy: {found}" if found else OVERLAY
+    mine = f"copy: {obstacle}" if obstacle else OVERLAY
     with contextlib.suppress(FileExistsError):
         create_only(place / MODE, mine.encode())
     mode = (place / MODE).read_text()
-    if mode == OVERLAY and found:
+    if mode == OVERLAY and obstacle:
         raise SetupFailed(
-            f"earlier attempts at this mission used an overlay, which is not possible here: {found}",
+            f"earlier attempts at this mission used an overlay, which is not possible here: {obstacle}",
             op="attempt",
             fix_hints=["resume the run in the same way as it was started, or start a new run"],
         )

@@ -244,9 +244,15 @@ class Ledger:
             return [_attempt(row) for row in self._db.execute(asks)]
 
     def counts(self) -> dict[Standing, int]:
+        # Attempts are numbered from 1 and never deleted. A conductor asks after every attempt, so those that have ended
+        # are not counted one by one.
+        counted = (
+            "SELECT (SELECT count(*) FROM attempt WHERE state = 'planned'),"
+            " (SELECT count(*) FROM attempt WHERE state = 'claimed'), (SELECT coalesce(max(number), 0) FROM attempt)"
+        )
         with self._mutex:
-            found = dict(self._db.execute("SELECT state, count(*) FROM attempt GROUP BY state").fetchall())
-        return {"planned": found.get("planned", 0), "claimed": found.get("claimed", 0), "ended": found.get("ended", 0)}
+            planned, claimed, total = self._db.execute(counted).fetchone()
+        return {"planned": planned, "claimed": claimed, "ended": total - planned - claimed}
 
     def next_time(self) -> float | None:
         """Return when the earliest planned attempt may start; None if none is planned."""

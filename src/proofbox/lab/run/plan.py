@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from proofbox.errors import CorruptError, SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.final_tree import share_base
 from proofbox.lab.attempt.sharing import SharedSession
-from proofbox.lab.run.fork_modes import overlay_obstacle
+from proofbox.lab.run.fork_modes import ForkModes
 from proofbox.lab.run.ledger import Ledger, PlannedAttempt
 from proofbox.lab.run.template import Templates
 from proofbox.lab.suite.checks import LARGEST_PROMPT
@@ -41,8 +42,6 @@ STORES = "stores"
 LEDGER_SUFFIX = ".ledger"
 REFUSED_SUFFIX = ".refused"
 """Of a directory next to the run, with bundles from nodes whose attempts had been taken over. They do not count."""
-
-SHORTEST_SECRET = 8
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,18 +165,13 @@ def run_context(
     out = out.absolute()
     suite = plan.suite()
     redactor = redactor_of(plan, os.environ if env is None else env)
+    shared = plan.isolation == "shared"
     templates = Templates(
         out / WORK / plan.run_id / TEMPLATES,
         owner,
         clock,
-        lambda mission, given: (
-            overlay_obstacle(
-                suite.mission(mission), given, plan.box_settings, plan.provider, shared=plan.isolation == "shared"
-            )
-            if mounted
-            else "the attempt ran on a node of a cluster"
-        ),
-        lambda template, snapshot: share_base(template, snapshot, out / plan.run_id, redactor),
+        ForkModes(suite, plan.box_settings, plan.provider, shared=shared, on_node=not mounted),
+        functools.partial(share_base, run_dir=out / plan.run_id, redactor=redactor),
     )
     return RunContext(
         run_id=plan.run_id,
@@ -196,7 +190,7 @@ def run_context(
         isolation=plan.isolation,
         clock=clock,
         ids=ids or IdSource(clock),
-        shared=SharedSession() if plan.isolation == "shared" else None,
+        shared=SharedSession() if shared else None,
     )
 
 
@@ -213,22 +207,14 @@ def credential_of(plan: Plan) -> str | None:
 
 
 def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
-    return redactor_for(key_names(plan), env)
+    return Redactor.for_evidence(env, key_names(plan))
 
 
-def redactor_for(keys: Sequence[str], env: Mapping[str, str]) -> Redactor:
-    """Return a redactor for the secrets this process could leak: the variables `keys`, and secret-like variables."""
-    # A shorter value is likely a word, as in `SIGNING_KEY=release`, and would redact ordinary text.
-    long = {name: value for name, value in env.items() if name in keys or len(value) >= SHORTEST_SECRET}
-    return Redactor.from_environment(long, keys)
-
-
-def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
+def refuse_secrets(plan: Plan, suite: Suite, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
     """Refuse a suite that contains a secret known to this process, because its text becomes part of the evidence.
 
     `files` provides its prompts as long as they are not copied.
     """
-    suite = plan.suite()
     texts = [plan.suite_source.encode(), plan.chain.encode(), msgspec.json.encode(suite.missions)]
     for mission in suite.missions:
         with contextlib.suppress(OSError, Unreadable):  # the attempt will report it
@@ -253,9 +239,10 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None 
 def secrets_in(texts: Sequence[bytes], keys: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
     """Return the variables whose values these texts contain, if the values are secrets: those of `keys`, and of
     variables whose names mark them as secrets. None: the texts contain no secret."""
-    if not any(map(redactor_for(keys, env).contains_secret, texts)):
+    if not any(map(Redactor.for_evidence(env, keys).contains_secret, texts)):
         return None
-    return [name for name in sorted(env) if any(map(redactor_for(keys, {name: env[name]}).contains_secret, texts))]
+    found = {name: Redactor.for_evidence({name: value}, keys) for name, value in env.items()}
+    return [name for name, redactor in sorted(found.items()) if any(map(redactor.contains_secret, texts))]
 
 
 def key_names(plan: Plan) -> list[str]:

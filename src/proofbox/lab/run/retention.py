@@ -32,7 +32,7 @@ from proofbox.lab.attempt.adhoc.home import HOME_SUFFIX, attempts_dir
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import REFUSED_SUFFIX, WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.run.resources import size_of
-from proofbox.lab.run.template import forget_workspaces
+from proofbox.lab.run.template import forget_workspaces, stores_below
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.scratch import abandoned_scratch
 from proofbox.sandbox.images.unused_files import image_files
@@ -176,16 +176,12 @@ def _remove_work(path: Path) -> str:
 
 def _forget_workspaces(out: Path, name: str) -> set[str]:
     """Unregister the workspaces in a run's work directory; return their stores, which its ledger, if any, records."""
-    found: set[str] = set()
-
-    def note(stores: set[str]) -> None:
-        found.update(stores)
-        if ledger_path(out, name).exists():
-            with Ledger(ledger_path(out, name)) as ledger:
-                note_stores(ledger, stores)
-
-    forget_workspaces(out / WORK / name, note)
-    return found
+    stores = stores_below(out / WORK / name)
+    if stores and ledger_path(out, name).exists():
+        with Ledger(ledger_path(out, name)) as ledger:
+            note_stores(ledger, stores)
+    forget_workspaces(out / WORK / name)
+    return stores
 
 
 def _drop(stores: set[str]) -> str:

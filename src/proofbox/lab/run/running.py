@@ -35,9 +35,9 @@ from proofbox.lab.reports.results import RunResults, read_run
 from proofbox.lab.reports.suite_run import AttemptFacts, SuiteRun
 from proofbox.lab.reports.totals import Totals, final_attempts, totals
 from proofbox.lab.run.conductor import Conductor, create_run, find_run
-from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
+from proofbox.lab.run.events import OnSuiteEvent, SuiteEvent
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import Plan, is_conducted, ledger_path, read_plan
+from proofbox.lab.run.plan import Plan, is_conducted, ledger_path
 from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import check_provider
@@ -306,15 +306,10 @@ def conduct_run(
             return  # a line that something else wrote to a worker's stdout
         on_event(typed)
 
-    with Ledger(ledger_path(out, run_id)) as ledger:
-        chosen = chosen_engine(read_plan(ledger).engine, engine, None, ())
-    conductor = Conductor(out, run_id, on_event=forward, stop=stop, engine=chosen)
+    conductor = Conductor(out, run_id, on_event=forward, stop=stop, engine=engine)
     try:
         if on_event is not None:
-            with Ledger(ledger_path(out, run_id)) as ledger:
-                planned = ledger.attempts()
-            ended = sum(each.state == "ended" for each in planned)
-            on_event(RunStarted(run_id=run_id, bundle=str(out / run_id), attempts=len(planned), ended=ended))
+            on_event(conductor.started())
         conductor.conduct(trust=trust)
     finally:
         conductor.close()

@@ -20,7 +20,7 @@ from proofbox.core.files.overlaying import Identity, OverlayWriter
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
 from proofbox.lab.attempt.final_tree import SharedBase
-from proofbox.lab.run.fork_modes import OVERLAY, recorded_mode
+from proofbox.lab.run.fork_modes import OVERLAY, ForkModes
 from proofbox.sandbox.containers.image_files import copy_from_image
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 from proofbox.workspace import registry
@@ -63,14 +63,14 @@ class Templates:
         place: Path,
         owner: str,
         clock: Clock,
-        obstacle: Callable[[str, Path], str] = lambda *_: "not requested",
+        fork_modes: ForkModes | None = None,
         share: Callable[[Workspace, str], SharedBase | None] = lambda *_: None,
     ) -> None:
-        """`obstacle` returns why attempts at a mission, whose files are given, can't be mounted over a template.
-        `share` stores the manifest of such a template, given by its snapshot, in the run's bundle.
+        """Without `fork_modes`, every attempt gets a copy. `share` stores the manifest of a template over which
+        attempts are mounted, given by its snapshot, in the run's bundle.
         """
         self._place = place
-        self._obstacle = obstacle
+        self._fork_modes = fork_modes
         self._share = share
         self._bases: dict[Path, SharedBase | None] = {}
         self._modes: dict[str, str] = {}
@@ -105,8 +105,8 @@ class Templates:
     def mode(self, mission: str) -> str:
         """Return how the attempts at a mission get its files: `overlay`, or `copy` with the reason."""
         if mission not in self._modes:
-            place = self._place / mission
-            self._modes[mission] = recorded_mode(place, lambda: self._obstacle(mission, place / GIVEN))
+            given, modes = self._place / mission / GIVEN, self._fork_modes
+            self._modes[mission] = "copy: not requested" if modes is None else modes.mode(mission, given)
         return self._modes[mission]
 
     @contextlib.contextmanager
@@ -183,13 +183,15 @@ def _is_as_given(lower: Path) -> bool:
     return found.id == lower.read_text() and not found.skipped and not found.unstable
 
 
-def forget_workspaces(work: Path, note: Callable[[set[str]], None]) -> None:
+def stores_below(work: Path) -> set[str]:
+    """Return the stores of the templates and workspaces below a directory."""
+    return {each.store for each in registry.registered_below(work)}
+
+
+def forget_workspaces(work: Path) -> None:
     """Unregister templates and the workspaces of killed attempts. Their stores hold what attempts left, and stay:
-    `note` receives them before the last reference is removed."""
-    below = registry.registered_below(work)
-    if below:
-        note({each.store for each in below})
-    for each in below:
+    callers record `stores_below` before this removes the last reference to them."""
+    for each in registry.registered_below(work):
         registry.forget(each)
     registry.sweep()
 

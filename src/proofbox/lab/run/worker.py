@@ -128,10 +128,7 @@ class Worker:
         began = self._clock.now().timestamp()
         try:
             ended = await self._execute(attempt, control)
-            await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
-            with contextlib.suppress(OSError):  # the limiter learns it from the next attempt
-                await run_sync(self._update_limiter, ended, began, limiter=self._asking)
-            await run_sync(self._count, attempt, ended, limiter=self._asking)
+            await run_sync(self._end, attempt, ended, began, limiter=self._asking)
             self._emit(attempt, "ended", **ended.members)
         except LeaseLost as error:
             self._emit(attempt, "lost", message=error.message)
@@ -147,6 +144,12 @@ class Worker:
     async def _execute(self, attempt: Attempt, control: AttemptControl) -> Ended:
         """Run an attempt to its committed bundle, in this process."""
         return await run_attempt(attempt, self._context, control)
+
+    def _end(self, attempt: Attempt, ended: Ended, began: float) -> None:
+        self._ledger.end(attempt, ended)
+        with contextlib.suppress(OSError):  # the limiter learns it from the next attempt
+            self._update_limiter(ended, began)
+        self._count(attempt, ended)
 
     def _count(self, attempt: Attempt, ended: Ended) -> None:
         count_health(

@@ -203,6 +203,8 @@ def _evaluate(
         if one.smallest_p >= strict:
             few = counted(one.missions, "mission")
             reason = f"{few} can never be significant: the smallest p-value is {one.smallest_p:.2g}"
+            if pairs > 1:
+                reason += f", and {min(1.0, pairs * one.smallest_p):.2g} after the correction"
         else:
             reason = f"the difference is not significant, and may be larger than {points}"
     return Comparison(

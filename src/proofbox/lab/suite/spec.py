@@ -135,7 +135,7 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     no_commands: tuple[str, ...] = ()
     """Regular expressions that must not match any call that was run."""
     observed: bool = False
-    """Count only calls that proofbox ran itself and that were started for `commands` and `min_tool_calls`, not those
+    """For `commands` and `min_tool_calls`, count only calls that proofbox ran itself and that were started, not those
     that an agent reports."""
     file: tuple[FileCondition, ...] = ()
     """Conditions on files of the final tree."""

@@ -53,7 +53,9 @@ class AsyncConnection:
         self, request: CommandRequest, on_output: OnOutput | None = None, on_start: OnStart | None = None
     ) -> ActiveCall:
         """Start a command, feed its stdin, and wait for its end. If the caller is cancelled, the command is killed."""
-        call, data = self._calls.begin(request)
+        id = self._calls.new_id()
+        data = request.encode(id)
+        call = self._calls.begin(id, request)
         try:
             await self._send(data)
             if request.stdin is None and on_start is None:

@@ -134,7 +134,9 @@ async def open_process(
     core = session._core
     request, oom_kills_before = await core.prepare(argv, options)
     connection = core.connection
-    call, data = connection._calls.begin(request)
+    id = connection._calls.new_id()
+    data = request.encode(id)
+    call = connection._calls.begin(id, request)
     process = AsyncProcess(core, call, oom_kills_before)
     core.emit(Event("exec", "started", session.id))
     try:

@@ -161,12 +161,13 @@ class ActiveCalls:
         self._ids = itertools.count(1)
         self.hello: wire.Hello | None = None
 
-    def begin(self, request: CommandRequest) -> tuple[ActiveCall, bytes]:
-        """Register a command; return it with the frame that starts it."""
-        call = ActiveCall(next(self._ids), request)
-        data = request.encode(call.id)
-        self._calls[call.id] = call
-        return call, data
+    def new_id(self) -> int:
+        return next(self._ids)
+
+    def begin(self, id: int, request: CommandRequest) -> ActiveCall:
+        """Register a command, before the frame that starts it is sent."""
+        call = self._calls[id] = ActiveCall(id, request)
+        return call
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -20,7 +20,7 @@ from proofbox.sandbox.client import wire
 from proofbox.sandbox.client.calls import ActiveCall, ActiveCalls
 from proofbox.sandbox.client.requests import CommandRequest
 from proofbox.sandbox.client.wire import Send
-from proofbox.sandbox.contract import OnOutput
+from proofbox.sandbox.contract import OnOutput, OnStart
 from proofbox.sandbox.host.readiness import readable
 
 RECEIVE = 256 << 10
@@ -63,8 +63,10 @@ class Connection:
         on_start: Callable[[RunningCall], None] | None = None,
     ) -> ActiveCall:
         """Start a command, feed its stdin, and wait for its end. An exception (also Ctrl-C) kills the command."""
+        id = self._calls.new_id()
+        data = request.encode(id)
         with self._changed:
-            call, data = self._calls.begin(request)
+            call = self._calls.begin(id, request)
         try:
             self._send(data)
             if on_start is not None:
@@ -241,6 +243,35 @@ class Connection:
                 while not call.finished:
                     call.waiting.clear()
                     self._turn(lambda: call.finished or bool(call.waiting), deadline)
+
+
+class BlockingConnection:
+    """A connection with coroutines that block, for `service_core.py`."""
+
+    def __init__(self, blocking: Connection) -> None:
+        self.close = blocking.close
+        self._blocking = blocking
+
+    @property
+    def hello(self) -> wire.Hello | None:
+        return self._blocking.hello
+
+    @property
+    def lost(self) -> bool:
+        return self._blocking.lost
+
+    @property
+    def running(self) -> int:
+        return self._blocking.running
+
+    async def run(self, request: CommandRequest, on_output: OnOutput | None, on_start: OnStart | None) -> ActiveCall:
+        return self._blocking.run(request, on_output, on_start)
+
+    async def wait_for_hello(self, seconds: float) -> wire.Hello:
+        return self._blocking.wait_for_hello(seconds)
+
+    async def shutdown(self) -> None:
+        self._blocking.shutdown()
 
 
 class RunningCall:

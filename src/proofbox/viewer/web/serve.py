@@ -1,4 +1,4 @@
-"""Serve the viewer: on loopback unless another address is given, with a token in any case."""
+"""Serve the viewer: on loopback unless another address is given, and always with a token."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class RipgrepEngine:
         self._timeout = timeout
 
     def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:
-        # These options only save time where that is easy: the caller excludes .git in any case.
+        # These options only save time where that is easy: the caller excludes .git itself.
         git = ["--glob=!.git"] if os.path.isdir(os.path.join(directory, top, ".git")) else []
         options = ["--files-with-matches", "--null", *git]
         place = ["--", f"./{top}"]

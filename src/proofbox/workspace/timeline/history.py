@@ -25,12 +25,10 @@ class History:
         self._workspace = workspace_id
         self._decode = msgspec.json.Decoder(Snapshot).decode
         self._head: tuple[tuple[int, int], Snapshot | None] = ((0, 0), None)
+        self._found: tuple[tuple[int, int], Snapshot] | None = None
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self._own(self._store.events())
-
-    def newest_first(self) -> Iterator[Snapshot]:
-        return self._own(self._store.events(newest_first=True))
 
     def head(self) -> Snapshot | None:
         """Return the latest entry. Reads only the events added since the last call."""
@@ -50,15 +48,31 @@ class History:
             return head
         found: dict[str, Snapshot] = {}
         if len(name) >= _SHORTEST:
-            for each in self.newest_first():
+            since, known = self._known(name)
+            for each in self._own(self._store.events(newest_first=True, since=since)):
                 if each.id == name:
-                    return each
+                    known = each
+                    break
                 if each.id.startswith(name):
                     found.setdefault(each.id, each)
+            if known is not None:
+                self._found = self._store.events_position, known
+                return known
         if len(found) == 1:
             return next(iter(found.values()))
         reason = f"{len(found)} snapshots start with {name}" if found else f"there is no snapshot {name!r}"
         raise SnapshotUnknown(reason, op="workspace")
+
+    def _known(self, id: str) -> tuple[int, Snapshot | None]:
+        """Return the snapshot if it was the last one found, and the number of events that need not be read again.
+
+        A template is forked by the same snapshot each time, and its store has the events of all forks.
+        """
+        if self._found is None:
+            return 0, None
+        (generation, count), snapshot = self._found
+        known = snapshot.id == id and generation == self._store.events_position[0]
+        return (count, snapshot) if known else (0, None)
 
     def _own(self, events: Iterator[bytes]) -> Iterator[Snapshot]:
         for event in events:

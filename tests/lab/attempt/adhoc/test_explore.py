@@ -123,6 +123,27 @@ def test_branch_that_does_not_start_is_reported_and_the_others_continue(tmp_path
 
 
 @pytest.mark.needs("bubblewrap")
+def test_secret_that_an_agent_prints_is_not_recorded(
+    tmp_path: Path, attempt: AttemptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that does not start says why, and that text is part of the exploration."""
+    monkeypatch.setenv("SOME_API_KEY", "value-of-the-key-0123")
+
+    class Talkative(ScriptedRuntime):
+        async def probe(self, settings: Mapping[str, object]) -> RuntimeProbe:
+            del settings
+            return RuntimeProbe(strategy="scripted", available=False, reason="no access with value-of-the-key-0123")
+
+    done = explore_attempt(
+        attempt.bundle, 1, tmp_path / "tries", prompt="go on", branches=1, verify=[CHECK], strategies="scripted",
+        registry=Registry({"scripted": Talkative}), settings={},
+    )  # fmt: skip
+    assert "no access with [redacted]" in done.exploration.branches[0].reason
+    [recorded] = (tmp_path / "tries").rglob("exploration.json")
+    assert "value-of-the-key-0123" not in recorded.read_text()
+
+
+@pytest.mark.needs("bubblewrap")
 def test_suite_of_a_stranger_runs_nothing_before_the_user_has_consented(tmp_path: Path, attempt: AttemptRun) -> None:
     marker = tmp_path / "made-on-the-host"
     verify = {"commands": [f"touch {marker}"]}

@@ -49,6 +49,8 @@ class AcpProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The agent expects the version of an API, such as `/v1`, in its base URL. Otherwise it adds it to every path."""
     states_failures: bool = False
     """The agent reports every command that failed as failed, so the exit code of a completed one is 0."""
+    conceals_failures: bool = False
+    """The agent ends a turn as usual even if the model has failed, so the gateway's view decides."""
 
 
 def _opencode(settings: AcpSettings, home: str, address: str, ask: bool) -> dict[str, str]:
@@ -140,6 +142,7 @@ PROFILES: Mapping[str, AcpProfile] = {
         install=("npm install -g @agentclientprotocol/codex-acp",),
         environment=_codex,
         mode="agent-full-access",
+        conceals_failures=True,
     ),
     "claude": AcpProfile(
         program="claude-agent-acp",

@@ -205,7 +205,10 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
         if program.ended.is_set() and failure is not None:
             raise self._crashed(turn, program)
         if self._route is not None:
-            failure = failure and (self._route.failure_of(turn) or failure)
+            # Some agents end a turn as usual although the model has failed. A turn without any response always failed.
+            conceals = not turn.answered or (self._profile is not None and self._profile.conceals_failures)
+            if failure is not None or conceals:
+                failure = self._route.failure_of(turn) or failure
             await self._route.settle(turn, complete=failure is None)
         if failure is not None:
             raise failure

@@ -44,7 +44,7 @@ class AcpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Let the agent copy the conversation before each further turn, so that it can be forked at earlier turns. An
     attempt has one turn, so it makes no copy."""
     undecided: Literal["accept", "decline"] = "accept"
-    """The answer to permission requests that no approval rule decides. The box restricts the agent in any case."""
+    """The answer to permission requests that no approval rule decides. The box always restricts the agent."""
 
     def __post_init__(self) -> None:
         if self.record == "bodies" and self.command and self.base_url is None:

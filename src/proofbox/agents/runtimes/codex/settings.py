@@ -32,7 +32,7 @@ class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     record: Recorded = "usage"
     """`bodies`: also keep the bodies of all requests to the model and of its responses as evidence, redacted."""
     approval_policy: Literal["untrusted", "on-request", "never"] = "never"
-    """When Codex asks for approval. The box restricts Codex in any case."""
+    """When Codex asks for approval. The box always restricts Codex."""
     max_retries: int = 4
     """Maximum number of retries by Codex, for a request and for a stream."""
     stream_idle_seconds: float = 300.0

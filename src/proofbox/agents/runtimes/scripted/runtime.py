@@ -212,10 +212,8 @@ class ScriptedSession(HostedSession):
         event = ThreadStarted(session=self.id, thread=new.id, origin="fork", forked_from=thread)
         return await self._register_thread(new.id, event)
 
-    async def start_turn(self, thread: str, prompt: str) -> str:
-        turn = await super().start_turn(thread, prompt)
-        self._keep(self._kept[thread].with_turn(KeptTurn(turn, (prompt,))))
-        return turn
+    def _record_turn(self, turn: Turn, prompt: str) -> None:
+        self._keep(self._kept[turn.thread].with_turn(KeptTurn(turn.id, (prompt,))))
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
         if self.feed.turn(turn, thread).result is not None:

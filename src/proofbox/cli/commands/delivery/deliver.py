@@ -96,7 +96,7 @@ class ProofFlags(msgspec.Struct, frozen=True):
     ] = None
 
     def options(self) -> dict[str, Any]:
-        """Return all of this as keywords."""
+        """Return these flags as keyword arguments."""
         return {name: getattr(self, name) for name in ("packet", "bundle", "key", "allow_unpromoted", "out")}
 
 

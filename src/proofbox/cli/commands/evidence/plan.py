@@ -46,7 +46,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     id: str
     """The plan's id."""
     digest: str
-    """The SHA-256 of the plan's file; of a built-in plan, that of the digests of its file and the corpus."""
+    """The SHA-256 of the plan's file; for a built-in plan, of the digests of its file and the corpus."""
     profiles: tuple[Profile, ...]
     """The profiles that the probes run in."""
     probes: tuple[Probe, ...]
@@ -72,7 +72,7 @@ class PlanRunDocument(Document, frozen=True, kw_only=True):
     plan_id: str
     """The plan's id."""
     plan_digest: str
-    """The SHA-256 of the plan's file; of a built-in plan, that of the digests of its file and the corpus."""
+    """The SHA-256 of the plan's file; for a built-in plan, of the digests of its file and the corpus."""
     run_id: str
     path: str | None
     """The bundle; null for a dry run."""

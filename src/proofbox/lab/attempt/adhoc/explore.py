@@ -22,6 +22,7 @@ from anyio.to_thread import run_sync
 from proofbox.agents.strategies import parse_chain
 from proofbox.core.digest import sha256_file
 from proofbox.core.documents import stored
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.results import Document
 from proofbox.errors import ProofboxError, UsageError
 from proofbox.evidence.bundle.paths import INDEX
@@ -36,7 +37,7 @@ from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.attempt.result import Verified
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
 from proofbox.lab.reports.steps import diff_attempt, load_attempt
-from proofbox.lab.run.plan import box_settings, redactor_for
+from proofbox.lab.run.plan import box_settings
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.reading import read_suite
 from proofbox.lab.suite.spec import Mission, Verify
@@ -199,8 +200,11 @@ async def explore_attempt_async(
         for number in range(1, branches + 1):
             tasks.start_soon(one, number)
     explored = tuple(found[number] for number in sorted(found))
-    exploration = Exploration(attempt_id=record.attempt_id, step=step, branches=explored, kept=best(explored))
-    bundle = await run_sync(_commit, exploration, place / "exploration")
+    key = (options.get("settings") or {}).get("api_key_env")
+    redactor = Redactor.for_evidence(os.environ, [key] if isinstance(key, str) else [])
+    found_all = Exploration(attempt_id=record.attempt_id, step=step, branches=explored, kept=best(explored))
+    exploration = msgspec.convert(redactor.redact_json(msgspec.to_builtins(found_all)), Exploration)
+    bundle = await run_sync(_commit, exploration, place / "exploration", redactor)
     return ExploreDocument(ok=exploration.kept is not None, bundle=bundle, exploration=exploration)
 
 
@@ -317,13 +321,13 @@ def _verify(bundle: Path, attempt: str, given: str, mission: Mission, at: Callab
         if mission.workdir is not None:
             policy["mounts"] = [Mount(tree, mission.workdir, writable=True)]
         with Sandboxes(tree, settings=box_settings()) as boxes:
-            redactor = redactor_for((), os.environ)
+            redactor = Redactor.for_evidence(os.environ)
             beside = lay_beside(verify, at, place / "beside")
             result = check(boxes, verify, redactor, provider=mission.provider, policy=policy, beside=beside)
     return "none" if result.passed is None else "passed" if result.passed else "failed"
 
 
-def _commit(exploration: Exploration, place: Path) -> str:
-    with BundleWriter.create(place, expected=(EXPLORATION,)) as bundle:
+def _commit(exploration: Exploration, place: Path, redactor: Redactor) -> str:
+    with BundleWriter.create(place, expected=(EXPLORATION,), redactor=redactor) as bundle:
         bundle.write_json(EXPLORATION, msgspec.to_builtins(exploration))
     return str(bundle.path)

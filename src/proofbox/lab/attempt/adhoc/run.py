@@ -30,6 +30,7 @@ from proofbox.core.clock import SystemClock
 from proofbox.core.digest import digest_of
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import (
     AgentError,
     ProofboxError,
@@ -54,7 +55,6 @@ from proofbox.lab.attempt.documents import ForkedFrom, IntegrityFinding, Request
 from proofbox.lab.attempt.runner import Supervisor, supervise
 from proofbox.lab.attempt_metrics import count_health
 from proofbox.lab.run.ledger import Attempt, Ended
-from proofbox.lab.run.plan import redactor_for
 from proofbox.lab.suite.checks import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import BoxLimits, Mission, SuiteDocument, SuiteFields
@@ -147,7 +147,7 @@ class _AdHocSupervisor(Supervisor):
             settings=settings,
             box_settings=None,
             required=(*options.get("required", ()), *(["thread_fork"] if fork and fork.base_thread else [])),
-            redactor=redactor_for(keys, os.environ),
+            redactor=Redactor.for_evidence(os.environ, keys),
             provider=None,
             isolation="process",
             clock=clock,

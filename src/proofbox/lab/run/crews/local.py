@@ -100,7 +100,7 @@ class LocalCrew:
     def _listen(self, worker: Popen[bytes]) -> None:
         if worker.stdout is None:
             raise InternalError("the worker has no stdout pipe", op="suite")
-        # Read to the end in any case, so that a worker never writes to a closed pipe.
+        # Always read to the end, so that a worker never writes to a closed pipe.
         with worker.stdout:
             for line in worker.stdout:
                 event = _event(line)

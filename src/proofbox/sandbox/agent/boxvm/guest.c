@@ -1,8 +1,10 @@
 /* The guest's side: init. It builds the root from the share, starts the box agent, and serves the console port. */
 #include "boxvm.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/mount.h>
 #include <linux/openat2.h>
 #include <linux/random.h>
@@ -18,6 +20,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/reboot.h>
+#include <sys/sendfile.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -33,7 +36,7 @@
 #endif
 #define AGENT_ID 2000000061u /* as in the bubblewrap provider: no account has it */
 #define AGENT_SOCKET "/agent"
-enum { AGENT_FD = 20, CGROUP_FD = 21, MAX_SOCKETS = 64 };
+enum { AGENT_FD = 20, CGROUP_FD = 21, MAX_SOCKETS = 64, MAX_KEPT = 4 << 20 };
 
 static const char *const modules[] = {"virtio", "virtio_ring", "virtio_console", "fuse", "virtiofs"};
 /* The initramfs contains those that its hypervisor needs: QEMU's microvm has no PCI, Virtualization.framework has only PCI. */
@@ -42,6 +45,9 @@ static const char *const network_modules[] = {"failover", "net_failover", "virti
 /* Entries of /proc that reveal the kernel; container runtimes mask the same ones. */
 static const char *const masked[] = {"acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi",
                                      "timer_list", "timer_stats"};
+/* Nearly every program opens these files, and each opening and closing of a shared file is a request to the host. */
+static const char *const kept[] = {"/etc/ld.so.cache", "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6",
+                                   "/lib/ld-linux-aarch64.so.1", "/lib/aarch64-linux-gnu/libc.so.6"};
 static const struct { const char *path; mode_t mode; } private[] = {
     {"/tmp", 01777}, {"/var/tmp", 01777}, {"/home", 01777}, {"/run", 0755}};
 static const struct { const char *name; int minor, major; } devices[] = {
@@ -111,6 +117,55 @@ static void attach(const char *source, const char *path, bool read_only) { /* sh
     close(from);
     close(to);
     close(tree);
+}
+
+/* Show the entries of a directory of the share of programs. The directory and its links are made here: each use of a shared
+ * link, and each search for a file that does not exist, would be a request to the host. */
+static void show_entries(const char *directory) {
+    DIR *share = opendir(directory);
+    if (!share) die(directory);
+    for (struct dirent *e; (e = readdir(share));) {
+        char target[PATH_MAX], source[PATH_MAX];
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        ssize_t size = readlinkat(dirfd(share), e->d_name, target, sizeof target - 1);
+        snprintf(source, sizeof source, "%s/%s", directory, e->d_name);
+        const char *path = source + strlen("/system");
+        if (size < 0 && !strcmp(path, "/etc")) {
+            show_entries(source);
+        } else if (size < 0) {
+            show(source, path);
+        } else {
+            target[size] = 0;
+            make_parents(in_root(path));
+            if (symlink(target, in_root(path))) die(source);
+        }
+    }
+    closedir(share);
+}
+
+static void keep_in_memory(const char *path, int number) { /* a file that is missing, or large, stays in the share */
+    struct stat found;
+    struct open_how how = {.flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC, .resolve = RESOLVE_IN_ROOT};
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV};
+    int root = open("/new", O_PATH | O_CLOEXEC), file = (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+    if (file >= 0 && !fstat(file, &found) && S_ISREG(found.st_mode) && found.st_size <= MAX_KEPT) {
+        char name[32];
+        snprintf(name, sizeof name, "/kept/%d", number);
+        int copy = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        for (off_t at = 0; copy >= 0 && at < found.st_size;)
+            if (sendfile(copy, file, &at, (size_t)(found.st_size - at)) <= 0) die(path);
+        if (copy < 0 || fchown(copy, found.st_uid, found.st_gid) || fchmod(copy, found.st_mode & 0777) ||
+            futimens(copy, (struct timespec[]){found.st_atim, found.st_mtim}))
+            die(name);
+        int tree = (int)syscall(SYS_open_tree, copy, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+        if (tree < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) ||
+            syscall(SYS_move_mount, tree, "", file, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
+            die(path);
+        close(copy);
+        close(tree);
+    }
+    close(file);
+    close(root);
 }
 
 static int listen_at(const char *path) {
@@ -215,20 +270,21 @@ static char **build(char **a) { /* follow the options up to --composed, or to th
 
 static void set_up_root(void) {
     char **rest = options;
-    if (mkdir("/files", 0755) || mkdir("/new", 0755) || mkdir("/sockets", 0755)) die("mkdir");
+    for (const char *const *place = (const char *const[]){"/files", "/new", "/sockets", "/system", "/kept", NULL}; *place; place++)
+        if (mkdir(*place, 0755)) die(*place);
     must_mount("files", "/files", "virtiofs", MS_NOSUID | MS_NODEV, NULL);
+    must_mount("system", "/system", "virtiofs", MS_NOSUID | MS_NODEV | MS_RDONLY, NULL);
     must_mount("sockets", "/sockets", "tmpfs", 0, "mode=0755");
+    must_mount("root", "/new", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755");
     if (composed) {
-        if (mkdir("/system", 0755) || mkdir("/covers", 0755) || mkdir("/covers/empty", 0555) || mkdir("/covers/directory", 0) ||
-            mknod("/covers/file", S_IFREG, 0))
+        if (mkdir("/covers", 0755) || mkdir("/covers/empty", 0555) || mkdir("/covers/directory", 0) || mknod("/covers/file", S_IFREG, 0))
             die("mkdir");
-        must_mount("system", "/system", "virtiofs", MS_NOSUID | MS_NODEV | MS_RDONLY, NULL);
-        must_mount("root", "/new", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755");
         rest = build(options) + 1;
         if (mkdir("/new/proc", 0755) || mkdir("/new/dev", 0755)) die("mkdir");
     } else {
-        must_mount("system", "/new", "virtiofs", MS_NOSUID | MS_NODEV | MS_RDONLY, NULL);
+        show_entries("/system");
     }
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) keep_in_memory(kept[i], (int)i);
     for (size_t i = 0; i < sizeof private / sizeof *private; i++) {
         char mode[32];
         snprintf(mode, sizeof mode, "mode=%o", private[i].mode);
@@ -239,7 +295,7 @@ static void set_up_root(void) {
     if (chown("/new/run", AGENT_ID, AGENT_ID)) die("/run");
     set_up_devices();
     build(rest);
-    if (composed) must_mount(NULL, "/new", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL);
+    must_mount(NULL, "/new", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL);
 }
 
 static pid_t start_agent(void) {
@@ -255,6 +311,7 @@ static pid_t start_agent(void) {
     write_file("/cgroup/box/cgroup.procs", "0");
     unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
     must_mount("proc", "/new/proc", "proc", flags, NULL);
+    write_file("/new/proc/sys/user/max_user_namespaces", "0"); /* in one, a command would have capabilities */
     for (size_t i = 0; i < sizeof masked / sizeof *masked; i++) {
         struct stat found;
         char *place = in_root("/proc/");

@@ -55,7 +55,7 @@ def connected(engine: EngineSettings, place: Path) -> Iterator[Any]:
             fix_hints=["set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that contains it"],
         )
     if address is None or _is_loopback(address):
-        # Otherwise Ray replaces a loopback address by that of a network interface.
+        # Otherwise Ray replaces a loopback address with that of a network interface.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if address is not None and not engine.unauthenticated:
         _refuse_open(address)

@@ -30,7 +30,6 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import (
-    BundleCorrupt,
     EngineLost,
     EngineUnavailable,
     LeaseLost,
@@ -40,16 +39,16 @@ from proofbox.errors import (
     ProofboxError,
     WorkerLost,
 )
-from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt.context import AttemptControl
 from proofbox.lab.attempt.documents import NodeRecord
-from proofbox.lab.run.closing import close_torn, committed_result
+from proofbox.lab.run.closing import close_torn
 from proofbox.lab.run.crews.cluster.connection import connected
 from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker
 from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, last_line, lost_to
 from proofbox.lab.run.crews.cluster.preflight import refusals, required_images
+from proofbox.lab.run.crews.cluster.returned import open_returned
 from proofbox.lab.run.crews.cluster.sweeping import sweep_cluster
-from proofbox.lab.run.crews.cluster.transfer import Parcels, unpack_bundle
+from proofbox.lab.run.crews.cluster.transfer import Parcels
 from proofbox.lab.run.failures import single_errors, typed
 from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.run.plan import (
@@ -294,7 +293,7 @@ class Driver(Worker):
                         except LeaseLost as error:
                             stale = error  # the result is still received, as a finding
                 tasks.cancel_scope.cancel()
-        return await run_sync(self._store, attempt, archive, index)
+        return await run_sync(self._store, attempt, worker.node, archive, index)
 
     async def _items(
         self, worker: RemoteWorker, attempt: Attempt, given: bytes, pinned: bytes
@@ -304,18 +303,13 @@ class Driver(Worker):
             for item in await reference:
                 yield item
 
-    def _store(self, attempt: Attempt, archive: Path, index: str) -> Ended:
+    def _store(self, attempt: Attempt, node: ClusterNode, archive: Path, index: str) -> Ended:
         """Check a returned bundle completely, and move it to its place in the run's bundle.
 
         A bundle whose attempt has been taken over is kept next to the run, and `LeaseLost` is raised.
         """
         returned, place = archive.with_suffix(""), self._context.run_dir / attempt.path
-        unpack_bundle(archive, returned)
-        archive.unlink()
-        bundle = load_bundle(returned)
-        ended = committed_result(bundle, self._context.run_id, attempt.id)
-        if ended is None or bundle.index_sha256 != index:
-            raise BundleCorrupt("the returned bundle contradicts itself", op="attempt")
+        ended = open_returned(archive, returned, index, attempt, node.name, self._context)
         try:
             self._ledger.enter_phase(attempt, "committing")
         except LeaseLost:

@@ -42,7 +42,7 @@ from proofbox.lab.run.worker import THREADS
 EVENT, PIECE, ENDED, FAILED = "event", "piece", "ended", "failed"
 """The kinds of items that `NodeWorker.run` yields."""
 Item = tuple[str, Any]
-GATHER_SECONDS = 0.05
+GATHER_SECONDS = 0.25
 """How long an event may wait for others, to be sent together."""
 
 

@@ -17,16 +17,14 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.archives.packing import without_owner_and_time
-from proofbox.core.archives.unpack import ArchiveLimits, ArchiveRefused, unpack_tar
 from proofbox.core.digest import sha256_file
 from proofbox.core.files.removal import remove_tree
-from proofbox.errors import BundleCorrupt, IoFailed
+from proofbox.errors import IoFailed
 
 PIECE_SIZE = 4 << 20
 CACHE_BYTES = 10 << 30
 """Parcels that a node keeps, in total. The least recently used are removed first."""
 ABANDONED = 86400.0
-MAX_BUNDLE = ArchiveLimits(files=100_000, size=16 << 30)
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -143,14 +141,3 @@ def bundle_pieces(bundle: Path, scratch: Path) -> Iterator[bytes]:
                 yield piece
     finally:
         scratch.unlink()
-
-
-def unpack_bundle(archive: Path, dest: Path) -> None:
-    """Unpack a bundle from a node, with limits. The caller checks whether it is intact."""
-    remove_tree(dest)
-    dest.mkdir(parents=True, mode=0o700)
-    try:
-        with open(archive, "rb") as stream:
-            unpack_tar(stream, dest, MAX_BUNDLE)
-    except ArchiveRefused as error:
-        raise BundleCorrupt(f"the node returned a malformed archive: {error}", op="transfer") from error
