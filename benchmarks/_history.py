@@ -1,7 +1,8 @@
 """The figures of benchmark runs over time: benchmarks record them, and every night compares them with earlier nights.
 
-    .venv/bin/python benchmarks/_history.py FILE            # exit 1 if a figure of the last run became worse
-    .venv/bin/python benchmarks/_history.py FILE --table    # print the last two runs as a table for docs/speed.md
+    .venv/bin/python benchmarks/_history.py FILE                        # exit 1 if a figure of the last run is worse
+    .venv/bin/python benchmarks/_history.py FILE --table                # print the last two runs as a table
+    .venv/bin/python benchmarks/_history.py FILE --page docs/speed.md   # write this table into the page
 
 Figures are recorded if PROOFBOX_BENCH_HISTORY names a file, under the name of the run in PROOFBOX_BENCH_RUN. Each is a
 line of JSON. Almost all are ratios to another program in the same run, so that runs on one machine can be compared.
@@ -24,10 +25,15 @@ COMPARED = 10
 """The number of earlier runs that the median is taken of."""
 FEWEST = 3
 """With fewer earlier runs, the median says little, and nothing is reported."""
+BEGIN, END = "<!-- The figures begin here; benchmarks/_history.py writes them. -->", "<!-- The figures end here. -->"
+_PEERS = (", to ", ", faster than ")
 
 
 class Figure(NamedTuple):
-    """A figure of one run. `sign` is 1 if less is better, and -1 if more is better."""
+    """A figure of one run. `sign` is 1 if less is better, and -1 if more is better.
+
+    The name of a ratio is `OPERATION, to PEER` or `OPERATION, faster than PEER`.
+    """
 
     run: str
     bench: str
@@ -35,28 +41,32 @@ class Figure(NamedTuple):
     value: float
     threshold: float
     sign: int
+    ours: str = ""
+    theirs: str = ""
+    """What the operation and its peer took, with a unit."""
 
     @property
     def key(self) -> tuple[str, str]:
         return self.bench, self.name
 
 
-def at_most(name: str, value: float, threshold: float) -> bool:
+def at_most(name: str, value: float, threshold: float, *, ours: str = "", theirs: str = "") -> bool:
     """Record a figure of which less is better, and return whether it is within its threshold."""
-    _record(name, value, threshold, 1)
+    _record(name, value, threshold, 1, ours, theirs)
     return value <= threshold
 
 
-def at_least(name: str, value: float, threshold: float) -> bool:
+def at_least(name: str, value: float, threshold: float, *, ours: str = "", theirs: str = "") -> bool:
     """Record a figure of which more is better, and return whether it reaches its threshold."""
-    _record(name, value, threshold, -1)
+    _record(name, value, threshold, -1, ours, theirs)
     return value >= threshold
 
 
-def _record(name: str, value: float, threshold: float, sign: int) -> None:
+def _record(name: str, value: float, threshold: float, sign: int, ours: str, theirs: str) -> None:
     if file := os.environ.get(FILE):
         bench = Path(sys.argv[0]).stem
-        figure = Figure(os.environ.get(RUN, "unnamed"), bench, name, round(value, 4), threshold, sign)
+        run = os.environ.get(RUN, "unnamed")
+        figure = Figure(run, bench, name, round(value, 4), threshold, sign, ours, theirs)
         with open(file, "a") as history:
             history.write(json.dumps(figure._asdict()) + "\n")
 
@@ -89,25 +99,53 @@ def regressions(runs: list[dict[tuple[str, str], Figure]]) -> list[str]:
     return found
 
 
+def heading(runs: int) -> list[str]:
+    """Return the first two lines of a table of so many runs."""
+    names = [
+        "benchmark",
+        "operation",
+        "compared with",
+        "ours",
+        "theirs",
+        *(f"run {n + 1}" for n in range(runs)),
+        "goal",
+    ]
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+
+
 def table(runs: list[dict[tuple[str, str], Figure]]) -> str:
-    """Return the last two runs as a Markdown table."""
+    """Return the last two runs as a Markdown table. Times are those of the last run."""
     shown = runs[-2:]
-    lines = ["| benchmark | figure | " + " | ".join(f"run {n}" for n, _ in enumerate(shown, 1)) + " | goal |"]
-    lines.append("|---" * (len(shown) + 3) + "|")
+    lines = heading(len(shown))
     for key in {key: None for run in shown for key in run}:
-        figure = next(run[key] for run in shown if key in run)
+        last = next(run[key] for run in reversed(shown) if key in run)
+        operation, peer = next((tuple(last.name.split(by, 1)) for by in _PEERS if by in last.name), (last.name, ""))
         values = [f"{run[key].value:.2f}" if key in run else "not measured" for run in shown]
-        goal = f"{'at most' if figure.sign > 0 else 'at least'} {figure.threshold:g}"
-        lines.append(f"| `{key[0]}` | {key[1]} | {' | '.join(values)} | {goal} |")
+        goal = f"{'at most' if last.sign > 0 else 'at least'} {last.threshold:g}"
+        cells = [f"`{last.bench}`", operation, peer, last.ours, last.theirs, *values, goal]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def write_page(page: Path, runs: list[dict[tuple[str, str], Figure]]) -> None:
+    """Replace the table of a page, which is between the lines `BEGIN` and `END`."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    if not after:
+        raise SystemExit(f"{page} has no place for the figures: add the lines\n{BEGIN}\n{END}")
+    page.write_text(f"{before}{BEGIN}\n\n{table(runs)}\n\n{END}{after}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--table", action="store_true", help="print the last two runs as a table")
+    parser.add_argument("--page", type=Path, help="write the table of the last two runs into this page")
     options = parser.parse_args()
     runs = read(options.file)
+    if options.page:
+        write_page(options.page, runs)
+        return 0
     if options.table:
         print(table(runs))
         return 0

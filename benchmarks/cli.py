@@ -97,7 +97,8 @@ def measured(ways: dict[str, list[str]], rounds: int, cwd: Path, env: dict[str, 
 def shown(name: str, value: float, base: float) -> bool:
     ratio, most = value / base, RATIOS[name]
     print(f"  {name:<24} {value:6.1f} ms   ratio {ratio:5.2f} (at most {most}) {'ok' if ratio <= most else 'MISSED'}")
-    return at_most(f"`{name}`, to the start of Python", ratio, most)
+    times = {"ours": f"{value:.0f} ms", "theirs": f"{base:.0f} ms"}
+    return at_most(f"`{name}`, to the start of Python", ratio, most, **times)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ def compare(root: Path, rounds: int) -> list[bool]:
                 env.search_text(pattern, ignore_case=ignore_case)
 
             ratio, ms = interleaved(ours, ripgrep, rounds)
-            held.append(at_most(f"{name}, to rg", ratio, MOST))
+            times = {"ours": f"{ms:.0f} ms", "theirs": f"{ms / ratio:.0f} ms"}
+            held.append(at_most(f"search, {name}, to rg", ratio, MOST, **times))
             print(f"  {name:<16} {ms:7.0f} ms, {ratio:.2f} times rg {'' if held[-1] else '  PAST THE THRESHOLD'}")
         slow = FileTools(tree, engine=PythonEngine())
         began = time.perf_counter()

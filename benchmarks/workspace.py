@@ -251,7 +251,8 @@ class Bench:
             f"{verdict}",
             flush=True,
         )
-        return at_least(f"{name}, {self.size} files, faster than {other}", ratio, least)
+        times = {"ours": f"{ours:.1f} ms", "theirs": f"{theirs:.1f} ms"}
+        return at_least(f"{name}, {self.size} files, faster than {other}", ratio, least, **times)
 
 
 def flat(place: Path, count: int) -> bool:
@@ -272,7 +273,8 @@ def flat(place: Path, count: int) -> bool:
     with Workspace.open(root, track=False) as again:
         again.snapshot("reopened")
     reopened = (time.perf_counter() - began) * 1000
-    ok = at_most("the last snapshots, to the first", last / first, 1.5)
+    took = {"ours": f"{last:.2f} ms", "theirs": f"{first:.2f} ms"}
+    ok = at_most(f"the last of {count} snapshots, to the first", last / first, 1.5, **took)
     print(
         f"{count} snapshots of 1000 files: the first tenth {first:.2f} ms each, the last {last:.2f} ms, "
         f"ratio {last / first:.2f} (at most 1.5) {'ok' if ok else 'MISSED'}; then open + scan + close {reopened:.0f} ms"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import _history
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -62,9 +65,47 @@ def test_thresholds_decide_without_a_history(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_table_has_the_last_two_runs(history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_runs(monkeypatch, (9.0, 9), (1.0, 30), (1.1, 31))
+    _history.at_least("fork, 10 files, faster than cp -a", 5.25, 5, ours="1.0 ms", theirs="5.3 ms")
     assert _history.table(_history.read(history)).splitlines() == [
-        "| benchmark | figure | run 1 | run 2 | goal |",
-        "|---|---|---|---|---|",
-        "| `exec` | exec, to subprocess.run | 1.00 | 1.10 | at most 1.5 |",
-        "| `exec` | attempts a second | 30.00 | 31.00 | at least 25 |",
+        "| benchmark | operation | compared with | ours | theirs | run 1 | run 2 | goal |",
+        "|---|---|---|---|---|---|---|---|",
+        "| `exec` | exec | subprocess.run |  |  | 1.00 | 1.10 | at most 1.5 |",
+        "| `exec` | attempts a second |  |  |  | 30.00 | 31.00 | at least 25 |",
+        "| `exec` | fork, 10 files | cp -a | 1.0 ms | 5.3 ms | not measured | 5.25 | at least 5 |",
     ]
+
+
+def test_page_gets_the_table_and_keeps_its_text(history: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "speed.md"
+    page.write_text(f"# Speed\n\n{_history.BEGIN}\nold\n{_history.END}\n\nMore.\n")
+    add_runs(monkeypatch, (1.0, 30))
+    monkeypatch.setattr(sys, "argv", ["_history.py", str(history), "--page", str(page)])
+    for _ in range(2):
+        assert _history.main() == 0
+        table = _history.table(_history.read(history))
+        assert page.read_text() == f"# Speed\n\n{_history.BEGIN}\n\n{table}\n\n{_history.END}\n\nMore.\n"
+
+
+def test_page_without_a_place_for_the_figures_is_refused(history: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Speed\n")
+    with pytest.raises(SystemExit, match="no place for the figures"):
+        _history.write_page(page, [])
+    assert page.read_text() == "# Speed\n"
+
+
+def test_page_has_a_table_in_the_form_of_the_benchmarks() -> None:
+    """Written by `_history.py --page`, from figures that benchmarks recorded."""
+    figures = (ROOT / "docs/speed.md").read_text().partition(_history.BEGIN)[2].partition(_history.END)[0]
+    *head, first = figures.strip().splitlines()[:3]
+    runs = first.count("|") - _history.heading(0)[0].count("|")
+    assert runs in (1, 2)
+    assert head == _history.heading(runs)
+    for row in figures.strip().splitlines()[2:]:
+        bench, operation, *rest = [cell.strip() for cell in row.strip("|").split("|")]
+        ratios, goal = rest[3:-1], rest[-1]
+        assert (ROOT / f"benchmarks/{bench.strip('`')}.py").is_file(), row
+        assert operation, row
+        assert len(ratios) == runs, row
+        assert all(re.fullmatch(r"[0-9]+\.[0-9]{2}|not measured", ratio) for ratio in ratios), row
+        assert re.fullmatch(r"at (most|least) [0-9.]+", goal), row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proofbox.core.digest import digest_of
@@ -37,6 +37,9 @@ def test_written_index_is_read_back(artifacts: list[Artifact], missing: set[str]
 UNUSUAL = st.sampled_from(["a", ".", "..", "", "/", "\n", "-", ".b", "é", "x" * 256, "x/" * 512])
 
 
+@example(["a\nb"])
+@example(["a/b", "x/" * 512 + "x"])
+@example(["a/../b"])
 @given(st.lists(st.lists(UNUSUAL, max_size=4).map("".join), max_size=4))
 def test_paths_are_valid_together_if_each_of_them_is(paths: list[str]) -> None:
     assert are_artifact_paths(paths) == all(map(is_artifact_path, paths))
