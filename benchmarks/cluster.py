@@ -4,7 +4,8 @@
 
 - scaling: attempts whose agent waits, 8 on each node, per second and against one node;
 - overhead: attempts of 100 ms of CPU time, on one node against the local crew with as many slots: wall time, and the
-  CPU time of each kind of process. Both crews are measured in turn, and the medians are compared;
+  CPU time of each kind of process. Both crews are measured in turn, and the medians are compared. The CPU time that a
+  crew spends per second, even while its attempts wait, is measured separately: on a busy machine, it would count most;
 - memory: of the conductor and its driver during a run of many attempts on the largest cluster.
 
 0 skips a part. All nodes are on this machine and share its cores: besides waiting, an attempt needs about 110 ms of CPU
@@ -135,30 +136,46 @@ def measure(source: str, replicates: int, slots: int, cluster: RayCluster | None
     return found
 
 
+def waiting(seconds: float) -> str:
+    return mission("waits", command(f"sleep {seconds:g}"), say("done"))
+
+
 def scaling(counts: list[int], rounds: int, seconds: float) -> None:
     first = 0.0
-    waits = mission("waits", command(f"sleep {seconds:g}"), say("done"))
     for nodes in counts:
         with ray_cluster(nodes, 1) as cluster:
             slots = nodes * PER_NODE
-            found = measure(waits, slots * rounds, slots, cluster)
+            found = measure(waiting(seconds), slots * rounds, slots, cluster)
         found.show(f"ray, {nodes} nodes")
         first = first or found.rate / nodes
         print(f"{'':<24}scaling {found.rate / first / nodes:.2f} of linear", flush=True)
+
+
+def background(cluster: RayCluster | None) -> float:
+    """Return the CPU time that a crew spends per second while its attempts wait, in ms."""
+    short, long = (measure(waiting(seconds), 2, 2, cluster, per_node=2) for seconds in (1, 16))
+    spent = sum(long.cpu_ms.values()) - sum(short.cpu_ms.values())
+    return spent * long.attempts / (long.work_s - short.work_s)
 
 
 def overhead(attempts: int) -> None:
     walls: dict[str, list[float]] = defaultdict(list)
     cpus: dict[str, list[float]] = defaultdict(list)
     with ray_cluster(1, 2) as cluster:
+        crews = {"local, 2 slots": None, "ray, 1 node, 2 slots": cluster}
+        idle = {name: background(on) for name, on in crews.items()}
         for _ in range(ROUNDS_OF_CREWS):
-            for name, on in {"local, 2 slots": None, "ray, 1 node, 2 slots": cluster}.items():
+            for name, on in crews.items():
                 found = measure(BUSY, attempts, 2, on, per_node=2)
                 found.show(name)
                 walls[name].append(found.work_s)
-                cpus[name].append(sum(found.cpu_ms.values()))
+                cpus[name].append(sum(found.cpu_ms.values()) - idle[name] / found.rate)
     (local, ray), (local_cpu, ray_cpu) = (map(statistics.median, each.values()) for each in (walls, cpus))
-    print(f"{'':<24}overhead {ray / local:.2f} of local; {ray_cpu / local_cpu:.2f} in CPU time", flush=True)
+    print(f"{'':<24}overhead {ray / local:.2f} of local; {ray_cpu / local_cpu:.2f} in CPU time per attempt", flush=True)
+    print(
+        "".join(f"{name:<24}{spent:.0f} ms of CPU time per second besides\n" for name, spent in idle.items()),
+        flush=True,
+    )
 
 
 def memory(attempts: int, nodes: int) -> None:

@@ -5,6 +5,7 @@
 - attempts a second on all cores, a tool call and a verifier in each;
 - the memory of the processes that run them, and of the one that conducts them, at the end of the longest run;
 - the cost of one attempt in a run of few and in a run of many: it must be the same;
+- the CPU time of the commands that read the longest run, to a loop that reads and hashes its files;
 - as root, the time and the evidence of an attempt on many files, to those of an attempt without files.
 
 With --check the run fails when a figure is past its threshold. `--many 10000` is the full count, and takes minutes.
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +35,15 @@ LEAST_RATE = 25.0
 MAX_MEMORY_MB = 200
 FLAT = 1.3
 LARGE, EVIDENCE = 4.0, 1.2
+READERS = {"verify": 6.0, "report": 6.0, "validate": 15.0, "attempt list": 6.0, "suite resume": 7.0, "gc": 3.0}
+"""The most CPU time of each command on a run, to that of `READ`."""
+READ = """
+import hashlib, os, sys
+for folder, _, names in os.walk(sys.argv[1]):
+    for name in names:
+        with open(os.path.join(folder, name), "rb") as file:
+            hashlib.sha256(file.read()).digest()
+"""
 SUITE = """
 [suite]
 id = "bench"
@@ -61,11 +72,12 @@ def main() -> int:
         few, _ = run(Path(place) / "few", 100, options.provider)
         timed, _ = run(Path(place) / "timed", options.attempts, options.provider)
         many, memory = run(Path(place) / "many", options.many, options.provider)
+        held = readers(Path(place) / "many")
         large = one_by_one(Path(place) / "large", options.template) if os.geteuid() == 0 else None
         small = one_by_one(Path(place) / "small", 0)
     rate = options.attempts / timed
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    held = [
+    held += [
         told(
             f"{options.attempts} attempts",
             f"{rate:.1f} a second",
@@ -114,6 +126,27 @@ def run(out: Path, count: int, provider: str) -> tuple[float, int]:
         raise SystemExit(f"only {totals['passed']} of {count} passed: {totals}")
     print(f"  {count} attempts in {took:.1f} s", flush=True)
     return took, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+
+
+def readers(out: Path) -> list[bool]:
+    """Compare the commands that read a run with a loop that reads and hashes the same files."""
+    place = next(path for path in out.glob("run-*") if path.is_dir())
+    floor = median(cpu_time("-c", READ, str(place)) for _ in range(3))
+    held = []
+    for command, most in READERS.items():
+        asked = [str(out), "--older-than", "1"] if command == "gc" else [str(place)]
+        ratio = median(cpu_time("-m", "proofbox", *command.split(), *asked) for _ in range(3)) / floor
+        ok = at_most(f"CPU time of `{command}`, to reading the files", ratio, most)
+        held.append(told(command, f"{ratio:.1f} x reading the files", f"at most {most:g}", ok))
+    return held
+
+
+def cpu_time(*argv: str) -> float:
+    """Return the CPU seconds of a Python process and its children. Raises if it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *argv], stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def one_by_one(out: Path, files: int, count: int = 9) -> tuple[float, float]:

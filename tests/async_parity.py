@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+import anyio
+import pytest
+
+PATIENCE = 60.0
 
 # Calls of the C library and the kernel that may wait for a disk, a process, another program or a timer.
 BLOCKING = frozenset(
@@ -72,6 +78,36 @@ def blocking_calls() -> Iterator[list[str]]:
         yield found
     finally:
         sys.setprofile(None)
+
+
+class Ticker:
+    """Counts in the event loop. A watched function first waits for the next tick, which never comes while it blocks the
+    loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._ticked = threading.Condition()
+        self._ticks = 0
+        self.watched: list[str] = []
+
+    async def run(self) -> None:
+        while True:
+            with self._ticked:
+                self._ticks += 1
+                self._ticked.notify_all()
+            await anyio.sleep(0.005)
+
+    def watch(self, owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def after_a_tick(*args: Any, **options: Any) -> Any:
+            with self._ticked:
+                now = self._ticks
+                assert self._ticked.wait_for(lambda: self._ticks > now, PATIENCE), f"{name} blocks the event loop"
+            self.watched.append(name)
+            return function(*args, **options)
+
+        self._monkeypatch.setattr(owner, name, after_a_tick)
 
 
 def _public(kind: type) -> dict[str, inspect.Signature]:

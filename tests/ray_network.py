@@ -20,10 +20,10 @@ from ray_cluster import STORE, kill_processes_below, process_children
 
 SUBNET = "10.77.0"
 PORT = 6379
-HEALTH = {
+HEALTH = {  # on a busy machine, healthy nodes also answer late, and a head whose own node counts as dead ends
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
 }
 COUNT_NODES = f"""

@@ -34,7 +34,7 @@ class Client:
     path = ""
 
     def __init__(self, http: httpx2.AsyncClient, gateway: ModelGateway) -> None:
-        self._http = http
+        self.http = http
         self._gateway = gateway
         self.history: list[dict[str, Any]] = []
 
@@ -45,7 +45,7 @@ class Client:
 
     async def ask(self) -> tuple[list[tuple[str, dict[str, Any]]], str]:
         """Send the conversation, and add the response and a result for each requested call to it."""
-        answer = await self._http.post(self.path, json=self.body())
+        answer = await self.http.post(self.path, json=self.body())
         lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith('data: {"')]
         events = [json.loads(line) for line in lines] if answer.status_code == 200 else []
         calls, text = self.read(events)
@@ -167,6 +167,18 @@ def test_usage_and_cache_hits_are_stated(api: type[Client]) -> None:
         assert client.last.usage == TokenUsage(input_tokens=70, output_tokens=9, cached_input_tokens=30)
 
     run(api, work)
+
+
+@pytest.mark.parametrize(
+    ("path", "member"), [("/messages/count_tokens", "input_tokens"), ("/m:countTokens", "totalTokens")]
+)
+def test_request_that_counts_tokens_uses_none(path: str, member: str) -> None:
+    async def work(client: Client) -> None:
+        answer = await client.http.post(path, json={})
+        assert answer.json()[member] > 0
+        assert (client.last.outcome, client.last.usage, client.last.unmeasured) == ("completed", None, "")
+
+    run(Messages, work)
 
 
 FAULTS: dict[str, tuple[str, type[AgentError]]] = {

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER, CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.canonical import (
+    MAX_DEPTH,
+    MAX_INTEGER,
+    CanonicalError,
+    canonical_bytes,
+    parse_canonical,
+    parse_strict,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-MAX_INTEGER, MAX_INTEGER)
@@ -84,6 +91,8 @@ def test_canonical_bytes_round_trip(value: Any) -> None:
     assert read == value
     assert canonical_bytes(read) == written
     assert json.loads(written, parse_int=float) == value
+    assert repr(parse_canonical(written)) in (repr(read), "None")
+    assert parse_canonical(b" " + written) is None
 
 
 @given(st.dictionaries(st.text(), st.integers(0, 9), min_size=2))
@@ -156,6 +165,13 @@ def test_a_cycle_is_refused() -> None:
 def test_ambiguous_json_is_refused(data: bytes) -> None:
     with pytest.raises(CanonicalError):
         parse_strict(data)
+    assert parse_canonical(data) is None
+
+
+@pytest.mark.parametrize("data", [b'{"b":1,"a":2}', b"[1.0]", b"1e2", b"-0", b'["\\u0061"]', b"[1, 2]"])
+def test_canonical_parser_leaves_other_spellings_to_the_strict_one(data: bytes) -> None:
+    assert parse_canonical(data) is None
+    assert parse_strict(data) is not None
 
 
 def test_a_surrogate_pair_by_escapes_is_one_character() -> None:

@@ -164,6 +164,21 @@ def parse_strict(data: bytes) -> Any:
     return value
 
 
+def parse_canonical(data: bytes) -> Any:
+    """Parse JSON in canonical form; None for most other input, which `parse_strict` then accepts or refuses by name.
+
+    Encoding the result again shows that no name occurs twice and that every number is exact, so that the parser need
+    not call a function for each of them. Integers beyond ±(2**53-1), which canonical doubles may look like, are left to
+    `parse_strict`.
+    """
+    try:
+        check_values(data)
+        value = json.loads(data.decode("utf-8"))
+        return value if canonical_bytes(value) == data else None
+    except (ValueError, RecursionError):
+        return None
+
+
 def check_values(data: bytes) -> None:
     """Raise CanonicalError for JSON with more than MAX_VALUES values.
 

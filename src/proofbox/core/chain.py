@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
-from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_canonical, parse_strict
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.documents import declare
 from proofbox.core.files.atomic import sync_directory
@@ -391,10 +391,13 @@ def _entry(line: bytes) -> tuple[int, str]:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    value = parse_strict(line)
+    value = parse_canonical(line)
+    canonical = value is not None
+    if not canonical:
+        value = parse_strict(line)
     if type(value) is not dict or type(value.get("seq")) is not int or type(value.get("prev")) is not str:
         raise CanonicalError("not an object with seq and prev")
-    if canonical_bytes(value) != line:
+    if not canonical and canonical_bytes(value) != line:
         raise CanonicalError("not in canonical form")
     return value
 

@@ -27,6 +27,7 @@ from proofbox.errors import (
     RuntimeCrashed,
     RuntimeIncompatible,
     TurnInterrupted,
+    UsageError,
 )
 
 NAMES = st.sampled_from(
@@ -231,6 +232,23 @@ def test_failure_of_the_model_that_the_agent_conceals_fails_the_turn(tmp_path: P
             assert isinstance(result.error, Overloaded)
             assert len(seat.of(ToolCall)) == 1
             assert (await seat.turn("[[run true]] [[say fine]]")).status == "completed"
+
+    run(tmp_path, work)
+
+
+def test_threads_without_a_home_can_be_forked_and_are_not_written(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        async with lab.session(fake="") as seat:
+            thread = await seat.session.start_thread()
+            first = await seat.turn("one [[say first]]", thread)
+            await seat.turn("two [[say second]]", thread)
+            fork = await seat.session.fork_thread(thread, first.turn)
+            assert (await seat.turn("[[say third]]", fork)).final_message == "third"
+            told = str(lab.model.seen[-1].body["messages"])
+            assert ("one" in told, "two" in told) == (True, False)
+            assert not list(lab.scratch.glob("*-home/threads"))
+            with pytest.raises(UsageError, match="does not exist"):
+                await seat.session.resume_thread("thread-other")
 
     run(tmp_path, work)
 

@@ -9,8 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +23,14 @@ from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
 from proofbox import Sandboxes
 from proofbox.config.engine import EngineSettings
+from proofbox.core.clock import parse_isoformat
 from proofbox.core.dirs import config_dir
 from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.errors import EngineUnavailable
 from proofbox.lab.run.crews.cluster import connection
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.run.plan import credential_of, ledger_path
 from proofbox.sandbox.images.imports import import_image
 from proofbox.viewer.runs import RunReader
 
@@ -191,12 +198,82 @@ def test_boxes_cannot_use_the_cluster_with_any_network_policy(tmp_path: Path, cl
     assert "InvalidAuthToken" in refused.stderr
 
 
+def test_limits_of_a_credential_hold_for_both_nodes_together(
+    tmp_path: Path, out: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rate limit that one attempt meets halves the number of concurrent attempts on all nodes, which was 4. A usage
+    limit pauses all of them. The attempts that wait are ended by interrupts."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source = HEAD + "".join(WAITS.replace('"waits"', f'"{id}"') for id in ("first", "second", "third"))
+    source += mission("limited", {"fault": "rate_limit"}) + mission("exhausted", {"fault": "usage_limit"})
+    source += mission("answer", say("done"))
+    # The scripted agent has no credential. That of the fallback, which is not used, applies to the whole run.
+    options: dict[str, Any] = {
+        "chain": "scripted,codex_app_server",
+        "flags": {"api_key_env": "UNSET_KEY"},
+        "retries": 0,
+    }
+    made = plan(source, out, tmp_path, concurrency=4, engine=on(cluster, per_node=2), **options)
+    events: list[tuple[str, str]] = []
+    interrupted: set[str] = set()
+    nodes: set[str] = set()
+    placed: dict[str, datetime] = {}
+    concurrent: dict[str, int] = {}
+
+    def act(event: dict[str, Any]) -> None:
+        kind, id = event["event"], event["mission_id"]
+        events.append((kind, id))
+        if kind == "placed":
+            nodes.add(event["node"])
+            placed[id] = parse_isoformat(event["at"])
+            concurrent[id] = sum(each == "placed" for each, _ in events) - sum(each == "ended" for each, _ in events)
+        ready = {"first", "second"} if ("ended", "limited") in events else set()
+        ready |= {"third"} if ("ended", "answer") in events else set()
+        for each in ready - interrupted:
+            if ("running", each) in events:
+                interrupted.add(each)
+                with Ledger(ledger_path(out, made.run_id)) as ledger:
+                    ledger.interrupt(f"{each}.1")
+
+    conduct(made, out, act)
+    assert {id: each.result and each.result.infra for id, each in attempts(made, out).items()} == {
+        **dict.fromkeys(("first.1", "second.1", "third.1", "answer.1")),
+        "limited.1": "RUNTIME_RATE_LIMIT",
+        "exhausted.1": "RUNTIME_USAGE_LIMIT",
+    }
+    assert len(nodes) == 2
+    assert concurrent == {"first": 1, "second": 2, "third": 3, "limited": 4, "exhausted": 2, "answer": 2}
+    limits = Limiter(credential_of(made) or "", 4).state()
+    assert limits.why.startswith("usage limit")
+    assert placed["answer"].timestamp() >= limits.closed_until > placed["exhausted"].timestamp()
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_cluster_that_answers_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
     child = ChildInterpreter(["true" if answers else "false"], "/", dict(os.environ))
     monkeypatch.setattr(connection, "module_child", lambda *_, **__: child)
     with pytest.raises(EngineUnavailable, match="requires no token") if answers else contextlib.nullcontext():
         connection._refuse_open("127.0.0.1:6379")
+
+
+def test_cluster_that_stops_answering_while_it_is_joined_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray waits forever for a head that dies while a client connects to it."""
+    given_up = threading.Event()
+    reasons: list[EngineUnavailable] = []
+
+    def give_up(error: EngineUnavailable) -> None:
+        reasons.append(error)
+        given_up.set()
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.01)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **_: given_up.wait(), shutdown=lambda: None))
+    monkeypatch.setattr(connection, "require_ray", lambda: None)
+    with connection.connected(EngineSettings(name="ray"), tmp_path, give_up):
+        pass
+    assert "it did not answer within 0.01 s" in reasons[0].message
 
 
 def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cluster: RayCluster) -> None:

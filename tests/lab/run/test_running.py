@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from async_parity import Ticker
 from suites import HEAD, command, mission, patch_workers, say, serving, write
 
 import proofbox
@@ -176,36 +177,6 @@ def go(loop: str, work: Callable[[], Awaitable[None]]) -> None:
             await work()
 
     anyio.run(bounded, backend=loop)
-
-
-class Ticker:
-    """Counts in the event loop. A watched function first waits for the next tick, which never comes while it blocks the
-    loop."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-        self._ticked = threading.Condition()
-        self._ticks = 0
-        self.watched: list[str] = []
-
-    async def run(self) -> None:
-        while True:
-            with self._ticked:
-                self._ticks += 1
-                self._ticked.notify_all()
-            await anyio.sleep(0.005)
-
-    def watch(self, owner: Any, name: str) -> None:
-        function = getattr(owner, name)
-
-        def after_a_tick(*args: Any, **options: Any) -> Any:
-            with self._ticked:
-                now = self._ticks
-                assert self._ticked.wait_for(lambda: self._ticks > now, PATIENCE / 6), f"{name} blocks the event loop"
-            self.watched.append(name)
-            return function(*args, **options)
-
-        self._monkeypatch.setattr(owner, name, after_a_tick)
 
 
 @pytest.mark.parametrize("loop", LOOPS)

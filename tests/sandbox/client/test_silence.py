@@ -47,10 +47,12 @@ def beat(marker: str) -> list[str]:
     return ["sh", "-c", "echo up; while :; do sleep 60; done", marker]
 
 
-def stop_agent_above(marker: str) -> int:
-    [above] = {parent(pid) for pid in commands_of(marker) if "boxagent" in command_line(parent(pid)).split(" ")[0]}
-    os.kill(above, signal.SIGSTOP)
-    return above
+def stop_agent_above(marker: str) -> list[int]:
+    """Stop the agent of the command and return its pid; an empty list if the command has timed out already."""
+    found = {parent(pid) for pid in commands_of(marker) if "boxagent" in command_line(parent(pid)).split(" ")[0]}
+    for agent in found:
+        os.kill(agent, signal.SIGSTOP)
+    return list(found)
 
 
 def assert_ended(marker: str, agent: int) -> None:
@@ -63,7 +65,7 @@ def lose(session: Session, marker: str) -> None:
 
     def attempt(limit: float) -> str:
         try:
-            session.exec(beat(marker), timeout=limit, on_output=lambda _: agents.append(stop_agent_above(marker)))
+            session.exec(beat(marker), timeout=limit, on_output=lambda _: agents.extend(stop_agent_above(marker)))
         except SandboxLost as error:
             return error.message
         return ""  # it timed out before its output
@@ -92,7 +94,7 @@ def test_command_is_dead_after_its_caller_is_interrupted(tmp_path: Path, marker:
     agents: list[int] = []
 
     def interrupt(_: object) -> None:
-        agents.append(stop_agent_above(marker))
+        agents.extend(stop_agent_above(marker))
         raise KeyboardInterrupt
 
     with Sandboxes(tmp_path) as boxes, boxes.start_session(provider="bubblewrap") as session:
@@ -112,7 +114,7 @@ def test_waiting_thread_kills_the_silent_box(tmp_path: Path, marker: str) -> Non
         reading = threading.Thread(target=read)
         reading.start()
         wait_until(lambda: session._core.connection.hello and commands_of(marker), "a running command")
-        agent = stop_agent_above(marker)
+        [agent] = stop_agent_above(marker)
         with pytest.raises(SandboxLost, match="does not answer"):
             session.exec(["true"], timeout=0.1)
         assert_ended(marker, agent)
@@ -130,7 +132,7 @@ def test_async_client_kills_the_silent_box(tmp_path: Path, marker: str, loop: st
             async def attempt() -> None:
                 for limit in LIMITS:  # until one is long enough for the command to be under way
                     await session.exec(
-                        beat(marker), timeout=limit, on_output=lambda _: agents.append(stop_agent_above(marker))
+                        beat(marker), timeout=limit, on_output=lambda _: agents.extend(stop_agent_above(marker))
                     )
 
             with pytest.raises(SandboxLost, match="does not answer"):
@@ -150,7 +152,7 @@ def test_process_is_dead_after_its_block(tmp_path: Path, marker: str, loop: str)
             session = await boxes.start_session(provider="bubblewrap")
             async with open_process(session, beat(marker)) as process:
                 await process.receive()
-                agent = stop_agent_above(marker)
+                [agent] = stop_agent_above(marker)
             assert_ended(marker, agent)
             assert session.info.state == "lost"
 

@@ -1,4 +1,4 @@
-"""Threads that outlive a session: one JSON document per thread, in the agent's home."""
+"""The threads of a session. In a home that is kept, they outlive it: one JSON document per thread."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ S = TypeVar("S", bound=StoredThread)
 
 
 class StoredThreads(Generic[S]):
-    """The threads of one runtime. `is_id` decides whether a text can be the id of a thread, and thus a file name."""
+    """The threads of one runtime. `is_id` decides whether a text can be the id of a thread, and thus a file name.
 
-    def __init__(self, home: Path, kind: type[S], schema: str, is_id: Callable[[str], bool]) -> None:
+    Without a home, threads are kept in memory: a turn need not wait for a busy disk.
+    """
+
+    def __init__(self, home: Path | None, kind: type[S], schema: str, is_id: Callable[[str], bool]) -> None:
         self._kind = kind
         self._schema = schema
         self._is_id = is_id
-        self._directory = home / "threads"
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._in_memory: dict[str, S] = {}
+        self._directory = home / "threads" if home is not None else None
+        if self._directory is not None:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, thread: S) -> None:
         """Write the thread atomically. No fsync: a thread is the agent's memory, not evidence."""
+        if self._directory is None:
+            self._in_memory[thread.id] = thread
+            return
         path = self._directory / f"{thread.id}.json"
         temporary = path.with_suffix(".tmp")  # a thread has one session at a time
         temporary.write_bytes(msgspec.json.encode(thread))
@@ -44,8 +52,10 @@ class StoredThreads(Generic[S]):
 
         Raises `VersionUnknown` if another version of proofbox wrote it.
         """
-        path = self._directory / f"{id}.json"
-        if not self._is_id(id) or not path.is_file():
+        if id in self._in_memory:
+            return self._in_memory[id]
+        path = self._directory / f"{id}.json" if self._directory is not None and self._is_id(id) else None
+        if path is None or not path.is_file():
             raise UsageError(f"thread {id[:80]!r} does not exist in this home", op="thread")
         try:
             data = path.read_bytes()

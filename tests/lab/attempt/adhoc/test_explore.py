@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from async_parity import Ticker
 from suites import HEAD, mission, say, write
 
 from proofbox.agents.contract import RuntimeProbe, SessionOptions
@@ -17,9 +19,11 @@ from proofbox.agents.registry import Registry
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.errors import ConsentRequired, UsageError
 from proofbox.evidence.bundle.reader import load_bundle
-from proofbox.lab.attempt.adhoc.explore import ExploredBranch, best, explore_attempt
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.attempt.adhoc import explore
+from proofbox.lab.attempt.adhoc.explore import ExploredBranch, best, explore_attempt, explore_attempt_async
 from proofbox.lab.attempt.adhoc.request import AttemptRun
-from proofbox.lab.attempt.adhoc.run import MISSION, run_attempt
+from proofbox.lab.attempt.adhoc.run import MISSION, run_attempt, run_attempt_async
 from proofbox.lab.reports.validation import validate
 from proofbox.workspace.workspace import Workspace
 
@@ -72,8 +76,34 @@ def test_best_branch_is_verified_then_small_then_cheap() -> None:
 def attempt(tmp_path: Path) -> AttemptRun:
     project = tmp_path / "project"
     project.mkdir()
-    out = tmp_path / "t1"
+    out = str(tmp_path / "t1")
     return run_attempt("go", project, strategies="scripted", settings={"script": FIRST}, provider="bubblewrap", out=out)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_coroutines_of_attempts_never_block_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exploration forks the attempt that it continues, so this covers the coroutines of all three."""
+    (tmp_path / "project").mkdir()
+    ticker = Ticker(monkeypatch)
+    for owner, name in ((Workspace, "snapshot"), (BundleWriter, "commit"), (explore, "_mission")):
+        ticker.watch(owner, name)
+
+    async def work() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ticker.run)
+            made = await run_attempt_async(
+                "go", tmp_path / "project", strategies="scripted", settings={"script": FIRST}, out=tmp_path / "t1"
+            )
+            assert {"snapshot", "commit"} <= set(ticker.watched)
+            done = await explore_attempt_async(
+                made.bundle, 1, tmp_path / "tries", prompt="go on", branches=1, verify=[CHECK], strategies="short",
+                registry=REGISTRY, settings={},
+            )  # fmt: skip
+            assert done.ok
+            tasks.cancel_scope.cancel()
+
+    anyio.run(work)
+    assert set(ticker.watched) >= {"snapshot", "commit", "_mission"}
 
 
 @pytest.mark.needs("bubblewrap")

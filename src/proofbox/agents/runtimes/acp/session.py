@@ -57,7 +57,7 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
         self.version = found.version if found is not None else ""
         self._program_name = self._profile.program if self._profile is not None else settings.command[0]
         self._state = self._home / "agent"
-        self._store = AcpThreadStore(self._home)
+        self._store = AcpThreadStore(options.home)
         self._argv: list[str] = []
 
     async def _open_box(self) -> None:

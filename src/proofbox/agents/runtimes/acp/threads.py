@@ -42,5 +42,5 @@ class AcpThread(msgspec.Struct, frozen=True):
 
 
 class AcpThreadStore(StoredThreads[AcpThread]):
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path | None) -> None:
         super().__init__(home, AcpThread, SCHEMA, lambda id: is_id(id, "thread"))

@@ -50,7 +50,7 @@ class ClaudeSession(ThreadedSession[ActiveThread]):
         self._settings = settings
         self._binary = binary
         self._config = self._home / "config"
-        self._store = ClaudeThreadStore(self._home)
+        self._store = ClaudeThreadStore(options.home)
         self._listener = ClaudeListener(
             self.feed, self._model_route, options.approvals, self._note_activity, self.publish_thread
         )

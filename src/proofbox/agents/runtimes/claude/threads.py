@@ -51,5 +51,5 @@ class ClaudeThread(msgspec.Struct, frozen=True):
 
 
 class ClaudeThreadStore(StoredThreads[ClaudeThread]):
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path | None) -> None:
         super().__init__(home, ClaudeThread, SCHEMA, is_uuid)

@@ -173,9 +173,9 @@ async def explore_attempt_async(
     if options.get("out") is not None:
         raise UsageError("the branches of an exploration can't share one `out`", op="explore")
     source = await run_sync(load_attempt, Path(attempt))
-    record = msgspec.convert(source.read_json(artifacts.ATTEMPT), AttemptRecord)
+    record = msgspec.convert(await run_sync(source.read_json, artifacts.ATTEMPT), AttemptRecord)
     given = final_of(record).given
-    mission, at = _mission(record, verify, suite, trust=trust)
+    mission, at = await run_sync(partial(_mission, record, verify, suite, trust=trust))
     place = await run_sync(_new_directory, Path(directory))
     chosen = options.get("strategies")
     strategies = [str(each.strategy) for each in parse_chain(chosen, "flag").candidates] if chosen else []

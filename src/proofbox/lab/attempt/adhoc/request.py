@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -48,7 +48,7 @@ class AttemptOptions(TypedDict, total=False):
     timeout: float | None
     stall_timeout: float | None
     """Seconds without any activity of the agent after which its turn is ended."""
-    out: Path | None
+    out: str | os.PathLike[str] | None
     """A new directory for the bundle. None: a directory in the user's state directory."""
     on_event: Listener | None
     """Receives the agent's events as they happen."""

@@ -131,7 +131,7 @@ class _AdHocSupervisor(Supervisor):
         asked = (*configured.env, *options.get("env", ()))
         self._agent_environment = decide_environment(asked, grants=options.get("grants", ()), model_keys=keys)
         attempt = Attempt(number=1, id=ids.new_id("attempt"), mission=MISSION, replicate=1, state="claimed")
-        self._bundle = _new_bundle(options.get("out") or attempts_dir() / attempt.id, root)
+        self._bundle = _new_bundle(Path(options.get("out") or attempts_dir() / attempt.id), root)
         self._options = options
         self._mounts = (*configured.mounts, *(options.get("policy", {}).get("mounts") or ()))
         self._began = clock.monotonic()

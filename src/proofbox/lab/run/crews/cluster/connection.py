@@ -12,7 +12,8 @@ import ipaddress
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from proofbox.errors import EngineUnavailable
 OBJECT_STORE = 200_000_000
 """Bytes of shared memory for the objects of a private cluster. Bundles are returned in pieces, so this is enough."""
 PROBE_TIMEOUT = 30.0
+CONNECT_TIMEOUT = 120.0
+"""Seconds to connect. Ray itself may wait forever for a head that dies meanwhile."""
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -35,8 +38,11 @@ def require_ray() -> None:
 
 
 @contextlib.contextmanager
-def connected(engine: EngineSettings, place: Path) -> Iterator[Any]:
+def connected(engine: EngineSettings, place: Path, give_up: Callable[[EngineUnavailable], object]) -> Iterator[Any]:
     """Connect this process to the engine's cluster, and yield the module `ray`. `place` is for files of a private one.
+
+    `give_up` is called in another thread if the cluster does not answer. It must end this process, because Ray's calls
+    cannot be cancelled.
 
     Raises `EngineUnavailable` if there is no cluster at the address, it refuses the token, or it requires none.
     """
@@ -67,18 +73,29 @@ def connected(engine: EngineSettings, place: Path) -> Iterator[Any]:
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "num_cpus": os.cpu_count() or 1}
     else:
         options["address"] = address
+    silent = _unreachable(address, f"it did not answer within {CONNECT_TIMEOUT:g} s")
+    watchdog = threading.Timer(CONNECT_TIMEOUT, give_up, (silent,))
+    watchdog.daemon = True
+    watchdog.start()
     try:
         ray.init(**options)
     except Exception as error:  # Ray raises many kinds, also bare ones
-        where = "a private cluster could not be started" if address is None else f"{address} could not be joined"
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        joining = ["check the address and the token", "run on a node of the cluster: ray start --address HOST:PORT"]
-        hints = ["run on this machine: --engine local"] if address is None else joining
-        raise EngineUnavailable(f"{where}: {lines[0][:300]}", op="engine", fix_hints=hints) from error
+        raise _unreachable(address, lines[0][:300]) from error
+    finally:
+        watchdog.cancel()
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _unreachable(address: str | None, why: str) -> EngineUnavailable:
+    if address is None:
+        hints = ["run on this machine: --engine local"]
+        return EngineUnavailable(f"a private cluster could not be started: {why}", op="engine", fix_hints=hints)
+    hints = ["check the address and the token", "run on a node of the cluster: ray start --address HOST:PORT"]
+    return EngineUnavailable(f"{address} could not be joined: {why}", op="engine", fix_hints=hints)
 
 
 def _has_token() -> bool:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import anyio
 import msgspec
@@ -405,15 +405,19 @@ def main(argv: list[str]) -> None:
     inputs = WorkerInputs.open(Path(out), run_id, name)
     engine = parse_json(chosen, EngineSettings)
     try:
-        with connected(engine, Path(place)) as ray:
+        with connected(engine, Path(place), _give_up) as ray:
             anyio.run(_drive, Driver(ray, engine, name, int(epoch), inputs))
     except Exception as error:
         found = typed(error)
         if isinstance(found, EngineLost | EngineUnavailable):
-            print_event({"event": ENGINE_FAILED, **found.as_dict()})
-        else:
-            traceback.print_exc(file=errors)
-        os._exit(1)  # Ray's own exit may wait for a cluster that does not answer
+            _give_up(found)
+        traceback.print_exc(file=errors)
+        os._exit(1)
+
+
+def _give_up(error: EngineLost | EngineUnavailable) -> NoReturn:
+    print_event({"event": ENGINE_FAILED, **error.as_dict()})
+    os._exit(1)  # Ray's own exit may wait for a cluster that does not answer
 
 
 def _keep_streams() -> TextIO:

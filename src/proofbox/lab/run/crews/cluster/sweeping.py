@@ -21,7 +21,7 @@ from proofbox.lab.run.crews.cluster.connection import connected, require_ray
 from proofbox.lab.run.crews.cluster.node import sweep_node
 from proofbox.lab.run.crews.cluster.nodes import node_name
 
-TIMEOUT = 120.0
+TIMEOUT = 300.0
 NODE_TIMEOUT = 60.0
 
 
@@ -44,9 +44,13 @@ def sweep_engine(engine: EngineSettings, *, remove: bool) -> list[SweptNode]:
         raise UsageError("a private cluster leaves nothing behind", op="gc", fix_hints=hints)
     with TemporaryDirectory(prefix="pbr-") as place:
         child = module_child(__name__, msgspec.json.encode(engine).decode(), place, str(int(remove)))
-        done = subprocess.run(
-            child.argv, cwd=child.cwd, env=child.env, stdout=subprocess.PIPE, timeout=TIMEOUT, check=False
-        )
+        try:
+            done = subprocess.run(
+                child.argv, cwd=child.cwd, env=child.env, stdout=subprocess.PIPE, timeout=TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            why = f"{engine.address} did not answer within {TIMEOUT:g} s"
+            raise EngineUnavailable(why, op="gc", fix_hints=["check the nodes of the cluster"]) from None
     if done.returncode == 0:
         return parse_json(done.stdout, list[SweptNode])
     error = parse_json(done.stdout or b"{}", dict[str, Any])
@@ -83,14 +87,18 @@ def main(argv: list[str]) -> None:
     chosen, place, remove = argv
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # Ray also writes to stdout
+
+    def give_up(error: ProofboxError) -> None:
+        answer.write(msgspec.json.encode(error.as_dict()))
+        answer.flush()
+        os._exit(1)  # Ray's own exit may wait for a cluster that does not answer
+
     try:
-        with connected(parse_json(chosen, EngineSettings), Path(place)) as ray:
+        with connected(parse_json(chosen, EngineSettings), Path(place), give_up) as ray:
             answer.write(msgspec.json.encode(list(sweep_cluster(ray, remove=remove == "1"))))
             answer.flush()
     except ProofboxError as error:
-        answer.write(msgspec.json.encode(error.as_dict()))
-        answer.flush()
-        sys.exit(1)
+        give_up(error)
 
 
 if __name__ == "__main__":
