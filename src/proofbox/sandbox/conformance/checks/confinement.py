@@ -50,7 +50,7 @@ def remount(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def user_namespaces(context: CheckContext) -> None:
     """A command can't create a user namespace, which would expose more of the kernel and give root over the mounts."""
-    if context.isolation is not Isolation.NAMESPACE:
+    if context.isolation not in (Isolation.NAMESPACE, Isolation.VM):
         raise NotApplicable(f"{context.provider} does not use user namespaces and makes no claim about nested ones")
     run_probes(context, "namespace.user", "namespace.user-by-clone")
 
@@ -70,8 +70,8 @@ def capabilities(context: CheckContext) -> None:
 
 @check(FILESYSTEM)
 def system_call_filter(context: CheckContext) -> None:
-    """A box that shares the host's kernel has a seccomp filter for system calls that builds and tests don't need."""
-    if context.isolation is not Isolation.NAMESPACE:
+    """A box has a seccomp filter for system calls that builds and tests don't need, unless an engine has its own."""
+    if context.isolation not in (Isolation.NAMESPACE, Isolation.VM):
         raise NotApplicable(f"{context.provider} does not rely on namespaces alone")
     status = context.sh(context.session(), "cat /proc/self/status").stdout.splitlines()
     filtered = [line.split(":\t")[1] for line in status if line.startswith("Seccomp:")]
@@ -102,7 +102,7 @@ def setuid_programs(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def setuid_bits(context: CheckContext) -> None:
     """No file of the project can be made setuid or setgid; on the host it would run as the project's owner."""
-    if context.isolation is not Isolation.NAMESPACE:
+    if context.isolation not in (Isolation.NAMESPACE, Isolation.VM):
         raise NotApplicable(f"{context.provider} makes no claim about these bits, which an image's packages may need")
     run_probes(context, "project.setuid*", "project.setgid*", "project.chmod")
 
