@@ -112,8 +112,9 @@ def test_timed_out_and_interrupted_commands_are_recorded(out: Path, model: str, 
         result = found[id].result
         assert result is not None
         assert result.reason == reason
-        [(line, status, late)] = calls(out, made, found[id])
-        assert (line, status != "completed", late) == (command, True, True)
+        [(line, status, _)] = calls(out, made, found[id])  # Codex reports its end before or after the end of the turn
+        assert line == command
+        assert status != "completed"
     assert findings(run) == []
 
 
