@@ -16,6 +16,7 @@ from proofbox.errors import RuntimeChecksFailed
 
 if TYPE_CHECKING:
     from proofbox.agents.conformance import RuntimeReport
+    from proofbox.agents.runtimes.listing import RuntimeFacts
     from proofbox.cli.commands.agents.documents import RuntimesDocument
     from proofbox.sandbox.conformance.check import CheckResult
 
@@ -41,7 +42,7 @@ def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
     default = partial(default_chain, RuntimeSettings(settings.runtimes))
     chain = decide_chain(config=settings.strategies, default=default)
     document = RuntimesDocument(runtimes=found, chain=str(chain), chain_origin=chain.origin)
-    show(document, lambda: _matrix(document), as_json=json)
+    show(document, lambda: _table(document), as_json=json)
     return 0
 
 
@@ -87,22 +88,15 @@ def check(
     return 0 if report.ok else 1
 
 
-def _matrix(document: RuntimesDocument) -> str:
-    from proofbox.agents.contract import RuntimeCapabilities
+def _table(document: RuntimesDocument) -> str:
     from proofbox.cli.health import health_table, recommendation_line
 
-    names = RuntimeCapabilities.__struct_fields__
-    rows = [("", *(each.strategy for each in document.runtimes))]
-    rows += [
-        (
-            name.removeprefix("supports_"),
-            *("yes" if getattr(each.capabilities, name) else "-" for each in document.runtimes),
-        )
-        for name in names
-    ]
-    rows.append(("version", *(each.version or "-" for each in document.runtimes)))
-    usable = ("yes" if each.available and each.compatible else "no" for each in document.runtimes)
-    rows.append(("usable here", *usable))
+    rows = [("strategy", "version", "usable here", "cannot do")]
+    for each in document.runtimes:
+        usable = "yes" if each.available and each.compatible else "no"
+        first, *others = _missing(each)
+        rows.append((each.strategy, each.version or "-", usable, first))
+        rows += [("", "", "", other) for other in others]
     notes = [
         line
         for each in document.runtimes
@@ -117,6 +111,17 @@ def _matrix(document: RuntimesDocument) -> str:
     notes.append(f"without --strategies: {document.chain} (source: {document.chain_origin})")
     health = health_table([each.health for each in document.runtimes])
     return "\n\n".join(filter(None, [columns(rows), health, printable("\n".join(notes))]))
+
+
+def _missing(runtime: RuntimeFacts) -> list[str]:
+    """Return the capabilities that a runtime lacks, in lines of a narrow column."""
+    import textwrap
+
+    from msgspec.structs import asdict
+
+    found = asdict(runtime.capabilities)
+    missing = [name.removeprefix("supports_") for name, supported in found.items() if not supported]
+    return textwrap.wrap(", ".join(missing), 36, break_on_hyphens=False) or ["-"]
 
 
 def _report(report: RuntimeReport) -> str:
