@@ -39,6 +39,7 @@ NAMES = {
     "off": "a command in a session without isolation",
     "bubblewrap": "a command in a bubblewrap session",
     "docker": "a command in a docker session",
+    "vm": "a command in a running machine",
     "session": "a bubblewrap session from start to stop, with a command",
 }
 
