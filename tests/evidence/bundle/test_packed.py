@@ -119,7 +119,7 @@ def test_archive_with_anything_beside_the_run_is_refused(run: Path, tmp_path: Pa
     assert not Path("/tmp/proofbox-escaped").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"not an archive", gzip.compress(b"x" * 2000)])
+@pytest.mark.parametrize("data", [b"", b"not an archive", gzip.compress(b"x" * 2000)], ids=["empty", "other", "no-tar"])
 def test_malformed_archive_is_refused(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "torn.bundle.tar.gz"
     file.write_bytes(data)

@@ -113,6 +113,23 @@ def test_results_are_computed_from_the_evidence_and_shown(finished: str, capsys:
     assert "4/4" in capsys.readouterr().out
 
 
+def test_status_counts_the_attempts_of_a_running_campaign(
+    spec: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def look(event: RunStarted | SuiteEvent) -> None:
+        if isinstance(event, SuiteEvent) and event.event == "ended":
+            code = main(["campaign", "status", "out", "--json"])
+            [flow] = json.loads(capsys.readouterr().out)["results"]["flows"]
+            seen.append((flow["ended"], flow["planned"], code))
+
+    proofbox.run_campaign(spec(WORKS, campaign=ONE_FLOW), out="out", on_event=look)
+    first, last = seen
+    assert first in [(1, 2, 1), (2, 2, 0)]  # the second attempt may have ended as well
+    assert last == (2, 2, 0)
+
+
 def test_flows_of_a_large_campaign_are_read_in_children_with_the_same_results(
     finished: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
