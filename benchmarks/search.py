@@ -2,9 +2,11 @@
 
     scripts/bench search [--files N] [--rounds N] [--check]
 
-`search_text` finds candidates by ripgrep, reads each again through directory handles and matches it anew, in order. The
-ratio is of medians over interleaved rounds, against `rg --line-number` over the same files (`--no-ignore --hidden`).
-The fallback in Python is measured once, without a threshold. With --check the run fails past 1.2 times.
+`search_text` reads the first files in order, through directory handles. If they have few matches, it finds candidates
+by ripgrep, reads each again and matches it anew. After a few slow searches, ripgrep looks for candidates in a packed
+copy of the text; the search that makes the copy is measured once, without a threshold, as is the fallback in Python.
+The ratio is of medians over interleaved rounds, against `rg --line-number` over the same files
+(`--no-ignore --hidden`), once the copy is made. With --check the run fails when a ratio is past its threshold.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ from _history import at_most
 
 from proofbox.errors import SearchTimedOut
 from proofbox.workspace.search import PythonEngine
+from proofbox.workspace.search.indexed import PATIENCE
 from proofbox.workspace.tools.environments.files import FileTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 
-MOST = 1.2
+MOST = {"common literal": 0.1, "regex": 0.1}
+RARE = 0.5
+"""The largest ratios: of patterns that the first files match often enough, and of others, for which the times of all
+files are compared and their packed text is searched."""
 IN_DIRECTORY = 20
 PATTERNS = {
     "rare literal": ("needle-in-haystack", False),
@@ -63,6 +69,11 @@ def compare(root: Path, rounds: int) -> list[bool]:
     env = FileTools(tree)
     held = []
     try:
+        for number in range(PATIENCE + 1):
+            began = time.perf_counter()
+            env.search_text(PATTERNS["rare literal"][0])
+            took = (time.perf_counter() - began) * 1000
+            print(f"  {'makes the copy' if number == PATIENCE else 'without a copy':<16} {took:7.0f} ms (once)")
         for name, (pattern, ignore_case) in PATTERNS.items():
             rg = ["rg", "--line-number", "--no-ignore", "--hidden", *(["--ignore-case"] if ignore_case else [])]
 
@@ -74,7 +85,7 @@ def compare(root: Path, rounds: int) -> list[bool]:
 
             ratio, ms = interleaved(ours, ripgrep, rounds)
             times = {"ours": f"{ms:.0f} ms", "theirs": f"{ms / ratio:.0f} ms"}
-            held.append(at_most(f"search, {name}, to rg", ratio, MOST, **times))
+            held.append(at_most(f"search, {name}, to rg", ratio, MOST.get(name, RARE), **times))
             print(f"  {name:<16} {ms:7.0f} ms, {ratio:.2f} times rg {'' if held[-1] else '  PAST THE THRESHOLD'}")
         slow = FileTools(tree, engine=PythonEngine())
         began = time.perf_counter()
@@ -84,6 +95,7 @@ def compare(root: Path, rounds: int) -> list[bool]:
         except SearchTimedOut as error:
             print(f"  in Python alone  {error.message}")
     finally:
+        env.close()
         tree.close()
     return held
 

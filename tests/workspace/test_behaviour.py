@@ -125,7 +125,7 @@ def test_sparse_file_is_restored_sparse(ws: Workspace, root: Path) -> None:
 
 
 def test_giant_file_is_skipped_with_the_reason(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanner, "MAX_FILE_SIZE", 1000)
+    monkeypatch.setattr(ws._working_tree._scanner, "_max_file_size", 1000)
     (root / "giant").write_bytes(bytes(1001))
     (left,) = ws.snapshot("giant").skipped
     assert left.path == "giant"
@@ -192,7 +192,7 @@ def test_cost_of_special_files_is_linear(ws: Workspace, root: Path) -> None:
 def test_file_that_outgrows_the_limit_before_it_is_read_is_skipped(
     ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanner, "MAX_FILE_SIZE", 1000)
+    monkeypatch.setattr(ws._working_tree._scanner, "_max_file_size", 1000)
     read = scanner.Scanner._file
 
     def growing(self: scanner.Scanner, folder: int, path: str, name: str, before: KnownFile | None) -> KnownFile:

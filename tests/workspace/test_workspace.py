@@ -12,7 +12,7 @@ import pytest
 
 from proofbox import Workspace
 from proofbox.core.dirs import state_dir
-from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspaceUnknown
+from proofbox.errors import InternalError, WorkspaceCorrupt, WorkspaceExists, WorkspaceUnknown
 from proofbox.workspace import registry
 from proofbox.workspace.model import Method
 from proofbox.workspace.scanning import cache
@@ -89,6 +89,35 @@ def test_fork_is_an_independent_workspace(project: Path, tmp_path: Path) -> None
         assert (project / "a").read_text() == "one"
 
 
+def test_temporary_fork_has_history_but_is_no_workspace_for_others(project: Path, tmp_path: Path) -> None:
+    with Workspace.init(project) as ws:
+        first, known = ws.snapshot("first"), set(registry.base().rglob("*"))
+        with ws.fork(first.id, tmp_path / "fork", track=True, temporary=True) as fork:
+            (fork.path / "a").write_text("two")
+            made = fork.snapshot("there", sealed=True)
+            assert [each.id for each in fork.history()] == [first.id, made.id]
+            with pytest.raises(WorkspaceUnknown):
+                Workspace.open(fork.path)
+            for refused in (lambda: fork.name("x", made.id), lambda: fork.rollback(first.id), lambda: fork.effects):
+                with pytest.raises(InternalError):
+                    refused()
+        assert set(registry.base().rglob("*")) == known
+        with Workspace.from_store(ws.store_id, made.id, tmp_path / "again") as again:
+            assert (again.path / "a").read_text() == "two"
+
+
+def test_fork_and_its_origin_write_to_the_same_store(project: Path, tmp_path: Path) -> None:
+    with Workspace.init(project) as ws, ws.fork(ws.snapshot("first").id, tmp_path / "fork") as fork:
+        for number in range(3):
+            for name, each in (("origin", ws), ("fork", fork)):
+                (each.path / "a").write_text(f"{name} {number}")
+                made = each.snapshot("")
+                with each.fork(made.id, tmp_path / f"{name}-{number}") as other:
+                    assert (other.path / "a").read_text() == f"{name} {number}"
+        assert ws.verify().sound
+        assert fork.verify().sound
+
+
 @pytest.mark.parametrize("scanned", [True, False])
 def test_next_process_does_not_rescan_a_fork(project: Path, tmp_path: Path, scanned: bool) -> None:
     with Workspace.init(project) as ws:
@@ -99,6 +128,28 @@ def test_next_process_does_not_rescan_a_fork(project: Path, tmp_path: Path, scan
         known, position = cache.load(registry.home_of(fork.id) / registry.CACHE)
         assert known.tree_id.hex() == first.id
         assert ws._store.still_has(position)
+
+
+def test_cache_is_written_again_only_after_many_changes(project: Path) -> None:
+    for number in range(200):
+        (project / f"file-{number}").write_text("before")
+    with Workspace.init(project, track=False) as ws:
+        ws.snapshot("first")
+        ws.settle()
+    place = registry.home_of(ws.id) / registry.CACHE
+    ids: list[str] = []
+    for changed in (1, 1, 100):
+        before = place.stat().st_ino
+        for number in range(changed):
+            (project / f"file-{number}").write_text(f"{changed} changed, {len(ids)}")
+        with Workspace.open(project, track=False) as ws:
+            ids.append(ws.snapshot("next").id)
+        assert (place.stat().st_ino != before) == (changed == 100)
+        with Workspace.open(project, track=False) as ws:
+            assert ws.status().changes == ()
+            assert ws.snapshot("sealed", sealed=True).id == ids[-1]
+            ws._working_tree.forget()  # nothing to save
+    assert len(set(ids)) == 3
 
 
 @pytest.mark.parametrize("scanned", [True, False])

@@ -10,6 +10,7 @@ Stored in the user's state directory, which processes in a workspace cannot reac
     workspaces/<id>/cache.lock                          held while the cache is written
     workspaces/<id>/lock                                held during a snapshot or rollback
     workspaces/stores/<id>/                             content and events, shared between forks
+    workspaces/stores/<id>/owner.json                   the run that it was made for, once its workspaces are forgotten
 
 Each document contains the digest of its body, so that damage is detected.
 """
@@ -45,7 +46,7 @@ from proofbox.errors import (
 from proofbox.workspace.identity import identity_of
 
 SCHEMA_VERSION = 1
-REFS, ROLLBACK, CACHE, LOCK = "refs.json", "rollback.json", "cache", "lock"
+REFS, ROLLBACK, CACHE, LOCK, OWNER = "refs.json", "rollback.json", "cache", "lock", "owner.json"
 T = TypeVar("T")
 
 
@@ -79,6 +80,14 @@ class Rollback(msgspec.Struct, frozen=True):
     target: str
     before: str
     temporary: str
+
+
+class StoreOwner(msgspec.Struct, frozen=True):
+    """The directory of a run whose files a store holds."""
+
+    path_hex: str
+    identity: str = ""
+    """As in `Registration`. With it, the directory may be moved."""
 
 
 def base() -> Path:
@@ -194,6 +203,27 @@ def registered_below(directory: str | os.PathLike[str]) -> list[Registration]:
     return found
 
 
+def assign_store(store_id: str, run: Path) -> None:
+    """Record that a store belongs to a run. The first owner stays."""
+    real = os.path.realpath(run)
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        owner = StoreOwner(os.fsencode(real).hex(), identity_of(real))
+        create_only(store_path(store_id) / OWNER, _document(owner), mode=0o600)
+
+
+def stores_of(run: Path) -> set[str]:
+    """Return the stores that belong to a run. Those with damaged records are left out."""
+    real = os.path.realpath(run)
+    path, identity = os.fsencode(real).hex(), identity_of(real)
+    found = set()
+    for place in (base() / "stores").glob(f"*/{OWNER}"):
+        with contextlib.suppress(WorkspaceCorrupt):
+            owner = read(place, StoreOwner)
+            if owner is not None and (owner.path_hex == path or (identity and owner.identity == identity)):
+                found.add(place.parent.name)
+    return found
+
+
 def drop_store(store_id: str) -> list[LeftoverPath]:
     """Remove a store unless a workspace still uses it. Return the paths that could not be removed.
 
@@ -260,8 +290,12 @@ def _entry_path(path: bytes) -> Path:
 
 def write(path: Path, body: Any) -> None:
     """Write a document atomically."""
+    write_document(path, _document(body), mode=0o600)
+
+
+def _document(body: Any) -> bytes:
     plain = msgspec.to_builtins(body)
-    write_document(path, canonical_bytes({"body": plain, "sha256": digest_of(plain)}) + b"\n", mode=0o600)
+    return canonical_bytes({"body": plain, "sha256": digest_of(plain)}) + b"\n"
 
 
 def remove(path: Path) -> None:

@@ -38,6 +38,8 @@ UNSETTLED = -1
 """Used in place of a ctime: the file may change without its times changing, so read it again."""
 
 _RECORD = struct.Struct("<I32sQqqQ")
+RECORD_SIZE = _RECORD.size
+_DIGEST_OF_RECORD = struct.Struct("<4x32s32x")
 _ROW = re.compile(rb"([1-7][0-7]{0,6}) ([^\0/]+)\0([\0-\xff]{32})")
 
 _INT64 = 1 << 63
@@ -125,6 +127,12 @@ class Directory:
         names = os.fsdecode(self._names).split("\0") if self._names else []
         return zip(names, _RECORD.iter_unpack(self._records), strict=True)
 
+    def with_digests(self, digests: set[tuple[bytes]]) -> Iterator[str]:
+        """Yield the files that have one of these digests, quickly if no file has one."""
+        _, records = self.pack()
+        if not digests.isdisjoint(_DIGEST_OF_RECORD.iter_unpack(records)):
+            yield from (name for name, record in self.records() if (record[1],) in digests)
+
     def pack(self) -> tuple[bytes, bytes]:
         """Pack `files` again. Return the packed names and the packed records."""
         if self._files is not None:
@@ -132,6 +140,12 @@ class Directory:
             self._records = b"".join([_RECORD.pack(*known) for known in self._files.values()])
             self._files = None
         return self._names, self._records
+
+    def add_packed(self, names: bytes, records: bytes) -> None:
+        """Add new files, packed as by `pack`."""
+        before, known = self.pack()
+        self._names = before + b"\0" + names if before else names
+        self._records = known + records
 
     @property
     def weight(self) -> int:

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -61,17 +61,16 @@ from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.scanning.stack import LowerDirectory, Stack
 from proofbox.workspace.scanning.working_tree import Known, WorkingTree
 from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline import effects, maintenance
+from proofbox.workspace.timeline import effects
 from proofbox.workspace.timeline.diff import changes, differences
-from proofbox.workspace.timeline.fork import make_fork
 from proofbox.workspace.timeline.history import History
-from proofbox.workspace.timeline.overlay import Overlay
-from proofbox.workspace.timeline.restore import Restorer, write_new
+from proofbox.workspace.timeline.restore import Restorer
 from proofbox.workspace.timeline.rollback import Rollbacks
 from proofbox.workspace.tree import EMPTY_TREE, Directory
 
 if TYPE_CHECKING:
     from proofbox.sandbox.service import Session
+    from proofbox.workspace.timeline.overlay import Overlay
 
 NOTHING = SnapshotContext()
 SETTLE_SECONDS, SETTLE_TRIES = 0.02, 50
@@ -97,16 +96,20 @@ class Workspace:
         on_progress: Callable[[int], None] | None = None,
         known: Known | None = None,
         lower: LowerDirectory | None = None,
+        temporary: bool = False,
+        store: ObjectStore | None = None,
     ) -> None:
         self.id = registration.id
         self.path = Path(registration.path)
         self._registration = registration
         self._clock: Clock = clock or SystemClock()
         self._home = registry.home_of(registration.id)
+        self._temporary = temporary
+        """Whether only this object can use the workspace, which is not registered and has no home."""
         self._mutex = threading.RLock()
         """Held during every operation: `close()` from another thread waits until the operation is complete."""
         self._released = False
-        self._store = ObjectStore(registry.store_path(registration.store))
+        self._store = store or ObjectStore(registry.store_path(registration.store))
         self._history = History(self._store, self.id)
         ignore = Ignore(registration.ignore)
         self._working_tree = WorkingTree(
@@ -128,7 +131,7 @@ class Workspace:
         """Why an interrupted rollback could not be completed; empty otherwise. The files are partly restored. A
         rollback to any snapshot replaces it; otherwise the next open tries again."""
         try:
-            if self._rollbacks.interrupted:
+            if not temporary and self._rollbacks.interrupted:
                 self._finish_rollback()
             if track:
                 with self._working():
@@ -191,6 +194,8 @@ class Workspace:
 
         Raises SnapshotUnknown if the store is not on this machine or no longer has the snapshot.
         """
+        from proofbox.workspace.timeline.fork import make_fork
+
         clock = clock or SystemClock()
         place = registry.store_path(store_id)
         if not is_id(store_id, "store") or not place.is_dir():
@@ -223,7 +228,8 @@ class Workspace:
             if self._released:
                 return
             try:
-                self._working_tree.save()
+                if not self._temporary:
+                    self._working_tree.save()
             finally:
                 self._release()
 
@@ -236,7 +242,8 @@ class Workspace:
         """Close the workspace and unregister its directory. Recorded content stays in the store for forks and for
         callers that know a snapshot's id."""
         self._release()
-        registry.forget(self._registration)
+        if not self._temporary:
+            registry.forget(self._registration)
 
     def _release(self) -> None:
         with self._mutex:
@@ -338,6 +345,7 @@ class Workspace:
         writing, and RollbackUnfinished on errors such as a full disk. Paths that cannot be changed are skipped and
         listed in `left`.
         """
+        self._require_home()
         with self._working():
             target = self._resolve(name)
             before, left = self._rollbacks.carry_out(target)
@@ -352,16 +360,25 @@ class Workspace:
             left=_skipped_paths(left),
         )
 
-    def fork(self, name: str, dest: str | os.PathLike[str], *, track: bool | None = None) -> Workspace:
+    def fork(
+        self, name: str, dest: str | os.PathLike[str], *, track: bool | None = None, temporary: bool = False
+    ) -> Workspace:
         """Create a workspace with the files of a snapshot at `dest`, which must not exist or be empty.
 
         Its history starts at that snapshot, and it shares stored content with this one. The directory appears
         atomically.
+
+        A `temporary` fork ends with the returned object: its directory is an ordinary one for every other process. It
+        has no names for snapshots, no effect log and no rollbacks.
         """
+        from proofbox.workspace.timeline.fork import make_fork
+
         with self._store.use():
-            new, known = make_fork(self._store, self._registration, self._resolve(name), dest, self._clock)
+            source = self._resolve(name)
+            new, known = make_fork(self._store, self._registration, source, dest, self._clock, temporary=temporary)
+            store = self._store.duplicate()
         tracked = self._working_tree.tracks if track is None else track
-        return Workspace(new, track=tracked, clock=self._clock, known=known)
+        return Workspace(new, track=tracked, clock=self._clock, known=known, temporary=temporary, store=store)
 
     def settle(self) -> None:
         """Wait until the times of every file show later writes. Raises WorkspaceChanging if that takes too long."""
@@ -373,13 +390,15 @@ class Workspace:
             time.sleep(SETTLE_SECONDS)
         raise WorkspaceChanging(f"{self.path} keeps changing", op="workspace")
 
-    def fork_over(self, name: str, dest: str | os.PathLike[str], layers: Path) -> Workspace:
+    def fork_over(self, name: str, dest: str | os.PathLike[str], layers: Path, *, temporary: bool = False) -> Workspace:
         """Create a workspace like `fork`, without a copy: the snapshot's files are mounted at `dest`.
 
         They are this workspace's own files, which must not change meanwhile (`LowerDirectory.require_unchanged`).
         Changes are written below `layers`, and discarded when the fork is closed. Only processes that this one starts
         see the files. Raises OSError if the files can't be mounted.
         """
+        from proofbox.workspace.timeline.fork import make_fork
+
         with self._working():
             source = self._resolve(name)
             if self._working_tree.directory is None:
@@ -389,15 +408,22 @@ class Workspace:
                 raise WorkspaceChanging(f"{self.path} is not as in the snapshot", op="workspace fork")
             if self._lower_files is None or self._lower_files.tree_id != directory.tree_id:
                 self._lower_files = directory.copy()
-            new, known = make_fork(self._store, self._registration, source, dest, self._clock, directory.copy())
+            origin, files = self._registration, directory.copy()
+            new, known = make_fork(self._store, origin, source, dest, self._clock, files, temporary=temporary)
         try:
             stack = Stack(self.path, Path(new.path), layers)
         except BaseException:
-            registry.forget(new)
+            if not temporary:
+                registry.forget(new)
             os.rmdir(new.path)
             raise
         return Workspace(
-            new, track=True, clock=self._clock, known=known, lower=LowerDirectory(self.path, self._lower_files, stack)
+            new,
+            track=True,
+            clock=self._clock,
+            known=known,
+            lower=LowerDirectory(self.path, self._lower_files, stack),
+            temporary=temporary,
         )
 
     def export_over(self, name: str, dest: Path, layers: Path) -> Stack:
@@ -417,6 +443,8 @@ class Workspace:
 
     def export(self, name: str, dest: str | os.PathLike[str]) -> None:
         """Write the files of a snapshot to an ordinary directory without history, which must not exist or be empty."""
+        from proofbox.workspace.timeline.new_tree import write_new
+
         path = os.path.realpath(os.fspath(dest))
         os.makedirs(path, exist_ok=True)
         if os.listdir(path):
@@ -433,17 +461,20 @@ class Workspace:
     @property
     def effects(self) -> effects.EffectLog:
         """The log of effects recorded in this workspace (`timeline/effects.py`)."""
+        self._require_home()
         return effects.EffectLog(self._home, self.id, clock=self._clock)
 
     def overlay(self, name: str) -> Overlay:
         """Return a snapshot as a box's project. Changes are stored separately and discarded (`overlay.py`)."""
+        from proofbox.workspace.timeline.overlay import Overlay
+
         with self._store.use():
             tree = bytes.fromhex(self._resolve(name).id)
             return Overlay(self._store, tree, self.path.stat().st_mode)
 
     def refs(self) -> dict[str, str]:
         """Return snapshot ids by reference name."""
-        return registry.read(self._home / REFS, dict[str, str]) or {}
+        return {} if self._temporary else registry.read(self._home / REFS, dict[str, str]) or {}
 
     def name(self, name: str, snapshot_id: str) -> None:
         """Name a snapshot, or move an existing name to it. Named snapshots survive `gc`."""
@@ -453,6 +484,7 @@ class Workspace:
                 op="workspace",
                 fix_hints=["use at most 200 printable characters, not only hexadecimal digits, and not HEAD"],
             )
+        self._require_home()
         with self._working():
             found = self._resolve(snapshot_id)
             self._store.sync()
@@ -460,6 +492,8 @@ class Workspace:
 
     def verify(self) -> HistoryVerification:
         """Read all stored data again, and check every digest and every tree's references."""
+        from proofbox.workspace.timeline import maintenance
+
         return maintenance.verify(self._registration, self._store, self._history)
 
     def gc(self, *, keep: int | None = None) -> Collected:
@@ -468,7 +502,9 @@ class Workspace:
             raise UsageError(
                 "the latest snapshot cannot be removed", op="workspace gc", fix_hints=["use --keep 1 or more"]
             )
-        with locked(self._home / LOCK), self._store.exclusive():
+        from proofbox.workspace.timeline import maintenance
+
+        with self._alone(), self._store.exclusive():
             return maintenance.collect(self._store, self._history, set(self.refs().values()), keep)
 
     # Internal
@@ -480,9 +516,17 @@ class Workspace:
         except (RollbackUnfinished, WorkspaceChanging, SnapshotUnknown) as error:
             self.unfinished = error.message
 
+    def _alone(self) -> AbstractContextManager[None]:
+        """Exclude other processes that use the workspace."""
+        return nullcontext() if self._temporary else locked(self._home / LOCK)
+
+    def _require_home(self) -> None:
+        if self._temporary:
+            raise InternalError("a temporary workspace has no home", op="workspace")
+
     @contextmanager
     def _working(self) -> Iterator[None]:
-        with self._mutex, locked(self._home / LOCK), self._store.use():
+        with self._mutex, self._alone(), self._store.use():
             try:
                 yield
                 self._store.flush()  # the scan cache must not outlive the objects it refers to
@@ -523,7 +567,8 @@ class Workspace:
             unstable=_skipped_paths(self._working_tree.unstable),
             cwd=context.cwd,
             env=context.env,
-            effects_head=context.effects_head or effects.current_head(self._home, self.id),
+            effects_head=context.effects_head
+            or (None if self._temporary else effects.current_head(self._home, self.id)),
             frozen=frozen,
             overlap=0 if frozen else overlap,
         )
@@ -532,7 +577,7 @@ class Workspace:
 
     def _resolve(self, name: str) -> Snapshot:
         try:
-            return self._history.find(self.refs().get(name, name))
+            return self._history.find(name if _is_hex(name) else self.refs().get(name, name))  # no reference is hex
         except SnapshotUnknown as error:
             hints = [f"list the snapshots: proofbox workspace log {quote(str(self.path))}"]
             raise SnapshotUnknown(error.message, op="workspace", fix_hints=hints) from None

@@ -16,9 +16,19 @@ from pacing import SOON
 
 from proofbox.errors import PatternRefused, SearchTimedOut
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import PythonEngine, RipgrepEngine, Search, SearchEngine, SearchHits, best_engine, search
-from proofbox.workspace.search.dialect import compile_pattern
+from proofbox.workspace.search import (
+    PythonEngine,
+    RipgrepEngine,
+    Search,
+    SearchEngine,
+    SearchHits,
+    best_engine,
+    finder,
+    search,
+)
+from proofbox.workspace.search.dialect import SearchPattern, compile_pattern
 from proofbox.workspace.search.finder import MAX_FILE_SIZE
+from proofbox.workspace.tools.environments.files import FileTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 from proofbox.workspace.tools.environments.memory import MemoryEnvironment, MemoryTree
 from proofbox.workspace.tools.environments.search_source import TreeSource
@@ -53,14 +63,18 @@ patterns = st.recursive(st.one_of(st.tuples(atoms, repeats).map("".join), anchor
 
 
 def both(root: Path, request: Search, top: str = ".") -> tuple[SearchHits, SearchHits]:
+    """Search by ripgrep and by Python. ripgrep finds the same among the first files as by looking for candidates."""
     found = []
     tree = DirectoryTree(root)
     try:
-        for engine in (best_engine(), PythonEngine()):
-            found.append(search(request, TreeSource(tree, top, Ignore(["node"])), engine))
+        for engine, first_files in ((best_engine(), 0), (best_engine(), 1), (best_engine(), 100), (PythonEngine(), 0)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(finder, "_FIRST_FILES", first_files)
+                found.append(search(request, TreeSource(tree, top, Ignore(["node"])), engine))
     finally:
         tree.close()
-    return found[0], found[1]
+    assert found[0] == found[1] == found[2]
+    return found[0], found[3]
 
 
 def fill(root: Path, files: dict[str, bytes]) -> None:
@@ -189,8 +203,12 @@ def test_exponential_pattern_times_out_in_python_but_not_in_ripgrep(tmp_path: Pa
     tree.close()
 
 
+@pytest.mark.parametrize("first_files", [0, 100])
 @pytest.mark.parametrize("engine", [best_engine(), PythonEngine()], ids=lambda each: each.name)
-def test_binary_large_and_ignored_files_are_skipped(tmp_path: Path, engine: SearchEngine) -> None:
+def test_binary_large_and_ignored_files_are_skipped(
+    tmp_path: Path, engine: SearchEngine, first_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finder, "_FIRST_FILES", first_files)
     fill(tmp_path, {"plain": b"needle", "binary": b"needle\0", "late": b"needle" + b" " * 9000 + b"\0"})
     fill(tmp_path, {".git/f": b"needle", "node/f": b"needle", ".gitignore": b"plain\nneedle", ".ignore": b"plain"})
     with (tmp_path / "giant").open("wb") as file:
@@ -212,7 +230,11 @@ def test_binary_large_and_ignored_files_are_skipped(tmp_path: Path, engine: Sear
     tree.close()
 
 
-def test_giant_file_delays_the_search_by_at_most_the_patience(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_files", [0, 100])
+def test_giant_file_delays_the_search_by_at_most_the_patience(
+    tmp_path: Path, first_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finder, "_FIRST_FILES", first_files)
     (tmp_path / "plain").write_text("needle\n")
     with (tmp_path / "giant").open("wb") as file:
         file.truncate(1 << 40)  # a hole: reads as a terabyte
@@ -270,3 +292,41 @@ def test_ripgrep_inside_the_workspace_is_not_run(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", str(planted.parent))
     assert best_engine(str(tmp_path)).name == "python"
     assert best_engine("/usr").name == best_engine().name == "ripgrep"
+
+
+class _CountingEngine:
+    """Counts how often all files are searched for candidates."""
+
+    name = "counting"
+
+    def __init__(self, engine: SearchEngine) -> None:
+        self._engine = engine
+        self.asked = 0
+
+    def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:
+        self.asked += 1
+        return self._engine.candidates(pattern, directory, top, seconds)
+
+    def lines(self, pattern: SearchPattern, text: bytes, most: int, seconds: float) -> list[int]:
+        return self._engine.lines(pattern, text, most, seconds)
+
+    def offsets(self, pattern: SearchPattern, files: list[int], most: int, seconds: float) -> list[list[int]] | None:
+        return self._engine.offsets(pattern, files, most, seconds)
+
+
+@pytest.mark.parametrize(("pattern", "asked"), [("common", 0), (r"com+on", 0), ("rare", 1), (r"ra[r]e", 1), ("no", 1)])
+def test_common_pattern_is_found_in_the_first_files(tmp_path: Path, pattern: str, asked: int) -> None:
+    for number in range(600):
+        path = tmp_path / f"d{number % 7}" / f"e.{number % 3}" / f"f{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = ["common"] + ["rare"] * (number % 50 == 0) + ["x" * 4000]
+        path.write_text("\n".join(lines) + "\n")
+    tree = DirectoryTree(tmp_path)
+    try:
+        counting = _CountingEngine(best_engine())
+        found = FileTools(tree, engine=counting).search_text(pattern, max_matches=300)
+        assert found == FileTools(tree, engine=PythonEngine()).search_text(pattern, max_matches=300)
+    finally:
+        tree.close()
+    assert counting.asked == asked
+    assert len(found.matches) == {"common": 300, "com+on": 300, "no": 0}.get(pattern, 12)

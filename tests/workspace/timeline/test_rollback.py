@@ -17,6 +17,7 @@ from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.errors import RollbackUnfinished
 from proofbox.lab.attempt.adhoc.run import run_attempt
 from proofbox.workspace import registry
+from proofbox.workspace.scanning import scanner
 from proofbox.workspace.timeline import restore
 from proofbox.workspace.tools.toolbox import open_toolbox
 
@@ -172,3 +173,31 @@ def test_directory_at_the_temporary_path_is_removed(ws: Workspace, root: Path, t
         assert again.unfinished == ""
     assert sorted(os.listdir(root)) == ["other", "src"]
     assert (root / "other").read_text() == "one"
+
+
+def test_rollback_without_tracking_scans_changed_directories_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two/below"):
+        (root / name).mkdir(parents=True)
+        (root / name / "file").write_text("before")
+    os.mkfifo(root / "two/fifo")
+    scans = []
+    scan = scanner.Scanner.all
+
+    def recording(self: scanner.Scanner, *args: Any, **options: Any) -> None:
+        scans.append(options["within"])
+        scan(self, *args, **options)
+
+    with Workspace.init(root, track=False) as ws:
+        first = ws.snapshot("first")
+        (root / "one/file").write_text("after")
+        (root / "one/new").mkdir()
+        (root / "one").chmod(0o700)
+        monkeypatch.setattr(scanner.Scanner, "all", recording)
+        result = ws.rollback(first.id)
+        assert {change.path for change in result.restored} == {"one", "one/file", "one/new"}
+        assert [within and sorted(within) for within in scans] == [None, ["", "one"]]
+        head = ws.head
+        assert head is not None
+        assert (head.id, head.kind) == (first.id, "rollback")
+        assert [each.path for each in head.skipped] == ["two/fifo"]
+        assert ws.status().changes == ()

@@ -8,14 +8,18 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from mcp import ClientSession, StdioServerParameters, stdio_client, types
 
 from proofbox import Workspace
 
-pytestmark = pytest.mark.needs("bubblewrap")
+if TYPE_CHECKING:
+    from mcp import ClientSession
+
+# In one worker, because importing the SDK takes a second.
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("mcp")]
 
 
 @pytest.fixture
@@ -35,6 +39,8 @@ def project(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def connected(project: Path, *options: str) -> AsyncIterator[ClientSession]:
+    from mcp import ClientSession, StdioServerParameters, stdio_client
+
     args = ["-m", "proofbox", "mcp", "serve", "--workspace", str(project), "--provider", "bubblewrap", *options]
     server = StdioServerParameters(command=sys.executable, args=args, env=dict(os.environ))
     async with stdio_client(server) as (incoming, outgoing), ClientSession(incoming, outgoing) as session:
@@ -43,6 +49,8 @@ async def connected(project: Path, *options: str) -> AsyncIterator[ClientSession
 
 
 def text_of(result: object) -> str:
+    from mcp import types
+
     assert isinstance(result, types.CallToolResult)
     [content] = result.content
     assert isinstance(content, types.TextContent)
@@ -51,6 +59,8 @@ def text_of(result: object) -> str:
 
 @pytest.mark.anyio
 async def test_tools_are_listed_called_checked_and_recorded(project: Path) -> None:
+    from mcp import types
+
     async with connected(project) as session:
         listed = {tool.name: tool for tool in (await session.list_tools()).tools}
         assert {"read_file", "run_command", "snapshot", "rollback"} <= set(listed)

@@ -120,7 +120,7 @@ def _compare_with_treestat(root: int, shares: Sequence[Sequence[_Job]]) -> list[
     with contextlib.ExitStack() as stack:
         processes = []
         for jobs in shares:
-            questions = stack.enter_context(_unnamed_file())
+            questions = stack.enter_context(unnamed_file())
             questions.write(b"".join([_question(path, directory) for path, directory in jobs]))
             questions.flush()
             try:
@@ -137,7 +137,8 @@ def _compare_with_treestat(root: int, shares: Sequence[Sequence[_Job]]) -> list[
         return found
 
 
-def _unnamed_file() -> IO[bytes]:
+def unnamed_file() -> IO[bytes]:
+    """Return an empty file, in memory if possible, that ends with its last descriptor."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("proofbox-questions"), "w+b")
     from tempfile import TemporaryFile

@@ -48,3 +48,8 @@ class Ignore:
             len(pattern) == len(parts) and all(each.match(part) for each, part in zip(pattern, parts, strict=True))
             for pattern in self._paths
         )
+
+    def matches_within(self, path: str) -> bool:
+        """Return whether to ignore a path from the root, because of its name or the name of a directory above it."""
+        names = path.split("/") if path else []
+        return any(self.matches("/".join(names[:at]), name) for at, name in enumerate(names))

@@ -46,6 +46,7 @@ MAX_FILE_SIZE = 16 << 30
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _TRIES = 3
 _TELL_EVERY = 500
+_PAGE = 4096
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SECOND = 1_000_000_000
 _CLOCK_REALTIME_COARSE = 5  # the clock of file timestamps on Linux; Python has no constant for it
@@ -61,6 +62,18 @@ def beyond(path: str) -> str:
     return ""
 
 
+class ContentStore(Protocol):
+    """Receives the content of every file that is read, and the list of every changed directory."""
+
+    def __contains__(self, digest: bytes) -> bool: ...
+
+    def put(self, kind: bytes, data: bytes) -> bytes:
+        """Add content. Return 32 bytes that stand for it, usually its digest."""
+
+    def put_stream(self, chunks: Iterable[bytes]) -> bytes:
+        """Add the content of a large file."""
+
+
 class Watcher(Protocol):
     """Receives every directory just before it is listed, every removed directory, and failures to watch one."""
 
@@ -74,10 +87,19 @@ class Watcher(Protocol):
 
 
 class Scanner:
-    def __init__(self, root: str, store: ObjectStore, ignore: Ignore, watcher: Watcher | None = None) -> None:
+    def __init__(
+        self,
+        root: str,
+        store: ContentStore,
+        ignore: Ignore,
+        watcher: Watcher | None = None,
+        *,
+        max_file_size: int = MAX_FILE_SIZE,
+    ) -> None:
         self._root = root
         self._store = store
         self._ignore = ignore
+        self._max_file_size = max_file_size
         self._watcher = watcher
         self._started_at = 0
         self._skipped: dict[str, dict[str, str]] = {}
@@ -94,6 +116,8 @@ class Scanner:
         """Whether files are read even when their times have not changed."""
         self._only_within = False
         """Whether the directories below one that was replaced are not scanned on their own."""
+        self.steps = 0
+        """The work of the last scan: one step for each name listed, each file read, and each 4 KiB of content."""
         self.changed = 0
         """Number of paths the last scan found changed: the same as `diff.differences` between the old and new tree."""
 
@@ -115,7 +139,8 @@ class Scanner:
         them and new ones are scanned.
         """
         self._begin(relies=False, reads_all=thorough, only_within=within is not None)
-        self._skipped.clear()
+        for path in list(self._skipped) if within is None else within:
+            self._skipped.pop(path, None)
         with opened_directory(self._root, None) as root:
             if self._watcher:
                 self._watch(root, [path for path, _ in directory.walk()] if within is None else within)
@@ -153,7 +178,7 @@ class Scanner:
         self._only_within = only_within
         self._writeback.forget_devices()
         self.unstable.clear()
-        self.changed = self._read = 0
+        self.changed = self.steps = self._read = 0
 
     def _watch(self, root: int, paths: Iterable[str]) -> None:
         """Watch known directories before scanning, so that later changes are reported."""
@@ -220,6 +245,7 @@ class Scanner:
         """List a directory again. Return new names and files to read. Removes missing names from `directory`."""
         with os.scandir(fd) as entries:
             listed = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        self.steps += len(listed)
         # Also a name that is no longer a directory: what was below it need not be scanned on its own.
         to_scan = {
             name for name, is_dir in listed.items() if name not in (directory.dirs if is_dir else directory.files)
@@ -276,8 +302,8 @@ class Scanner:
             return self._descend(fd, parent, folder, name, child, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
-        if stat.S_ISREG(info.st_mode) and info.st_size > MAX_FILE_SIZE:
-            return self._skip(parent, folder, name, f"larger than {MAX_FILE_SIZE} bytes")
+        if stat.S_ISREG(info.st_mode) and info.st_size > self._max_file_size:
+            return self._skip(parent, folder, name, f"larger than {self._max_file_size} bytes")
         if not (stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)):
             return self._skip(parent, folder, name, "not a file, directory or symbolic link")
         try:
@@ -363,8 +389,8 @@ class Scanner:
             shown = self._writeback.times_show_edits(fd, info.st_dev, start=start)
             info = os.fstat(fd)
             for _ in range(_TRIES):
-                if info.st_size > MAX_FILE_SIZE:  # it has grown since
-                    raise OSError(errno.EFBIG, f"larger than {MAX_FILE_SIZE} bytes")
+                if info.st_size > self._max_file_size:  # it has grown since
+                    raise OSError(errno.EFBIG, f"larger than {self._max_file_size} bytes")
                 digest, size = self._content(fd, info.st_size)
                 earlier, info = info, os.fstat(fd)
                 if size == info.st_size and earlier.st_mtime_ns == info.st_mtime_ns:
@@ -376,15 +402,16 @@ class Scanner:
             os.close(fd)
 
     def _content(self, fd: int, size: int) -> tuple[bytes, int]:
+        self.steps += 1 + size // _PAGE
         if size <= LARGE:
             data = os.pread(fd, size + 1, 0)
             return self._store.put(pack.BLOB, data), len(data)
         found, position = hashlib.sha256(), 0
-        for chunk in chunks_of(fd, MAX_FILE_SIZE):
+        for chunk in chunks_of(fd, self._max_file_size):
             found.update(chunk)
             position += len(chunk)
         if found.digest() not in self._store:
-            return self._store.put_stream(chunks_of(fd, MAX_FILE_SIZE)), position
+            return self._store.put_stream(chunks_of(fd, self._max_file_size)), position
         return found.digest(), position
 
     def _known(self, mode: int, digest: bytes, info: os.stat_result) -> KnownFile:
@@ -392,10 +419,7 @@ class Scanner:
         return known._replace(ctime_ns=self._settled(info.st_ctime_ns))
 
     def _settled(self, ctime_ns: int) -> int:
-        """Return the ctime if every later change will alter it, else UNSETTLED."""
-        # A file system with a resolution of one second cannot distinguish changes within the last one or two seconds.
-        latest = self._started_at - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
-        return int64(ctime_ns) if ctime_ns < latest else UNSETTLED
+        return _settled(ctime_ns, self._started_at)
 
     def _skip(self, parent: Directory, folder: str, name: str, reason: str) -> None:
         self._remove(parent, folder, name)
@@ -452,15 +476,25 @@ def _file_clock() -> int:
 
 
 def settle(directory: Directory, root: str) -> None:
-    """Mark files of a newly written directory as UNSETTLED if they can change without a change of their times."""
+    """Mark files and directories that were just written as UNSETTLED if they can change without a change of their
+    times."""
     with opened_directory(root, None) as fd:
-        _settle(directory, _file_clock() if protects_on_writeback(fd) else None)
+        _settle(directory, _file_clock(), protects_on_writeback(fd))
 
 
-def _settle(directory: Directory, latest: int | None) -> None:
-    for name, record in list(directory.records()):
-        if latest is None or record[4] >= latest:
-            directory.files[name] = KnownFile._make(record)._replace(ctime_ns=UNSETTLED)
-    directory.pack()
-    for child in directory.dirs.values():
-        _settle(child, latest)
+def _settle(directory: Directory, now: int, times_show_edits: bool) -> None:
+    for _, each in directory.walk():
+        each.ctime_ns = _settled(each.ctime_ns, now)
+        unsettled = [
+            name for name, record in each.records() if not times_show_edits or _settled(record[4], now) == UNSETTLED
+        ]
+        for name in unsettled:
+            each.files[name] = each.files[name]._replace(ctime_ns=UNSETTLED)
+        each.pack()
+
+
+def _settled(ctime_ns: int, now: int) -> int:
+    """Return a ctime if every change from `now` on will alter it, else UNSETTLED."""
+    # A file system with a resolution of one second cannot distinguish changes within the last one or two seconds.
+    latest = now - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
+    return int64(ctime_ns) if ctime_ns < latest else UNSETTLED

@@ -26,6 +26,8 @@ from proofbox.workspace.tree import Directory
 LISTED = 200
 """The maximum number of directories written in a stack that every update lists. With more, every directory is watched:
 an update then takes the same time however many there are."""
+WORTH_SAVING = 50
+"""The cache is written again if scanning the changes again would take more than one step for so many files."""
 Known = tuple[Directory, tuple[int, int, int]]
 """The known files, and the store position at that time."""
 
@@ -54,6 +56,8 @@ class WorkingTree:
         self._watches_all = False
         """Whether the directories of a stack are watched in which nothing was written so far."""
         self._generation = store.generation
+        self._since_cached: int | None = None
+        """The steps of all scans since the cache was read; None if the cache can't be used again."""
         self.directory: Directory | None = None
         """None if nothing is known or the knowledge is unreliable."""
         self.before = b""
@@ -80,19 +84,27 @@ class WorkingTree:
         """Number of paths that the last update found to differ from `before`."""
         return self._scanner.changed
 
-    def refresh(self, *, sealed: bool = False) -> Method:
-        """Update the known state of the files, and return the method used."""
+    def refresh(self, *, sealed: bool = False, within: Collection[str] | None = None) -> Method:
+        """Update the known state of the files, and return the method used.
+
+        If the files were scanned just before and the caller has changed them `within` some directories only, a scan is
+        limited to these.
+        """
+        known = self.directory is not None and self._generation == self._store.generation
         dirty: dict[str, set[str]] | None = None
         complete = True  # whether everything outside the directories in which a stack was written is known
         if self.directory is None:
             complete = self._known is not None
+            self._since_cached = 0 if self._known is None else None
             self.directory, position = self._known or cache.load(self._cached)
             self._known = None  # only used for the first update
             if not self._store.still_has(position):
+                self._since_cached = None
                 complete = invalidate_missing(self.directory, self._store) and complete
             if self._tracker:
                 self._tracker.drain()
         elif self._generation != self._store.generation:
+            self._since_cached = None
             complete = invalidate_missing(self.directory, self._store)
             if self._tracker:
                 self._tracker.drain()
@@ -101,8 +113,11 @@ class WorkingTree:
         self._generation = self._store.generation
         self.before = self.directory.tree_id
         if dirty is None or sealed:
-            within = self._stack.directories() if self._stack is not None and complete else None
-            self._scanner.all(self.directory, thorough=sealed, within=within)
+            changed = self._stack.directories() if self._stack is not None and complete else None
+            if within is not None and changed is None and known and not self._tracker and not sealed:
+                changed = dict.fromkeys(within)
+            self._scanner.all(self.directory, thorough=sealed, within=changed)
+            self._count_steps()
             return "sealed" if sealed else "scan"
         written: Collection[str] = ()
         if self._stack is not None and not self._watches_all:
@@ -111,6 +126,7 @@ class WorkingTree:
                 self._watches_all = True
                 written = [path for path, _ in self.directory.walk()]
         self._scanner.scan_names(self.directory, dirty, written)
+        self._count_steps()
         return "tracked"
 
     def is_settled(self) -> bool:
@@ -120,8 +136,19 @@ class WorkingTree:
         with opened_directory(self._path, None) as root:
             return not changed_candidates(root, self.directory)
 
+    def _count_steps(self) -> None:
+        if self._since_cached is not None:
+            self._since_cached += self._scanner.steps
+
     def save(self) -> None:
-        """Write the cache for the next process, unless the workspace was forgotten meanwhile."""
+        """Write the cache for the next process, unless the workspace was forgotten meanwhile.
+
+        If little was scanned since the cache was read, it stays: scanning that again takes less time than writing it.
+        """
+        if self.directory is not None and self._since_cached is not None:
+            files = sum(each.weight for _, each in self.directory.walk())
+            if self._since_cached * WORTH_SAVING < files:
+                return
         known = self._known if self.directory is None else (self.directory, self._store.position)
         if known is not None:
             with contextlib.suppress(FileNotFoundError):

@@ -1,13 +1,16 @@
 """Search for text in many files, with one pattern dialect and two engines that give the same results.
 
 `dialect` defines the patterns, `finder` selects and reads the files, and `engines` runs ripgrep or the fallback in pure
-Python (`worker`). Matched and displayed content is always read through the caller's own file descriptors.
+Python (`worker`). `indexed` has ripgrep search a packed copy of the text of many files (`packed`). Matched and
+displayed content is always read through the caller's own file descriptors.
 """
 
 from proofbox.workspace.search.engines import PythonEngine, RipgrepEngine, SearchEngine, best_engine
 from proofbox.workspace.search.finder import MatchedLine, Search, SearchHits, SearchSource, search
+from proofbox.workspace.search.indexed import IndexedEngine
 
 __all__ = [
+    "IndexedEngine",
     "MatchedLine",
     "PythonEngine",
     "RipgrepEngine",

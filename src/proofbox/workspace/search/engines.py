@@ -6,13 +6,14 @@ answer is only a hint, because it opens files by name, and a name may point else
 
 from __future__ import annotations
 
-import functools
 import os
+import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from proofbox.core.files.programs import find_program, is_inside
+from proofbox.core.files.programs import is_inside, is_planted, locate_program
 from proofbox.core.interpreter import script_child
 from proofbox.errors import ToolError
 from proofbox.workspace.search.dialect import SearchPattern
@@ -23,6 +24,7 @@ _RIPGREP = (
     *("--no-mmap", "--no-heading", "--case-sensitive", "--engine=default"),
 )
 _SEARCHED = 0, 1  # matches found, no matches
+_OFFSET = re.compile(rb"^/proc/self/fd/([0-9]+)\0([0-9]+):", re.MULTILINE)
 
 
 class SearchEngine(Protocol):
@@ -36,6 +38,12 @@ class SearchEngine(Protocol):
 
     def lines(self, pattern: SearchPattern, text: bytes, most: int, seconds: float) -> list[int]:
         """Return the numbers of the first `most` matching lines, counted from 1. Raises TimeoutError."""
+
+    def offsets(self, pattern: SearchPattern, files: list[int], most: int, seconds: float) -> list[list[int]] | None:
+        """Return for each open file where its first `most` matching lines begin, or None if unknown.
+
+        Raises TimeoutError.
+        """
 
 
 class RipgrepEngine:
@@ -71,8 +79,27 @@ class RipgrepEngine:
             raise ToolError(f"ripgrep failed: {done.stderr[-500:].decode(errors='replace')}", op="search_text")
         return [int(line.partition(b":")[0]) for line in done.stdout.splitlines()]
 
+    def offsets(self, pattern: SearchPattern, files: list[int], most: int, seconds: float) -> list[list[int]] | None:
+        # By a path, each file is read from its beginning, and ripgrep searches several at the same time.
+        paths = [f"/proc/self/fd/{file}" for file in files]
+        options = ["--with-filename", "--null", "--byte-offset", "--no-line-number", "--max-columns=1"]
+        done = self._run(pattern, [*options, f"--max-count={most}", "--", *paths], seconds, files=files)
+        if done.returncode not in _SEARCHED:
+            return None
+        found: dict[int, list[int]] = {file: [] for file in files}
+        for file, offset in _OFFSET.findall(done.stdout):
+            found[int(file)].append(int(offset))
+        return list(found.values())
+
     def _run(
-        self, pattern: SearchPattern, options: list[str], seconds: float, *, directory: str = "/", text: bytes = b""
+        self,
+        pattern: SearchPattern,
+        options: list[str],
+        seconds: float,
+        *,
+        directory: str = "/",
+        text: bytes = b"",
+        files: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[bytes]:
         try:
             return subprocess.run(
@@ -81,6 +108,7 @@ class RipgrepEngine:
                 capture_output=True,
                 cwd=directory,
                 env={},
+                pass_fds=files,
                 timeout=seconds,
                 check=False,
             )
@@ -115,18 +143,16 @@ class PythonEngine:
             raise ToolError(f"the search failed: {done.stderr[-500:].decode(errors='replace')}", op="search_text")
         return [int(number) for number in done.stdout.split()]
 
+    def offsets(self, pattern: SearchPattern, files: list[int], most: int, seconds: float) -> list[list[int]] | None:  # noqa: ARG002
+        return None
+
 
 def best_engine(root: str | None = None) -> SearchEngine:
     """Return ripgrep if it is on PATH and outside `root`, else Python.
 
     An agent may have written the files below `root`, so a program among them is never run on the host.
     """
-    found = _ripgrep(os.environ.get("PATH"))
-    if found is None or (root is not None and is_inside(found, [Path(os.path.realpath(root))])):
+    found = locate_program("rg")
+    if found is None or is_planted(found) or (root is not None and is_inside(found, [Path(os.path.realpath(root))])):
         return PythonEngine()
     return RipgrepEngine(found)
-
-
-@functools.lru_cache(maxsize=8)
-def _ripgrep(path: str | None) -> str | None:
-    return find_program("rg", path)

@@ -8,6 +8,7 @@ are not committed, which may still be relevant.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
@@ -24,6 +25,10 @@ DEADLINE = 30.0
 NEVER_SEARCHED = ".git"
 _BINARY_LOOK = 8192
 _FIRST_BATCH, _LARGEST_BATCH = 1 << 18, 1 << 23
+_FIRST_FILES = 100
+"""The maximum number of files in the first batch, after which a pattern counts as common or rare."""
+_SOON = 8
+"""A pattern is common if the batches so far have at least this part of the lines that are wanted."""
 
 
 class Search(NamedTuple):
@@ -83,12 +88,19 @@ def search(
             raise timed_out(request)
         return seconds
 
+    lines: list[MatchedLine] = []
+    batches = 0
+
+    def is_common(walked: int) -> bool:
+        """Return whether reading the files in order is likely to find enough lines soon."""
+        return len(lines) * _SOON >= request.max_matches if batches else walked < _FIRST_FILES
+
     try:
-        paths = _candidates(engine, pattern, source, remaining)
-        lines: list[MatchedLine] = []
+        paths = _paths(engine, pattern, source, remaining, is_common)
         for batch in _batches(source, (path for path in paths if selected(path))):
             remaining()
             lines += _matches(engine, pattern, batch, request, request.max_matches + 1 - len(lines), remaining)
+            batches += 1
             if len(lines) > request.max_matches:
                 return SearchHits(tuple(lines[: request.max_matches]), True)
     except TimeoutError:
@@ -103,14 +115,33 @@ def timed_out(request: Search) -> SearchTimedOut:
     )
 
 
-def _candidates(
-    engine: SearchEngine, pattern: SearchPattern, source: SearchSource, remaining: Callable[[], float]
+def _paths(
+    engine: SearchEngine,
+    pattern: SearchPattern,
+    source: SearchSource,
+    remaining: Callable[[], float],
+    is_common: Callable[[int], bool],
 ) -> Iterator[str]:
+    """Yield the files to read, in order. An engine that can find candidates is asked only if matches are rare.
+
+    A common pattern has enough matches in the first files: looking for it in all of them would be in vain.
+    """
+    files = source.files()
     if source.directory is not None:
+        last = b""
+        for walked, path in enumerate(files):
+            if not is_common(walked):
+                files = itertools.chain((path,), files)
+                break
+            last = os.fsencode(path)
+            yield path
+        else:
+            return
         found = engine.candidates(pattern, source.directory, source.top, remaining())
         if found is not None:
-            return iter(sorted(filter(source.included, found), key=os.fsencode))
-    return source.files()
+            rest = sorted((os.fsencode(path), path) for path in found if source.included(path))
+            files = (path for key, path in rest if key > last)
+    yield from files
 
 
 def _file_filter(glob: str | None, top: str) -> Callable[[str], bool]:
@@ -134,7 +165,7 @@ def _batches(source: SearchSource, paths: Iterator[str]) -> Iterator[_Batch]:
     size = 0
     for path in paths:
         data = source.read(path, MAX_FILE_SIZE + 1)
-        if data is None or len(data) > MAX_FILE_SIZE or b"\0" in data[:_BINARY_LOOK] or not data:
+        if data is None or len(data) > MAX_FILE_SIZE or not is_text(data):
             continue
         batch.append((path, data))
         size += len(data)
@@ -143,6 +174,11 @@ def _batches(source: SearchSource, paths: Iterator[str]) -> Iterator[_Batch]:
             batch, size, room = [], 0, min(2 * room, _LARGEST_BATCH)
     if batch:
         yield batch
+
+
+def is_text(data: bytes) -> bool:
+    """Return whether the content of a file can match: it is neither binary nor empty."""
+    return bool(data) and b"\0" not in data[:_BINARY_LOOK]
 
 
 def _lines_containing(literal: bytes, text: bytes, most: int) -> Iterator[int]:

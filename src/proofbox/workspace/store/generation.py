@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import os
@@ -40,6 +41,18 @@ class Generation:
         if os.fstat(self._index).st_size < self._index_end:  # a different index: indexes never lose synced data
             self._lookup, self._events, self._end, self._index_end = Lookup(), [], 0, 0
 
+    def duplicate(self) -> Generation:
+        """Return a second object for the same files, with everything that this one has read of them."""
+        other = copy.copy(self)
+        other._places, other._events = self._places.copy(), self._events.copy()
+        other._pack = os.dup(self._pack)
+        try:
+            other._index = os.dup(self._index)
+        except BaseException:
+            os.close(other._pack)
+            raise
+        return other
+
     def close(self) -> None:
         pack, index = self._pack, self._index
         self._pack = self._index = -1  # the descriptor numbers may be reused
@@ -56,16 +69,20 @@ class Generation:
     def bytes_used(self) -> int:
         return self._end + self._index_end
 
+    @property
+    def pack_fd(self) -> int:
+        return self._pack
+
     def size(self, digest: bytes) -> int:
-        return self._place(digest)[1]
+        return self.place(digest)[1]
 
     def is_large(self, digest: bytes) -> bool:
         """Return whether the object is stored in a separate file."""
-        return self._place(digest)[0] == 0
+        return self.place(digest)[0] == 0
 
     def get(self, digest: bytes) -> bytes:
         """Return the object's bytes after checking their digest. Damaged content is never returned."""
-        offset, length = self._place(digest)
+        offset, length = self.place(digest)
         if not offset or length > _SMALL:
             return b"".join(self._checked(digest, offset, length))
         data = os.pread(self._pack, length, offset)
@@ -75,7 +92,7 @@ class Generation:
 
     def chunks(self, digest: bytes) -> Iterator[bytes]:
         """Yield the object in chunks. Raises at the end if the content does not match the digest."""
-        offset, length = self._place(digest)
+        offset, length = self.place(digest)
         yield from self._checked(digest, offset, length)
 
     @property
@@ -99,7 +116,8 @@ class Generation:
         if found.digest() != digest:
             raise _damaged(digest)
 
-    def _place(self, digest: bytes) -> tuple[int, int]:
+    def place(self, digest: bytes) -> tuple[int, int]:
+        """Return the object's offset in the pack, or 0 for a large object, and its length."""
         place = self._places.get(digest)
         found = self._lookup.find(digest) if place is None else (place >> _LENGTH_BITS, place & _LENGTH)
         if found is None:

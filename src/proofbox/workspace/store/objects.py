@@ -29,14 +29,18 @@ from proofbox.workspace.store.large_objects import LARGE, LargeObjects
 class ObjectStore:
     """An object store. Not thread-safe; any number of processes may open the same store."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: Generation | None = None) -> None:
+        """`files` is the current generation, if it is open already."""
         self.directory = directory
         # Used several times per snapshot; building a path costs more than opening the file.
         self._append_lock, self._use_lock = directory / "append.lock", directory / "use.lock"
-        self._pointer = directory / "current"
+        self._pointer = f"{directory}/current"
         self._pending: dict[bytes, Record] = {}
         self._pending_size = 0
         self._large = LargeObjects(directory)
+        if files is not None:
+            self._files = files
+            return
         self._files = Generation(directory, self._current())
         try:
             with self._appending():
@@ -50,6 +54,10 @@ class ObjectStore:
         directory.mkdir(mode=0o700, parents=True)
         write_document(directory / "current", b"1\n", mode=0o600)
         return cls(directory)
+
+    def duplicate(self) -> ObjectStore:
+        """Return another object for the same store, without reading again what this one knows of it."""
+        return ObjectStore(self.directory, self._files.duplicate())
 
     def close(self) -> None:
         try:
@@ -130,11 +138,21 @@ class ObjectStore:
         """Return the file that holds an object if it is stored separately."""
         return self._large.path(digest) if digest not in self._pending and self._files.is_large(digest) else None
 
+    def place(self, digest: bytes) -> tuple[int, int] | None:
+        """Return where an object is in the file `pack_fd`, as offset and length; None if it is not in that file."""
+        if digest in self._pending:
+            return None
+        offset, length = self._files.place(digest)
+        return (offset, length) if offset else None
+
+    @property
+    def pack_fd(self) -> int:
+        """The descriptor of the file with the objects. Its content has to be checked; see `get`."""
+        return self._files.pack_fd
+
     def commit(self, event: bytes, *, sync: bool = False) -> None:
         """Write the pending objects and the event that references them in one step."""
-        self._write([(pack.EVENT, hashlib.sha256(event).digest(), event)])
-        if sync:
-            self.sync()
+        self._write([(pack.EVENT, hashlib.sha256(event).digest(), event)], sync=sync)
 
     def flush(self) -> None:
         """Write the pending objects before their event. Until the event is written, `gc` may remove them."""
@@ -198,10 +216,12 @@ class ObjectStore:
         self._files = fresh
         return removed
 
-    def _write(self, more: Iterable[Record]) -> None:
+    def _write(self, more: Iterable[Record], *, sync: bool = False) -> None:
         with self._appending():
             self._files.append([*(each for each in self._pending.values() if each[1] not in self._files), *more])
-        self.forget_pending()
+            self.forget_pending()
+            if sync:
+                self._files.sync()
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
@@ -215,13 +235,22 @@ class ObjectStore:
 
     def _current(self) -> int:
         try:
-            text = self._pointer.read_bytes()
+            text = _read_short(self._pointer)
             number = int(text)
         except (OSError, ValueError) as error:
             raise WorkspaceCorrupt("the store's `current` file is missing or malformed", op="store") from error
         if text != b"%d\n" % number or (number != 1 and not os.path.exists(f"{self.directory}/pack-{number}")):
             raise WorkspaceCorrupt(f"the files of the store's generation {number} are missing", op="store")
         return number
+
+
+def _read_short(path: str) -> bytes:
+    """Read a file of one line. It is read before every write, and a file object costs more than the read."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 64)
+    finally:
+        os.close(fd)
 
 
 def _generations(directory: Path) -> Iterator[Path]:

@@ -16,11 +16,13 @@ def entries_of(store: ObjectStore, tree: bytes) -> dict[str, StoredEntry]:
 
 def entries_and_pages(store: ObjectStore, tree: bytes) -> tuple[dict[str, StoredEntry], list[bytes]]:
     """Return the entries of a directory by name, and the digests of its pages."""
-    rows, pages = _read(store, tree), []
-    if rows and rows[0][1] == PAGE_MODE:
-        pages = [digest for _, _, digest in rows]
-        rows = [row for page in pages for row in _page(store, page)]
+    rows, pages = _rows_and_pages(store, tree)
     return {os.fsdecode(row[0]): StoredEntry.of_row(row) for row in rows}, pages
+
+
+def rows_of(store: ObjectStore, tree: bytes) -> list[Row]:
+    """Return the entries of a directory as they are stored."""
+    return _rows_and_pages(store, tree)[0]
 
 
 def differing_rows(store: ObjectStore, old: bytes, new: bytes) -> tuple[dict[bytes, Row], dict[bytes, Row]]:
@@ -31,6 +33,14 @@ def differing_rows(store: ObjectStore, old: bytes, new: bytes) -> tuple[dict[byt
         sides.append({each for row in rows for each in (_page(store, row[2]) if row[1] == PAGE_MODE else (row,))})
     before, after = sides
     return {row[0]: row for row in before - after}, {row[0]: row for row in after - before}
+
+
+def _rows_and_pages(store: ObjectStore, tree: bytes) -> tuple[list[Row], list[bytes]]:
+    rows, pages = _read(store, tree), []
+    if rows and rows[0][1] == PAGE_MODE:
+        pages = [digest for _, _, digest in rows]
+        rows = [row for page in pages for row in _page(store, page)]
+    return rows, pages
 
 
 def _page(store: ObjectStore, digest: bytes) -> list[Row]:

@@ -19,7 +19,7 @@ from proofbox.workspace.registry import Registration
 from proofbox.workspace.scanning.scanner import settle
 from proofbox.workspace.scanning.working_tree import Known
 from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline.restore import write_new
+from proofbox.workspace.timeline.new_tree import write_new
 from proofbox.workspace.tree import Directory
 
 ELSEWHERE = "mounted"
@@ -33,10 +33,13 @@ def make_fork(
     dest: str | os.PathLike[str],
     clock: Clock,
     known: Directory | None = None,
+    *,
+    temporary: bool = False,
 ) -> tuple[Registration, Known]:
     """Write the files of `source`, start a history with it, and register it. The caller holds the store's `use`.
 
     If the state of the files is `known` already, the directory stays empty, and the caller mounts them there.
+    A `temporary` fork is not registered.
     """
     path = os.path.realpath(os.fspath(dest))
     existed = os.path.lexists(path)
@@ -75,5 +78,6 @@ def make_fork(
         remove_tree(making)
         raise
     # Register last: if killed before this, an ordinary directory remains, never a workspace without a directory.
-    registry.register(new, replace=not existed)
+    if not temporary:
+        registry.register(new, replace=not existed)
     return new, (directory, store.position)

@@ -12,6 +12,7 @@ from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_and_pages
 
 _SHORTEST = 4
+_MAX_KNOWN = 16
 
 
 class History:
@@ -25,7 +26,8 @@ class History:
         self._workspace = workspace_id
         self._decode = msgspec.json.Decoder(Snapshot).decode
         self._head: tuple[tuple[int, int], Snapshot | None] = ((0, 0), None)
-        self._found: tuple[tuple[int, int], Snapshot] | None = None
+        self._found: dict[str, tuple[tuple[int, int], Snapshot]] = {}
+        """Snapshots that were found by their ids, and how many events the store had then."""
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self._own(self._store.events())
@@ -56,7 +58,9 @@ class History:
                 if each.id.startswith(name):
                     found.setdefault(each.id, each)
             if known is not None:
-                self._found = self._store.events_position, known
+                if len(self._found) >= _MAX_KNOWN:
+                    self._found.clear()
+                self._found[name] = self._store.events_position, known
                 return known
         if len(found) == 1:
             return next(iter(found.values()))
@@ -64,15 +68,13 @@ class History:
         raise SnapshotUnknown(reason, op="workspace")
 
     def _known(self, id: str) -> tuple[int, Snapshot | None]:
-        """Return the snapshot if it was the last one found, and the number of events that need not be read again.
+        """Return the snapshot if it was found before, and the number of events that need not be read again.
 
-        A template is forked by the same snapshot each time, and its store has the events of all forks.
+        A template is forked by the same snapshot each time, an attempt compares the same two again and again, and their
+        store has the events of all forks.
         """
-        if self._found is None:
-            return 0, None
-        (generation, count), snapshot = self._found
-        known = snapshot.id == id and generation == self._store.events_position[0]
-        return (count, snapshot) if known else (0, None)
+        (generation, count), snapshot = self._found.get(id, ((0, 0), None))
+        return (count, snapshot) if generation == self._store.events_position[0] else (0, None)
 
     def _own(self, events: Iterator[bytes]) -> Iterator[Snapshot]:
         for event in events:

@@ -20,7 +20,7 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.diff import TreeDifference, differences
-from proofbox.workspace.timeline.restore import write_new
+from proofbox.workspace.timeline.new_tree import write_new
 
 KEPT = 4
 NEAR = 2000

@@ -1,4 +1,4 @@
-"""Restore a stored tree into a directory, or write one to a new directory.
+"""Restore a stored tree into a directory.
 
 A file is written to a temporary in the workspace's root and renamed, so that readers see either the old file or the new
 one. Directories are opened relative to their parents and never through symbolic links. Entries that no snapshot
@@ -24,10 +24,9 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.workspace.store.large_objects import write_sparse
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
-from proofbox.workspace.tree import UNSETTLED, Directory, KnownFile, StoredEntry, times_of
+from proofbox.workspace.tree import UNSETTLED, Directory, KnownFile, StoredEntry
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_THREADS = 2
 _FICLONE = 0x40049409
 _FEW = 16
 _FULL = (errno.ENOTEMPTY, errno.EEXIST)
@@ -46,6 +45,8 @@ class Restorer:
         self._temporary = temporary
         self._keep = frozenset(keep)
         self.left: dict[str, str] = {}
+        self.visited: set[str] = set()
+        """The directories in which something may have been changed."""
         self._written = 0
         self._devices: set[int] = set()
 
@@ -65,6 +66,7 @@ class Restorer:
 
     def _directory(self, fd: int, current: Directory, tree: bytes, path: str) -> None:
         target = entries_of(self._store, tree)
+        self.visited.add(path)
         _make_writable(fd)
         current.invalidate()
         current.ctime_ns = UNSETTLED
@@ -100,6 +102,7 @@ class Restorer:
                     os.mkdir(name, 0o700, dir_fd=fd)
         with opened_directory(name, fd) as below:
             current.dirs[name] = child
+            self.visited.add(path)
             if child.tree_id != entry.digest:
                 self._directory(below, child, entry.digest, path)
             if stat.S_IMODE(os.fstat(below).st_mode) != stat.S_IMODE(entry.mode):
@@ -195,43 +198,6 @@ def write_file(store: ObjectStore, fd: int, name: str, entry: StoredEntry, *, sy
         return info
     finally:
         os.close(out)
-
-
-def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
-    """Write a tree into an empty directory that no other process uses. Return its known state."""
-    made: list[tuple[str, Directory, dict[str, StoredEntry]]] = []
-
-    def directories(path: str, tree: bytes, mode: int) -> Directory:
-        directory = Directory(mode=mode, tree_id=tree)
-        entries = entries_of(store, tree)
-        made.append((path, directory, entries))
-        for name, entry in entries.items():
-            if stat.S_ISDIR(entry.mode):
-                os.mkdir(_join(path, name), 0o700, dir_fd=top)
-                directory.dirs[name] = directories(_join(path, name), entry.digest, entry.mode)
-        return directory
-
-    def files(job: tuple[str, Directory, dict[str, StoredEntry]]) -> None:
-        path, directory, entries = job
-        with opened_directory(path or ".", top) as fd:
-            for name, entry in entries.items():
-                if not stat.S_ISDIR(entry.mode):
-                    info = write_file(store, fd, name, entry)
-                    directory.files[name] = KnownFile(entry.mode, entry.digest, *times_of(info))
-        directory.pack()
-        entries.clear()
-
-    from concurrent.futures import ThreadPoolExecutor  # not needed to record snapshots
-
-    # Relative to a descriptor: a path in a snapshot may already have the maximum length without a prefix.
-    with opened_directory(root, None) as top:
-        whole = directories("", tree, 0)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for _ in pool.map(files, made):
-                pass
-        for path, directory, _ in reversed(made[1:]):
-            os.chmod(path, stat.S_IMODE(directory.mode), dir_fd=top)
-    return whole
 
 
 def _cloned(source: Path, out: int) -> bool:

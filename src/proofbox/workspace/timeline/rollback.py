@@ -106,12 +106,15 @@ class Rollbacks:
         for _ in range(_TRIES):
             restorer = Restorer(str(self._path), self._store, journal.temporary, skipped)
             assert self._working_tree.directory is not None  # noqa: S101 (refreshed by the caller)
+            complete = False
             try:
                 restorer.restore(self._working_tree.directory, tree)
+                complete = not restorer.left
             except OSError as error:
                 if error.errno not in SWAPPED:
                     raise
-            method = self._working_tree.refresh()
+            # A change elsewhere since the last scan is a change after the rollback, which the next scan finds.
+            method = self._working_tree.refresh(within=restorer.visited if complete else None)
             if self._only_left(tree, restorer.left):
                 break
         else:

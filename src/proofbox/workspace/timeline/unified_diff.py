@@ -65,7 +65,7 @@ def _of_change(
     sides = [entry if entry is not None and entry.kind != "directory" else None for entry in (was, now)]
     if (sides[0] is None and sides[1] is None) or (was and now and was.digest == now.digest):
         return
-    texts = [_text(store, entry) for entry in sides]
+    texts = [text_lines(store, entry) for entry in sides]
     if texts[0] is None or texts[1] is None:
         sizes = [store.size(entry.digest) if entry is not None else 0 for entry in sides]
         yield DiffLine("note", f"binary or too large to show: {sizes[0]} bytes, then {sizes[1]}")
@@ -79,7 +79,7 @@ def _of_change(
             yield DiffLine("note", "\\ No newline at end of file")
 
 
-def _text(store: ObjectStore, entry: StoredEntry | None) -> list[str] | None:
+def text_lines(store: ObjectStore, entry: StoredEntry | None) -> list[str] | None:
     """Return the lines of a file, or None if it is not text or too large."""
     if entry is None:
         return []

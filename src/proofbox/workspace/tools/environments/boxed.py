@@ -66,6 +66,7 @@ class BoxedEnvironment(CommandTools):
 
     def close(self) -> None:
         self._boxes.close()
+        super().close()
         self._files.close()
 
     def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:

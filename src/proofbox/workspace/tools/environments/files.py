@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple, cast
 from proofbox.core.text import path_fields, printable
 from proofbox.errors import ArgumentsInvalid, FileAbsent, FileTooLarge, ProofboxError
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import Search, SearchEngine, search
+from proofbox.workspace.search import IndexedEngine, Search, SearchEngine, search
 from proofbox.workspace.tools.contract import (
     LARGEST_FILE,
     LISTING_LIMIT,
@@ -56,12 +56,16 @@ class FileTools(ToolEnvironment):
     def __init__(self, tree: FileTree, *, ignore: Ignore | None = None, engine: SearchEngine | None = None) -> None:
         self._tree = tree
         self._ignore = ignore or Ignore(())
-        self._engine = engine
+        self._engine = IndexedEngine(tree.host, self._ignore, engine)
         self._changing = threading.RLock()
 
     @property
     def root(self) -> str:
         return self._tree.root
+
+    def close(self) -> None:
+        """Remove what searches have stored."""
+        self._engine.close()
 
     def call(self, request: ToolRequest[R]) -> R:
         return cast("R", getattr(self, f"_{request.tool}")(request))
@@ -173,7 +177,7 @@ class FileTools(ToolEnvironment):
         after: bytes | None = _encoded(apply_hunks(before or b"", each))
         if each.new is None:
             if after:
-                raise refusal(f"{printable(str(each.old)[:200])} is to be deleted, but would not be empty")
+                raise refusal(f"the patch deletes {printable(str(each.old)[:200])}, but not all of its lines")
             after = None
         if each.new is not None:
             places.add(self._tree.check("write", each.new))

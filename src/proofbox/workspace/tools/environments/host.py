@@ -46,6 +46,7 @@ class SandboxEnvironment(CommandTools):
         self._session = session
 
     def close(self) -> None:
+        super().close()
         self._files.close()
 
     def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:

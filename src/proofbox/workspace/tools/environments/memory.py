@@ -127,9 +127,6 @@ class MemoryEnvironment(CommandTools):
         content = {path: data.encode() if isinstance(data, str) else data for path, data in (files or {}).items()}
         super().__init__(MemoryTree(content, guard))
 
-    def close(self) -> None:
-        pass
-
     def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:  # noqa: ARG002
         raise CommandsUnavailable(
             "an environment in memory can't run commands",
