@@ -49,7 +49,7 @@ __all__ = [
     "get_requires_for_build_wheel",
 ]
 
-PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "boxvm", "treestat")
+PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "boxvm", "treestat", "treewrite")
 ARCHES = ("x86_64", "aarch64")
 AGENT = Path("src/proofbox/sandbox/agent")
 
@@ -121,7 +121,7 @@ def wanted_arches(*, editable: bool) -> tuple[str, ...]:
     if choice == "all" or (not choice and not editable):
         return ARCHES
     if choice not in ("", "native"):
-        stop(f"PROOFBOX_BUILD_AGENT={choice!r} is none of native, all, none")
+        stop(f"PROOFBOX_BUILD_AGENT={choice!r} is not native, all or none")
     if native_arch() in ARCHES:
         return (native_arch(),)
     if choice:

@@ -98,7 +98,7 @@ def whole_session(boxes: Sandboxes, project: Path, rounds: int) -> bool:
         "session": lambda: boxes.exec(COMMAND, provider="bubblewrap"),
     }
     times = interleaved(ways, rounds, 2)
-    return compare("session", times["session"], "bare bwrap", times["bare bwrap"], 1.5)
+    return compare("session", times["session"], "bare bwrap", times["bare bwrap"], 1.3)
 
 
 def in_a_container(project: Path, rounds: int) -> bool:
@@ -118,7 +118,7 @@ def in_a_container(project: Path, rounds: int) -> bool:
             times |= interleaved(
                 {"docker exec": lambda: subprocess.run(by_hand, capture_output=True, check=True)}, 5, 2
             )
-    held = compare("docker", times["docker"], "subprocess.run", times["subprocess.run"], 1.5)
+    held = compare("docker", times["docker"], "subprocess.run", times["subprocess.run"], 1.4)
     faster = times["docker exec"] / times["docker"]
     verdict = "ok" if faster >= 30 else "MISSED"
     print(f"  docker exec  {times['docker exec']:.1f} ms, {faster:.0f} times slower (at least 30) {verdict}")

@@ -73,7 +73,9 @@ PACKAGES = {
         ),
         Package("qemu-system-x86", ("qemu-system-x86_64",), "the tests with virtual machines"),
         Package("qemu-system-common", ("/usr/lib/qemu/virtiofsd",), "the tests with virtual machines"),
+        Package("qemu-system-arm", ("qemu-system-aarch64",), "the test of apple-vm's guest"),
         Package("linux-image-cloud-amd64", ("/boot/vmlinuz-*-cloud-amd64",), "the tests with virtual machines"),
+        Package("mmdebstrap", ("mmdebstrap",), "the nightly builds of images"),
         Package("bindfs", ("bindfs",), "the test of projects on FUSE"),
         Package("ripgrep", ("rg",), "the comparison of the Python search with ripgrep"),
         Package("strace", ("strace",), "the power-cut test of commits"),
@@ -189,6 +191,7 @@ def make_venv(level: str) -> None:
         stop(f"`uv sync` failed:\n{(done.stderr or done.stdout).strip()}")
     if level == "test" and sys.platform == "linux":
         add_acp_agents()
+        add_arm64_packages()
     document = {"digest": sources_digest(), "level": level, "root": str(ROOT)}
     STAMP.write_text(json.dumps(document) + "\n")
     version = python_version().partition(" ")[0]
@@ -227,6 +230,39 @@ def add_acp_agents() -> None:
         link = VENV / "bin" / name
         link.unlink(missing_ok=True)
         link.symlink_to(program)
+
+
+def add_arm64_packages() -> None:
+    """Download Debian's arm64 kernel and busybox for the guest of `apple-vm`. Without them, its test is skipped.
+
+    apt verifies them as always, but keeps its lists of this architecture in `.tools`: the system is not changed.
+    """
+    place = TOOLS / "arm64"
+    if len(list(place.glob("*.deb"))) == 2 or not shutil.which("apt-get"):
+        return
+    shutil.rmtree(place, ignore_errors=True)
+    state = place / "apt"
+    for folder in (state / "lists/partial", state / "archives/partial"):
+        folder.mkdir(parents=True)
+    (state / "status").touch()
+    settings = {
+        "APT::Architecture": "arm64",
+        "APT::Architectures": "arm64",
+        "APT::Sandbox::User": "root",
+        "Dir::State": state,
+        "Dir::State::status": state / "status",
+        "Dir::Cache": state,
+    }
+    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    run(["apt-get", "-qq", *options, "update"])
+    shown = run(["apt-cache", *options, "depends", "--important", "linux-image-cloud-arm64"]).stdout
+    kernel = re.search(r"linux-image-[0-9]\S*", shown)
+    packages = [kernel[0] if kernel else "linux-image-cloud-arm64", "busybox-static"]
+    done = run(["apt-get", "-qq", *options, "download", *packages], cwd=place)
+    shutil.rmtree(state)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        say(f"missing: the test of apple-vm's guest needs arm64 packages of Debian: {lines[-1]}")
 
 
 def base_python() -> str:
@@ -381,10 +417,12 @@ def as_root() -> str:
 # Helpers
 
 
-def run(argv: Sequence[str], *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    argv: Sequence[str], *, env: dict[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     """Run a command and capture its output. A command that can't be started has exit code 127."""
     try:
-        return subprocess.run(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        return subprocess.run(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError as problem:
         return subprocess.CompletedProcess(argv, 127, "", str(problem))
 

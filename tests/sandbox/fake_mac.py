@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,4 +38,13 @@ def kernel_in_qemu(kernel: Path, place: Path) -> Path:
     (place / "modules").symlink_to(kernel / "modules")
     (place / "vmlinux.real").symlink_to(kernel / "vmlinux")
     (place / "vmlinux").write_bytes(QEMU_AS_KERNEL.read_bytes())
+    return place
+
+
+def busybox_root(place: Path, busybox: str | os.PathLike[str] | None = None) -> Path:
+    """Make the files of an image: the given static busybox, by default this machine's, and names for it."""
+    (place / "bin").mkdir(parents=True)
+    shutil.copy(busybox or str(shutil.which("busybox")), place / "bin/busybox")
+    for name in ("cat", "grep", "id", "ls", "mkdir", "mv", "nc", "printf", "sh", "test", "uname"):
+        (place / "bin" / name).symlink_to("busybox")
     return place

@@ -7,6 +7,7 @@ import site
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from capabilities import OrdinaryUser
 from proofbox import Sandboxes
 from proofbox.config.settings import Settings
 from proofbox.core.files.path_walk import walk
-from proofbox.errors import PathRefused
+from proofbox.errors import PathRefused, ProofboxError
 from proofbox.sandbox import own_files
 from proofbox.sandbox.contract import BoxMount, Layers, Mount, Policy
 from proofbox.sandbox.covering import placed
+from proofbox.sandbox.images.build import build_image
+from proofbox.sandbox.machines import kernel
 
 RENAME = """
 cd "$1"
@@ -224,15 +227,20 @@ except PathRefused as error:
     assert "proofbox's own directory" in refused
 
 
+def plant(program: Path, ran: Path) -> Path:
+    """Create a program that leaves a file if it runs."""
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    return program
+
+
 @pytest.mark.parametrize("link", [False, True])
 def test_program_planted_on_the_path_by_a_box_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
 ) -> None:
     project, ran = tmp_path.resolve() / "project", tmp_path / "ran"
-    (project / "venv/bin").mkdir(parents=True)
-    planted = project / "venv/bin/bwrap"
-    planted.write_text(f"#!/bin/sh\ntouch {ran}\n")
-    planted.chmod(0o755)
+    planted = plant(project / "venv/bin/bwrap", ran)
     if link:
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin/bwrap").symlink_to(planted)
@@ -243,6 +251,55 @@ def test_program_planted_on_the_path_by_a_box_is_not_run(
                 boxes.exec(["true"], provider=provider)
             with pytest.raises(PathRefused, match="on PATH"):
                 boxes.probe(provider)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["bwrap", "qemu-system-x86_64"])
+@pytest.mark.needs("vm")
+def test_program_of_a_virtual_machine_planted_on_the_path_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    project, ran = tmp_path.resolve() / "project", tmp_path / "ran"
+    planted = plant(project / "bin" / name, ran)
+    monkeypatch.setenv("PATH", f"{planted.parent}:{os.environ['PATH']}")
+    for template in (False, True):
+        with Sandboxes(project, settings=Settings(vm_template=template)) as boxes:
+            with pytest.raises(PathRefused, match=f"{name} on PATH"):
+                boxes.exec(["true"], provider="vm")
+            with pytest.raises(ProofboxError, match=f"{name} on PATH"):
+                boxes.probe("vm")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["mmdebstrap", "apt-get"])
+def test_program_that_builds_images_planted_on_the_path_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    project, ran = tmp_path.resolve() / "project", tmp_path / "ran"
+    planted = plant(project / "bin" / name, ran)
+    monkeypatch.setenv("PATH", f"{planted.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("proofbox.sandbox.images.build._released", lambda url: 0)
+    mirror = None if name == "apt-get" else "http://127.0.0.1:1/debian"
+    with pytest.raises(PathRefused, match=f"{name} on PATH"):
+        build_image("debian-12", project_root=project, mirror=mirror)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["apt-cache", "apt-get", "dpkg-deb"])
+def test_program_that_builds_a_kernel_planted_on_the_path_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ran = tmp_path / "ran"
+    planted = plant(tmp_path / "here/bin" / name, ran)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PATH", f"{planted.parent}:{os.environ['PATH']}")
+    run: Mapping[str, Callable[[], object]] = {
+        "apt-cache": kernel._package_name,
+        "apt-get": lambda: kernel._download("linux-image", tmp_path),
+        "dpkg-deb": lambda: kernel._unpack(tmp_path / "absent.deb"),
+    }
+    with pytest.raises(PathRefused, match=f"{name} on PATH"):
+        run[name]()
     assert not ran.exists()
 
 

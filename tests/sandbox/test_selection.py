@@ -11,13 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from proofbox import Sandboxes
+from proofbox.cli.commands.run import exec, probe
 from proofbox.core.dirs import cache_dir
 from proofbox.errors import ImageUnavailable, ProviderUnavailable
 from proofbox.sandbox import selection
-from proofbox.sandbox.contract import Event, Isolation, Policy
+from proofbox.sandbox.contract import Diagnostic, Event, Isolation, Policy, ProviderSelection
 from proofbox.sandbox.providers import AUTO_ORDER, provider_named
 from proofbox.sandbox.providers.off import Off
 
@@ -46,6 +48,33 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def boxes(tmp_path: Path) -> Sandboxes:
     (tmp_path / "project").mkdir()
     return Sandboxes(project_root=tmp_path / "project")
+
+
+def test_working_machines_tell_how_they_run(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Machine(Off):
+        name = "vm"
+        isolation = Isolation.VM
+
+    slow = "acceleration: tcg (emulated)"
+    monkeypatch.setattr(selection, "_run_trial", lambda *_: None)
+    monkeypatch.setattr("proofbox.sandbox.machines.acceleration.describe_acceleration", lambda: slow)
+    found = selection.diagnose(Machine(), Policy(network="full", access="rw"))
+    assert (found.available, found.reason) == (True, slow)
+    shown = probe._text(ProviderSelection("vm", Isolation.VM, False, None, {"vm": found}))
+    assert slow in shown
+
+
+def test_exec_on_a_terminal_tells_how_its_machine_ran(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, boxes: Sandboxes
+) -> None:
+    diagnostics = {"vm": Diagnostic(True, Isolation.VM, "acceleration: tcg (emulated)")}
+    result = boxes.exec(["true"], provider="off")
+    result = msgspec.structs.replace(result, provider="vm", diagnostics=diagnostics)
+    exec.finish(result, as_json=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    exec.finish(result, as_json=False)
+    assert capsys.readouterr().err == "proofbox: vm: acceleration: tcg (emulated)\n"
 
 
 def test_auto_never_considers_off() -> None:

@@ -1,4 +1,4 @@
-"""The channel: what the measuring process finds out about itself, so that no variable has to be believed.
+"""The channel: what the measuring process finds out about itself, so that it need not trust environment variables.
 
 A clean channel is a process made for the measurement: it leads a session without a terminal, ignores and blocks no
 signals, and has inherited no descriptors and no variables but the few that it needs. Its confinement (seccomp,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from proofbox.core.files.programs import find_program
+from proofbox.core.files.programs import locate_program
 from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
 from proofbox.sandbox import DEFAULT_OUTPUT_CAP
 from proofbox.sandbox.contract import Box, Diagnostic, ExecResult, Isolation, Policy
@@ -76,10 +76,12 @@ class BoxHandle(msgspec.Struct, frozen=True):
         """Build the request for a command; `environment` is `encode_env(inside.environment)`."""
         from proofbox.sandbox.client.requests import encode_env, make_request
 
+        if not options and pty is None and not self.forwards:  # the most common call, and it should be a fast one
+            return make_request(argv, cwd=self.guest_project, env=environment)
         refuse_unknown(options, COMMAND_OPTIONS)
-        extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | dict(
-            options.get("env") or {}
-        )
+        extra = dict(options.get("env") or {})
+        if self.forwards:
+            extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | extra
         return make_request(
             argv,
             cwd=self._guest_cwd(options.get("cwd")),
@@ -103,7 +105,7 @@ class BoxHandle(msgspec.Struct, frozen=True):
                 isolation=self.isolation,
                 policy=self.policy,
                 diagnostics=self.diagnostics,
-                oom_killed=self.oom_kills() > oom_kills_before,
+                oom_killed=self.memory_group is not None and self.oom_kills() > oom_kills_before,
             )
         except CommandNotFound as error:
             raise self._with_host_hint(error) from None
@@ -131,7 +133,7 @@ class BoxHandle(msgspec.Struct, frozen=True):
 
     def _with_host_hint(self, error: CommandNotFound) -> CommandNotFound:
         """Add a hint if the command exists on the host: a missing mount is the most common problem of a first run."""
-        found = find_program(str(error.details.get("command", "")))
+        found = locate_program(str(error.details.get("command", "")))
         if found is None or self.guest_path(Path(found)) is not None:
             return error
         folder = Path(found).parent.parent

@@ -172,6 +172,8 @@ class BoxSpec(msgspec.Struct, frozen=True):
     """A prepared home directory for the commands: covered by a throw-away layer, unless `preparing`."""
     preparing: bool = False
     """The result of this box is kept (`provisioning.py`), so more of its file system is writable."""
+    template: bool = False
+    """Whether a virtual machine is cloned from a template instead of booted. Other providers ignore it."""
 
 
 class BoxMount(msgspec.Struct, frozen=True):

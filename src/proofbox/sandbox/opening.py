@@ -1,4 +1,7 @@
-"""Open a box: everything from a caller's options to a started box."""
+"""Open a box: everything from a caller's options to a started box.
+
+Modules that start boxes are imported when one is opened: a client of a running session does not need them.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,23 @@ import msgspec
 from proofbox.config import settings as config
 from proofbox.config.settings import Settings, load
 from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.files.programs import distrust, find_program
 from proofbox.core.ids import IdSource
+from proofbox.core.text import printable
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, Provider, ProviderSelection
-from proofbox.sandbox.enforcement import refuse_unenforceable, start_box
 from proofbox.sandbox.options import PolicyOptions, make_policy
-from proofbox.sandbox.paths import refuse_planted_program, resolve_project
+from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
-from proofbox.sandbox.selection import Choice, choose, probe
 from proofbox.sandbox.sessions import PREFIX, SessionInfo, SessionRecord, State, session_store
 
 if TYPE_CHECKING:
     from proofbox.sandbox.egress.box_proxy import BoxProxy
     from proofbox.sandbox.egress.detached_proxy import DetachedProxy
+
+
+_MACHINE = "boxvm: "  # tells which program of a machine has ended
 
 
 class OpenedBox(msgspec.Struct, frozen=True):
@@ -56,6 +62,11 @@ class OpenedBox(msgspec.Struct, frozen=True):
         if not greeted:
             reason, hints = self.provider.explain(stderr)
             error = StartFailed(f"{self.provider.name} did not start a box: {reason}", op="start", fix_hints=hints)
+        elif ended := [line for line in stderr.splitlines() if line.startswith(_MACHINE)]:
+            cause = printable(ended[-1].removeprefix(_MACHINE))[:200]
+            error = SandboxLost(
+                f"{error.message}: {cause}", op=error.op, fix_hints=error.fix_hints, details=error.details
+            )
         error.details["account"] = stderr
         return self.inside.add_diagnostics(error)
 
@@ -84,6 +95,8 @@ class BoxOpener:
 
     def probe(self, provider: str | None) -> ProviderSelection:
         """Return the provider that would be used, after a real trial."""
+        from proofbox.sandbox.selection import probe
+
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)
         policy = self._policy(project, provider, {}, settings)
@@ -91,6 +104,8 @@ class BoxOpener:
 
     def chosen(self, provider: str | None, options: PolicyOptions) -> str:
         """Return the name of the provider that `open` would use."""
+        from proofbox.sandbox.selection import choose
+
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)
         name, policy = _named(provider, settings), self._policy(project, provider, options, settings)
@@ -98,6 +113,8 @@ class BoxOpener:
 
     def open(self, provider: str | None, options: PolicyOptions, *, ttl: float | None = None) -> OpenedBox:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""
+        from proofbox.sandbox.selection import choose
+
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)
         policy = self._policy(project, provider, options, settings)
@@ -105,7 +122,7 @@ class BoxOpener:
         id, created_at = self.ids.new_id(PREFIX), isoformat(self.clock.now())
         self.emit(Event("session", "starting", id, {"provider": choice.provider.name}))
         self._prepare(choice.provider, policy, detached=ttl is not None)
-        spec = BoxSpec(label=id, project=project, policy=policy)
+        spec = BoxSpec(label=id, project=project, policy=policy, template=bool(settings.vm_template))
         with contextlib.ExitStack() as on_failure:
             proxy: BoxProxy | DetachedProxy | None = None
             kept: BoxProxy | None = None
@@ -143,7 +160,7 @@ class BoxOpener:
                 box,
                 project,
                 provider=choice.provider.name,
-                diagnostics=_described(choice),
+                diagnostics=choice.started(),
                 forwards=settings.env,
                 more=proxy.environment if proxy is not None else {},
             )
@@ -157,8 +174,9 @@ class BoxOpener:
     def _policy(self, project: Path, provider: str | None, options: PolicyOptions, settings: Settings) -> Policy:
         policy = make_policy(project, options, settings)
         name = _named(provider, settings)
+        distrust((project, *(mount.host for mount in policy.mounts if mount.writable)))
         if ALIASES.get(name, name) in (AUTO, "bubblewrap"):
-            refuse_planted_program("bwrap", project, policy.mounts)
+            find_program("bwrap")  # `auto` would take a refused program for a missing one
         return policy
 
     def _settings_for(self, project: Path) -> Settings:
@@ -179,10 +197,14 @@ class BoxOpener:
             from proofbox.sandbox.machines.kernel import prepare_kernel as prepare
         else:
             return
+        from proofbox.sandbox.enforcement import refuse_unenforceable
+
         refuse_unenforceable(provider.name, policy, provider.enforcement(policy), detached=detached)
         prepare(tell)
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
+        from proofbox.sandbox.enforcement import start_box
+
         try:
             return start_box(provider, spec)
         except ProofboxError as error:
@@ -193,16 +215,6 @@ class BoxOpener:
             error.details.setdefault("diagnostics", msgspec.to_builtins(found))
             self.emit(Event("session", "failed", spec.label, {"code": error.code}))
             raise
-
-
-def _described(choice: Choice) -> Mapping[str, Diagnostic]:
-    """Return the diagnostics of a started box. They tell how a virtual machine runs, since emulation is slow."""
-    if choice.provider.name != "vm":
-        return choice.diagnostics
-    from proofbox.sandbox.machines.acceleration import describe_acceleration
-
-    found = msgspec.structs.replace(choice.diagnostics["vm"], reason=describe_acceleration())
-    return {**choice.diagnostics, "vm": found}
 
 
 def _named(provider: str | None, settings: Settings) -> str:

@@ -9,7 +9,6 @@ from shlex import quote
 
 from proofbox.config.mounts import split_mount
 from proofbox.core.files.path_walk import entries_of, resolved_path
-from proofbox.core.files.programs import find_program, is_inside
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.host.mounts import file_systems
@@ -88,18 +87,6 @@ def resolve_mounts(project: Path, mounts: Iterable[Mount]) -> tuple[Mount, ...]:
                     details={"link": entry.path, "target": entry.target, "leads_to": str(mount.host)},
                 )
     return tuple(resolved)
-
-
-def refuse_planted_program(name: str, project: Path, mounts: Iterable[Mount]) -> None:
-    """Raise PathRefused if a program on PATH is in a directory that a box could have written to."""
-    found = find_program(name)
-    if found is not None and is_inside(found, (project, *(mount.host for mount in mounts if mount.writable))):
-        raise PathRefused(
-            f"{name} on PATH is {found}, which a command in a box could have put there",
-            op="start",
-            fix_hints=[f"remove {os.path.dirname(found)} from PATH, or put it after the directory of the real {name}"],
-            details={"program": found, "project": str(project)},
-        )
 
 
 def _checked_mount(mount: Mount, host: Path) -> Mount:

@@ -1,4 +1,4 @@
-"""Select a provider: the one that was named, or with `auto` the strongest that works, determined by a trial.
+"""Select a provider: the one that was named, or with `auto` the first that works, determined by a trial.
 
 A trial starts a real box and runs a command in it. A success is cached until the machine reboots or the program behind
 the provider changes. A failure is never cached, since the user is likely to fix it.
@@ -54,6 +54,11 @@ class Choice(msgspec.Struct, frozen=True):
             diagnostics=self.diagnostics,
         )
 
+    def started(self) -> dict[str, Diagnostic]:
+        """Return the diagnostics after a box has started."""
+        name = self.provider.name
+        return {**self.diagnostics, name: msgspec.structs.replace(self.diagnostics[name], reason=_remark(name))}
+
 
 def choose(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Choice:
     """Select the provider to use.
@@ -96,7 +101,16 @@ def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
         return Diagnostic(
             available=False, isolation=provider.isolation, reason=error.message, fix_hints=tuple(error.fix_hints)
         )
-    return Diagnostic(available=True, isolation=provider.enforcement(policy).isolation)
+    return Diagnostic(available=True, isolation=provider.enforcement(policy).isolation, reason=_remark(provider.name))
+
+
+def _remark(provider: str) -> str:
+    """Return a line about a provider that works: how virtual machines run, since emulation is slow."""
+    if provider != "vm":
+        return ""
+    from proofbox.sandbox.machines.acceleration import describe_acceleration
+
+    return describe_acceleration()
 
 
 def _refuse_other_system(provider: Provider) -> None:

@@ -121,6 +121,7 @@ class SessionCore(Generic[ConnectionT]):
         self.environment = encode_env(origin.inside.environment)
         self.id = origin.id
         self.emit = service.opener.emit
+        self._listened = service.opener.on_event is not None
         self._waiting = service.waiting
         self._origin = origin
         self._on_end = on_end
@@ -135,17 +136,15 @@ class SessionCore(Generic[ConnectionT]):
     ) -> tuple[CommandRequest, int]:
         """Return the request for a command, and the box's count of kills at its memory limit before it."""
         inside, environment = self.inside, self.environment
-
-        def work() -> tuple[CommandRequest, int]:
-            return inside.request(argv, options, environment, pty), inside.oom_kills()
-
-        reads_files = inside.memory_group is not None or options.get("cwd") is not None
-        return await self._waiting.call(work) if reads_files else work()
+        if inside.memory_group is None and options.get("cwd") is None:  # reads no files
+            return inside.request(argv, options, environment, pty), 0
+        return await self._waiting.call(lambda: (inside.request(argv, options, environment, pty), inside.oom_kills()))
 
     async def result(self, call: ActiveCall, oom_kills_before: int) -> ExecResult:
-        work = functools.partial(self.inside.result, call, oom_kills_before)
-        reads_files = self.inside.memory_group is not None or call.error is not None
-        return await self._waiting.call(work) if reads_files else work()
+        inside = self.inside
+        if inside.memory_group is None and call.error is None:  # reads no files
+            return inside.result(call, oom_kills_before)
+        return await self._waiting.call(lambda: inside.result(call, oom_kills_before))
 
     async def explain(self, error: ProofboxError) -> ProofboxError:
         """Add what is known about the box to an error of its connection."""
@@ -156,16 +155,18 @@ class SessionCore(Generic[ConnectionT]):
         self, argv: Sequence[str | bytes], options: ExecOptions, pty: tuple[int, int] | None = None
     ) -> ExecResult:
         request, before = await self.prepare(argv, options, pty)
-        self.emit(Event("exec", "started", self.id))
+        listened = self._listened
+        if listened:
+            self.emit(Event("exec", "started", self.id))
         try:
             call = await self.connection.run(request, options.get("on_output"), options.get("on_start"))
             result = await self.result(call, before)
         except ProofboxError as error:
             self.emit(Event("exec", "failed", self.id, {"code": error.code}))
             raise await self.explain(error) from None
-        self.emit(
-            Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
-        )
+        if listened:
+            detail = {"exit_code": result.exit_code, "duration_ms": result.duration_ms}
+            self.emit(Event("exec", "finished", self.id, detail))
         return result
 
     async def commands_alive(self) -> int:

@@ -289,6 +289,32 @@ def test_all_threads_waiting_for_a_frozen_agent_get_the_loss(monkeypatch: pytest
         assert time.monotonic() - began < SOON
 
 
+@pytest.mark.needs("root")  # to see where a thread waits
+def test_waiting_client_is_not_woken_when_the_agent_takes_the_request() -> None:
+    """A wakeup for nothing takes a processor from the command that is about to start."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        connection = Connection(ours, no_kill)
+        thread = pool.submit(threading.get_native_id).result()
+        waiting = pool.submit(run, connection, ["true"])
+        try:
+            task = Path(f"/proc/self/task/{thread}")
+
+            def switches_asleep() -> str | None:
+                # It waits for the agent, and not for the interpreter's lock or for work.
+                if "poll" not in (wait := (task / "wchan").read_text()) and "unix" not in wait:
+                    return None
+                return (task / "status").read_text().partition("\nvoluntary_ctxt_switches:")[2]
+
+            before = wait_until(switches_asleep, "the client waits")
+            assert theirs.recv(1 << 16)
+            assert wait_until(switches_asleep, "the client waits") == before
+        finally:
+            theirs.close()
+        with pytest.raises(SandboxLost):
+            waiting.result()
+
+
 def test_missing_hello_is_a_loss() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -2,70 +2,29 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import socketserver
-import threading
-import urllib.parse
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_engine import DIGEST, REFERENCE, FakeEngine, fake_engine
 
 import proofbox
 from proofbox.cli import main
-from proofbox.core.dirs import config_dir
+from proofbox.core.dirs import cache_dir, config_dir
 from proofbox.errors import EngineRefused, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.images import engine_image
 from proofbox.sandbox.images.image import architecture
+from proofbox.sandbox.images.imports import import_image
 from proofbox.sandbox.images.pull import runnable_image
+from proofbox.sandbox.images.received import received_dir
 from proofbox.sandbox.images.tree import unpacked
+from proofbox.sandbox.images.unused_files import YOUNG, engine_copies, signed_interpreters
 
-DIGEST, OTHER = "a" * 64, "b" * 64
-REFERENCE = f"registry.example.org:5000/team/tools@sha256:{DIGEST}"
-
-
-class Engine(socketserver.ThreadingUnixStreamServer):
-    """A container engine that knows images only by reference. `registry` has those that it can pull."""
-
-    daemon_threads = True
-
-    def __init__(self, place: Path) -> None:
-        super().__init__(str(place), Handler)
-        self.images: set[str] = set()
-        self.registry: set[str] = {REFERENCE}
-        self.pulls: list[str] = []
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Engine
-
-    def do_GET(self) -> None:
-        name = urllib.parse.unquote(self.path).partition("/images/")[2].removesuffix("/json")
-        if name in self.server.images:
-            self._answer(200, b'{"Id": "sha256:0"}')
-        else:
-            self._answer(404, b'{"message": "No such image"}')
-
-    def do_POST(self) -> None:
-        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
-        reference = f"{query['fromImage'][0]}@{query['tag'][0]}"
-        self.server.pulls.append(reference)
-        if reference in self.server.registry:
-            self.server.images.add(reference)
-            self._answer(200, b'{"status": "Pulling"}\n{"status": "Done"}\n')
-        else:
-            self._answer(200, b'{"status": "Pulling"}\n{"error": "manifest unknown"}\n')
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
+OTHER = "b" * 64
 
 
 @pytest.fixture
@@ -77,12 +36,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def engine(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    with Engine(tmp_path / "engine") as found:
-        threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
+def engine(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
+    with fake_engine(tmp_path / "engine") as found:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
         yield found
-        found.shutdown()
 
 
 def catalogue(url: str = f"docker://{REFERENCE}", sha256: str = DIGEST) -> None:
@@ -92,7 +49,7 @@ def catalogue(url: str = f"docker://{REFERENCE}", sha256: str = DIGEST) -> None:
 
 
 def test_engine_pulls_a_reference_by_digest_once(
-    engine: Engine, project: Path, capsys: pytest.CaptureFixture[str]
+    engine: FakeEngine, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     catalogue()
     assert are_here(capsys) == [False]
@@ -106,7 +63,7 @@ def test_engine_pulls_a_reference_by_digest_once(
     assert DIGEST in (project / ".proofbox/images.lock").read_text()
 
 
-def test_docker_runs_only_a_pulled_reference(engine: Engine, project: Path) -> None:
+def test_docker_runs_only_a_pulled_reference(engine: FakeEngine, project: Path) -> None:
     catalogue()
     with pytest.raises(ImageUnavailable) as refused:
         engine_image(ContainerEngine.find(), "tools", project)
@@ -116,7 +73,7 @@ def test_docker_runs_only_a_pulled_reference(engine: Engine, project: Path) -> N
     assert engine_image(ContainerEngine.find(), "tools", project) == REFERENCE
 
 
-def test_failed_pull_is_explained_and_not_locked(engine: Engine, project: Path) -> None:
+def test_failed_pull_is_explained_and_not_locked(engine: FakeEngine, project: Path) -> None:
     catalogue()
     engine.registry.clear()
     with pytest.raises(EngineRefused, match="manifest unknown"):
@@ -124,7 +81,7 @@ def test_failed_pull_is_explained_and_not_locked(engine: Engine, project: Path) 
     assert not (project / ".proofbox/images.lock").exists()
 
 
-def test_another_digest_is_refused_until_it_is_accepted(engine: Engine, project: Path) -> None:
+def test_another_digest_is_refused_until_it_is_accepted(engine: FakeEngine, project: Path) -> None:
     catalogue()
     proofbox.pull_image("tools", project_root=project)
     catalogue(f"docker://{REFERENCE}".replace(DIGEST, OTHER), OTHER)
@@ -133,7 +90,67 @@ def test_another_digest_is_refused_until_it_is_accepted(engine: Engine, project:
     assert engine.pulls == [REFERENCE]
 
 
-def test_other_providers_explain_how_to_use_its_files(engine: Engine, project: Path) -> None:
+def test_gc_removes_copies_of_images_without_a_name(
+    engine: FakeEngine, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "a").write_text("1")
+    image = import_image(project, "tools")
+    named, old, young, used = (f"proofbox-image/tools:{digest}" for digest in (image.sha256, *(c * 64 for c in "bcd")))
+    now = int(time.time())
+    engine.copies = [
+        {"RepoTags": [named], "Size": 1_000_000, "Created": 1},
+        {"RepoTags": [old], "Size": 2_000_000, "Created": 1},
+        {"RepoTags": [young], "Size": 3_000_000, "Created": now},
+        {"RepoTags": [used], "Size": 4_000_000, "Created": 1, "used": True},
+        {"RepoTags": ["debian:12"], "Size": 5_000_000, "Created": 1},
+    ]
+    assert main(["gc", "--json"]) == 1
+    items = [each for each in json.loads(capsys.readouterr().out)["items"] if each["kind"] == "engine_image"]
+    assert [each["path"] for each in items if not each["free"]] == [named, young]
+    assert [each["path"] for each in items if each["free"] and not each["left"]] == [old]
+    assert [each["path"] for each in items if each["left"]] == [used]
+    assert [each["RepoTags"][0] for each in engine.copies] == [named, young, used, "debian:12"]
+
+
+def test_gc_keeps_the_copies_of_all_names_of_an_image(engine: FakeEngine, project: Path) -> None:
+    """On a node, an attempt may also use an image by a name that it has only where the run was started."""
+    (project / "a").write_text("1")
+    image = import_image(project, "tools")
+    assert import_image(project, "also-tools").sha256 == image.sha256
+    kept = [f"proofbox-image/{name}:{image.sha256}" for name in ("tools", "also-tools", "elsewhere")]
+    engine.copies = [{"RepoTags": [each], "Size": 1_000_000, "Created": 1} for each in kept]
+    proofbox.collect_garbage()
+    assert [each["RepoTags"] for each in engine.copies] == [[each] for each in kept]
+
+
+def test_gc_keeps_the_copy_of_an_image_that_was_sent_to_this_node(engine: FakeEngine, project: Path) -> None:
+    received, copy = received_dir() / f"{OTHER}.tar", f"proofbox-image/tools:{OTHER}"
+    received.parent.mkdir(parents=True)
+    received.touch()
+    engine.copies = [{"RepoTags": [copy], "Size": 1_000_000, "Created": 1}]
+    [item] = [each for each in proofbox.collect_garbage().items if each.kind == "engine_image"]
+    assert (item.path, item.free, item.reason) == (copy, False, "an image that was sent to this node")
+    received.unlink()
+    assert [each.path for each in proofbox.collect_garbage().items if each.free] == [copy]
+    assert engine.copies == []
+
+
+def test_gc_without_an_engine_has_nothing_to_remove(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{project}/absent")
+    assert engine_copies(0.0) == []
+
+
+def test_gc_removes_signed_copies_of_another_python(project: Path) -> None:
+    folder = cache_dir() / "apple-vm"
+    for count, name in enumerate(("older", "newer", "signing-1")):
+        (folder / name / "bin").mkdir(parents=True)
+        os.utime(folder / name, (count, count))
+    found = {path.name: free for path, free, _ in signed_interpreters(YOUNG + 10)}
+    assert found == {"older": True, "newer": False, "signing-1": True}
+    assert not any(each.free for each in signed_interpreters(YOUNG - 10))
+
+
+def test_other_providers_explain_how_to_use_its_files(engine: FakeEngine, project: Path) -> None:
     catalogue()
     with pytest.raises(ImageUnavailable, match="only docker can run it") as refused:
         unpacked(runnable_image("tools", project))

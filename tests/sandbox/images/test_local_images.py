@@ -12,19 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_engine import rootfs
+from private_engine import private_engine, rootfs
 
 import proofbox
 from proofbox import Sandboxes
 from proofbox.cli import main
-from proofbox.errors import ImageBuildFailed, ImageCorrupt, ImageLocked, ImageUnknown, NotFoundError, UsageError
+from proofbox.config.settings import Settings
+from proofbox.core.files import programs
+from proofbox.core.files.programs import find_program
+from proofbox.errors import (
+    ImageBuildFailed,
+    ImageCorrupt,
+    ImageLocked,
+    ImageUnknown,
+    NotFoundError,
+    PathRefused,
+    UsageError,
+)
 from proofbox.sandbox.images import build
 from proofbox.sandbox.images.catalogue import find_image
 from proofbox.sandbox.images.image import images_dir
 from proofbox.sandbox.images.imports import import_image
 from proofbox.sandbox.images.local import local_images
+from proofbox.sandbox.images.recipes import RECIPES
 from proofbox.sandbox.images.tree import unpacked
 from proofbox.sandbox.images.unused_files import YOUNG, image_files
+from proofbox.sandbox.machines import kernel
 
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 
@@ -145,6 +158,37 @@ def test_wrong_source_is_refused_and_leaves_nothing(
     assert os.listdir(images_dir()) == []
 
 
+ELF = b"\x7fELF\x02\x01".ljust(64, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        pytest.param({"bin/sh": ELF}, "it has no modules/failover.ko", id="image"),
+        pytest.param({"vmlinux": ELF}, "it has no modules/failover.ko", id="without modules"),
+        pytest.param(
+            {"vmlinux": b"text", **dict.fromkeys(kernel._WANTED.values(), b"")}, "not a kernel for x86_64", id="no ELF"
+        ),
+    ],
+)
+def test_kernel_that_no_machine_boots_is_refused_and_keeps_the_former(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes], reason: str
+) -> None:
+    monkeypatch.setattr(kernel, "architecture", lambda: "x86_64")
+    (tmp_path / "kernel.tar").write_bytes(tar({"vmlinux": ELF, **dict.fromkeys(kernel._WANTED.values(), b"")}))
+    former = import_image(tmp_path / "kernel.tar", "kernel")
+    for source in (tmp_path / "other.tar", tmp_path / "other"):
+        if source.suffix:
+            source.write_bytes(tar(files))
+        else:
+            with tarfile.open(tmp_path / "other.tar") as archive:
+                archive.extractall(source, filter="data")
+        with pytest.raises(ImageCorrupt, match=reason) as raised:
+            import_image(source, "kernel")
+        assert "proofbox images build kernel" in raised.value.fix_hints[0]
+    assert [each.sha256 for each in local_images()] == [former.sha256]
+
+
 @pytest.mark.parametrize("name", ["../up", "Upper", "", "debian-12"])
 def test_wrong_name_is_refused(project: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
@@ -212,10 +256,87 @@ def test_damaged_archive_is_not_unpacked(project: Path, tmp_path: Path) -> None:
 # Builds.
 
 
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [
+        ("minimal", "debian-12"),
+        ("python", "debian-12-python"),
+        ("node", "debian-12-node"),
+        ("build", "debian-12-build"),
+    ],
+)
+def test_preset_stands_for_an_image_of_the_default_release(
+    project: Path, monkeypatch: pytest.MonkeyPatch, preset: str, name: str
+) -> None:
+    def run(words: list[str], *_: object) -> None:
+        Path(words[-4]).write_bytes(rootfs())
+
+    monkeypatch.setattr(build, "find_program", lambda _: "/bin/false")
+    monkeypatch.setattr(build, "_released", lambda _: 0)
+    monkeypatch.setattr(build, "_run", run)
+    assert build.build_image(preset, project_root=project).image.name == name
+    assert [each.name for each in local_images()] == [name]
+
+
+def test_list_fits_80_columns(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["images", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert "minimal, python, node, build" in shown
+    assert "Debian 12 with compilers" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_build_of_the_kernel_trusts_no_program_of_the_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "bin").mkdir()
+    (project / "bin/planted").write_text("#!/bin/sh\n")
+    (project / "bin/planted").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(programs, "_distrusted", set())
+    assert find_program("planted") == str(project / "bin/planted")
+    monkeypatch.setattr(kernel, "build_kernel", lambda _: find_program("planted"))
+    with pytest.raises(PathRefused, match="planted"):
+        proofbox.build_image("kernel", project_root=project)
+
+
 def test_unknown_recipe_is_refused_with_a_suggestion(project: Path) -> None:
     with pytest.raises(ImageUnknown) as raised:
         build.build_image("debian-12-pyton", project_root=project)
     assert "debian-12-python" in raised.value.fix_hints[0]
+
+
+@pytest.mark.skipif(find_program("apt-get") is None, reason="this machine has no apt")
+@pytest.mark.parametrize(
+    ("listed", "parts", "mirrors"),
+    [
+        pytest.param(
+            "deb http://one/debian bookworm main\ndeb [arch=amd64] http://two/s bookworm-security main\n",
+            "",
+            ("http://one/debian", "http://two/s"),
+            id="one-line",
+        ),
+        pytest.param(
+            "",
+            "Types: deb\nURIs: http://one/d\nSuites: bookworm bookworm-updates\nComponents: main contrib\n\n"
+            "Types: deb\nURIs: http://two/s\nSuites: bookworm-security\nComponents: main\n",
+            ("http://one/d", "http://two/s"),
+            id="deb822",
+        ),
+        pytest.param("deb http://one/d bookworm main\n", "", ("http://one/d", "http://one/d-security"), id="assumed"),
+        pytest.param(
+            "deb http://one/d trixie main\n", "", (build.PUBLIC_MIRROR, f"{build.PUBLIC_MIRROR}-security"), id="public"
+        ),
+    ],
+)
+def test_mirrors_are_those_of_apt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, parts: str, mirrors: tuple[str, str]
+) -> None:
+    tree_at(tmp_path, {"list": listed, "parts/debian.sources": parts, "lists/empty": ""})
+    places = {"Etc::sourcelist": "list", "Etc::sourceparts": "parts", "State::lists": "lists"}
+    (tmp_path / "conf").write_text("".join(f'Dir::{key} "{tmp_path / name}";\n' for key, name in places.items()))
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "conf"))
+    found = build._mirrors(RECIPES["debian-12"], None)
+    assert found == mirrors
+    assert [*found.suites("bookworm")][-1] == (mirrors[1], "bookworm-security")
 
 
 def test_unreachable_mirror_is_a_typed_error_and_leaves_nothing(project: Path) -> None:
@@ -244,13 +365,16 @@ def test_failed_build_keeps_nothing_and_shows_the_last_lines(project: Path, monk
 
 
 @pytest.mark.skipif(not SOAK, reason="a build takes a minute and needs a Debian mirror: scripts/soak")
-def test_two_builds_have_one_digest(project: Path) -> None:
+@pytest.mark.needs("bubblewrap", "docker")
+def test_two_builds_have_one_digest(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = proofbox.build_image("debian-12", project_root=project)
     second = proofbox.build_image("debian-12", project_root=project)
     assert first.image.sha256 == second.image.sha256
-    with Sandboxes(project) as boxes:
-        result = boxes.exec(["cat", "/etc/os-release"], provider="bubblewrap", image="debian-12")
-    assert "bookworm" in result.stdout
+    with private_engine() as engine, Sandboxes(project, settings=Settings()) as boxes:
+        monkeypatch.setenv("DOCKER_HOST", engine.host)
+        assert boxes.exec(["true"], provider="docker").exit_code == 0, "the default image, which was built"
+        for provider in ("bubblewrap", "docker"):
+            assert "bookworm" in boxes.exec(["cat", "/etc/os-release"], provider=provider, image="debian-12").stdout
 
 
 # Collection.

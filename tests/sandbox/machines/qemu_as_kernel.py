@@ -1,7 +1,7 @@
 """The "kernel" of a fake Virtualization.framework: runs the machine in QEMU, with the same shares, port and bus.
 
-The real kernel is beside it, as `KERNEL.real`, and `KERNEL.running` exists as long as the machine. Shares are mounted
-in a mount namespace, which only root can do.
+The real kernel is beside it, as `KERNEL.real`, and `KERNEL.running` exists as long as the machine. A kernel for arm64
+gets the framework's own command line and memory. Shares are mounted in a mount namespace, which only root can do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 from proofbox.sandbox.machines.qemu import find_virtiofsd, qemu_base
 
@@ -38,6 +39,28 @@ def share(name: str, directories: dict[str, tuple[str, bool]], work: Path) -> su
     return process
 
 
+def qemu(machine: dict[str, Any]) -> list[str]:
+    """Return QEMU's command for the machine, without its shares and its port."""
+    kernel = machine["kernel"] + ".real"
+    if not is_arm64(Path(kernel)):
+        command = qemu_base("tcg", kernel, machine["initramfs"], memory_mb=None, cpus=machine["processors"])
+        command[command.index("-M") + 1] += ",pcie=on"
+        return command
+    memory = f"{machine['memory_mb']}M"
+    return [
+        *("qemu-system-aarch64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-M", "virt,gic-version=3,memory-backend=memory", "-accel", "tcg", "-cpu", "max,pauth-impdef=on"),
+        *("-smp", str(machine["processors"]), "-m", memory),
+        *("-object", f"memory-backend-memfd,id=memory,size={memory},share=on"),
+        *("-kernel", kernel, "-initrd", machine["initramfs"], "-append", machine["command_line"]),
+    ]
+
+
+def is_arm64(kernel: Path) -> bool:
+    with kernel.open("rb") as file:
+        return file.read(0x40)[0x38:0x3C] == b"ARM\x64"
+
+
 def main() -> None:
     machine = json.loads(sys.argv[1])
     ours, theirs = socket.socketpair()
@@ -46,10 +69,7 @@ def main() -> None:
     running.touch()
     with tempfile.TemporaryDirectory(prefix="proofbox-mac-") as folder:
         try:
-            command = qemu_base(
-                "tcg", machine["kernel"] + ".real", machine["initramfs"], memory_mb=None, cpus=machine["processors"]
-            )
-            command[command.index("-M") + 1] += ",pcie=on"
+            command = qemu(machine)
             for name, directories in machine["shares"].items():
                 started.append(share(name, directories, Path(folder)))
                 command += ["-chardev", f"socket,id={name},path={folder}/{name}.sock"]
@@ -62,8 +82,8 @@ def main() -> None:
                 )
             )
             theirs.close()
-            threading.Thread(target=copy, args=(ours.fileno(), 1), daemon=True).start()
-            copy(0, ours.fileno())
+            threading.Thread(target=serve_stdin, args=(ours,), daemon=True).start()
+            copy(ours.fileno(), 1)
         finally:
             for process in started:
                 process.kill()
@@ -71,8 +91,14 @@ def main() -> None:
             running.unlink()
 
 
+def serve_stdin(port: socket.socket) -> None:
+    """Copy stdin to the port. Its end is the end of the machine."""
+    copy(0, port.fileno())
+    port.shutdown(socket.SHUT_RDWR)
+
+
 def copy(source: int, target: int) -> None:
-    """Copy until the source ends. The end of stdin is the end of the machine's process."""
+    """Copy until the source ends."""
     with contextlib.suppress(OSError):
         while data := os.read(source, 1 << 16):
             while data:

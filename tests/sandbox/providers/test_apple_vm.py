@@ -18,6 +18,7 @@ from proofbox import Mount, Sandboxes
 from proofbox.errors import PolicyRefused, ProviderUnavailable
 from proofbox.sandbox import selection
 from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.images.image import architecture
 from proofbox.sandbox.images.imports import import_image
 from proofbox.sandbox.machines import apple_signing
 from proofbox.sandbox.machines import kernel as kernels
@@ -37,9 +38,10 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kernel whose modules are empty files."""
     found = tmp_path / "kernel"
     (found / "modules").mkdir(parents=True)
-    for name in ("virtio", "virtio_mmio", "virtio_pci", "virtio_pci_modern_dev"):
-        (found / "modules" / f"{name}.ko").touch()
-    (found / "vmlinux").touch()
+    for name in kernels._WANTED.values():
+        (found / name).touch()
+    at, magic = kernels._MAGIC[architecture()]
+    (found / "vmlinux").write_bytes(bytes(at) + magic)
     monkeypatch.setattr(kernels, "_found", [found])
     return found
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from pacing import SOON
 from private_engine import IMAGE, PrivateEngine, private_engine, rootfs
+from raw_agent import wait_until
 
 from proofbox import Sandboxes
 from proofbox.config.settings import Settings
@@ -59,7 +60,7 @@ def engine() -> Generator[PrivateEngine]:
     with private_engine() as started, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", started.host)
         yield started
-        assert our_containers(started.engine) == {}
+        wait_until(lambda: our_containers(started.engine) == {}, "the end of all containers")
 
 
 @pytest.fixture

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from capabilities import OrdinaryUser
 from conftest import SOAK
-from fake_mac import MAC, be_a_mac, kernel_in_qemu
+from fake_mac import MAC, be_a_mac, busybox_root, kernel_in_qemu
 from isolation_page import decisions, documented
 from raw_agent import wait_until
 from suites import HEAD, attempts, command, conduct, document, mission, plan, results, write
@@ -136,18 +136,33 @@ def test_machine_has_its_own_kernel_and_leaves_nothing_behind(boxes: Sandboxes, 
 
 
 @pytest.mark.needs("root", "limits")
-@pytest.mark.parametrize("program", ["qemu-system-x86", "virtiofsd", "boxvm"])
-def test_killed_program_is_reported_as_a_lost_box(boxes: Sandboxes, program: str) -> None:
-    session = boxes.start_session(provider="vm")
-    victim = next(pid for pid, name in processes_of(session).items() if name.startswith(program))
-    began = time.monotonic()
-    os.kill(victim, signal.SIGKILL)
-    with pytest.raises(SandboxLost):
-        session.exec(["sleep", "600"])
-    reported = time.monotonic() - began
-    session.stop()
-    wait_until(lambda: not processes_of(session), "the end of the machine")
-    assert reported < 30, "the loss was noticed by a timeout"
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("qemu-system-x86", "QEMU was killed by signal 9"),
+        ("virtiofsd", "virtiofsd was killed by signal 9"),
+        ("boxvm", "the box ended while the command was running"),
+    ],
+)
+def test_killed_program_is_reported_as_a_lost_box(boxes: Sandboxes, program: str, reason: str) -> None:
+    with boxes.start_session(provider="vm") as session, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(session.exec, ["sh", "-c", "echo > started; sleep 600"])
+        wait_until((session.inside.project / "started").exists, "the command")
+        victim = next(pid for pid, name in processes_of(session).items() if name.startswith(program))
+        os.kill(victim, signal.SIGKILL)
+        within_two_seconds(running.done, "the report of the loss")
+        with pytest.raises(SandboxLost, match=reason):
+            running.result()
+        within_two_seconds(lambda: not processes_of(session), "the end of the machine")
+
+
+def within_two_seconds(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition for two seconds, which are longer on a machine that starves this process."""
+    for _ in range(40):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{what} took more than two seconds")
 
 
 @pytest.mark.needs("root", "limits")
@@ -165,7 +180,7 @@ def test_killed_client_leaves_nothing_behind(project: Path) -> None:
         groups = [path for path in Path("/sys/fs/cgroup").rglob(f"{id}.*") if path.is_dir()]
         assert groups
         client.kill()
-    wait_until(lambda: not any(map(populated, groups)), "the end of the machine")
+    within_two_seconds(lambda: not any(map(populated, groups)), "the end of the machine")
 
 
 ASK = """
@@ -283,9 +298,11 @@ def test_suite_runs_in_virtual_machines(tmp_path: Path) -> None:
     assert (verified, infra) == ("passed", None)
     [attempt] = attempts(made, out).values()
     assert document(out, made, attempt, "attempt.json")["verification"]["isolation"] == "vm"
+    assert document(out, made, attempt, "runner.ref.json")["facts"]["acceleration"] in ("kvm", "tcg")
 
 
 # The same guest as on a Mac: a fake Virtualization.framework runs it in QEMU, on a PCI bus, and init composes its root.
+# `test_arm64_guest.py` does that on the processor of a Mac.
 
 COMPOSED = """
 id -u; pwd; cat seen; echo made > made
@@ -330,14 +347,6 @@ def test_guest_of_apple_vm_composes_its_root(
         assert (project / "made").read_text() == "made\n"
         assert running.exists()
     wait_until(lambda: not running.exists(), "the end of the machine")
-
-
-def busybox_root(place: Path) -> Path:
-    (place / "bin").mkdir(parents=True)
-    shutil.copy(str(shutil.which("busybox")), place / "bin/busybox")
-    for name in ("cat", "grep", "id", "ls", "mkdir", "nc", "printf", "sh", "test"):
-        (place / "bin" / name).symlink_to("busybox")
-    return place
 
 
 def loader_on_this_machine() -> list[str]:

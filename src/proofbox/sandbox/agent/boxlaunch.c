@@ -17,6 +17,7 @@
  *     --pin PATH AT            mount PATH on AT, a new name in a staging directory; fail if PATH contains a symbolic
  *                              link. A process that can write to PATH's parents can later change what PATH refers to,
  *                              but not what is mounted at AT
+ *     --open FD PATH           leave PATH open for reading as descriptor FD, for bubblewrap to copy
  *     --version
  *
  * All mounts are made in a new mount namespace: they are invisible outside it and disappear when the box ends. --idmap,
@@ -229,6 +230,12 @@ static void pin(const char *path, const char *at) {
     close(fd);
 }
 
+static void open_as(int as, const char *path) {
+    int fd = open(path, O_RDONLY);
+    if (fd < 0 || dup2(fd, as) < 0) die("opening", path); /* stays open across exec */
+    if (fd != as) close(fd);
+}
+
 static unsigned number(const char *text) {
     char *end;
     unsigned long value = strtoul(text, &end, 10);
@@ -252,6 +259,9 @@ int main(int argc, char **argv) {
             int fd = make_userns(a[2], a[3], true), as = (int)number(a[1]);
             if (dup2(fd, as) < 0) die("dup2", a[1]); /* stays open across exec */
             i += 3;
+        } else if (!strcmp(a[0], "--open") && left >= 2) {
+            open_as((int)number(a[1]), a[2]);
+            i += 2;
         } else if (!strcmp(a[0], "--idmap") && left >= 5) {
             idmap(a[1], number(a[2]), number(a[3]), number(a[4]), number(a[5]));
             i += 5;

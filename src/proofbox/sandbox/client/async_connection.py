@@ -28,7 +28,8 @@ class AsyncConnection:
         self._decoder = wire.FrameDecoder()
         self._calls = ActiveCalls()
         self._changed = anyio.Event()
-        self._sending = anyio.Lock()
+        self._waiting = 0  # tasks that wait for a change
+        self._sending = anyio.Lock(fast_acquire=True)
         self._reading = False
         self._lost: ProofboxError | None = None
         self._unsent_hello = wire.hello()
@@ -113,21 +114,27 @@ class AsyncConnection:
 
     async def _wait(self, call: ActiveCall, on_output: OnOutput | None) -> None:
         timeout = call.request.timeout
-        async with self._answered_within(None if timeout is None else timeout + call.request.grace + ANSWER_TIMEOUT):
-            while True:
-                while call.waiting:
-                    chunk = call.waiting.popleft()
-                    if on_output is not None:
-                        on_output(chunk)
-                    if not call.finished:
-                        await self._send(wire.credit(call.id, len(chunk.data)))
-                if call.finished:
-                    return
-                await self._turn(lambda: call.finished or bool(call.waiting))
+        if timeout is None:
+            await self._wait_for_end(call, on_output)
+            return
+        async with self._answered_within(timeout + call.request.grace + ANSWER_TIMEOUT):
+            await self._wait_for_end(call, on_output)
+
+    async def _wait_for_end(self, call: ActiveCall, on_output: OnOutput | None) -> None:
+        while True:
+            while call.waiting:
+                chunk = call.waiting.popleft()
+                if on_output is not None:
+                    on_output(chunk)
+                if not call.finished:
+                    await self._send(wire.credit(call.id, len(chunk.data)))
+            if call.finished:
+                return
+            await self._turn(lambda: call.finished or bool(call.waiting))
 
     async def _turn(self, ready: Callable[[], bool]) -> None:
         while self._reading and not ready() and self._lost is None:
-            await self._changed.wait()
+            await self._wait_for_change()
         if ready():
             return
         if self._lost is not None:
@@ -159,9 +166,17 @@ class AsyncConnection:
         except ProofboxError as error:
             raise self._mark_lost(error) from None
 
+    async def _wait_for_change(self) -> None:
+        self._waiting += 1
+        try:
+            await self._changed.wait()
+        finally:
+            self._waiting -= 1
+
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._waiting:
+            self._changed.set()
+            self._changed = anyio.Event()
 
     def _mark_lost(self, error: ProofboxError) -> ProofboxError:
         self._lost = self._lost or error
@@ -176,7 +191,7 @@ class AsyncConnection:
         return lost
 
     @contextlib.asynccontextmanager
-    async def _answered_within(self, seconds: float | None) -> AsyncIterator[None]:
+    async def _answered_within(self, seconds: float) -> AsyncIterator[None]:
         with anyio.move_on_after(seconds) as scope:
             yield
         if scope.cancelled_caught:
@@ -211,7 +226,7 @@ class AsyncConnection:
         while not call.finished and self._lost is None:
             room = min(call.stdin_window, 64 << 10)
             if room <= 0:
-                await self._changed.wait()
+                await self._wait_for_change()
                 continue
             if isinstance(stdin, bytes):
                 data = stdin[offset : offset + room]

@@ -85,7 +85,8 @@ class ActiveCall:
     def __init__(self, id: int, request: CommandRequest) -> None:
         self.id = id
         self.request = request
-        self.streams = {Recv.STDOUT: CollectedOutput(request.cap), Recv.STDERR: CollectedOutput(request.cap)}
+        self.finished = False
+        self._streams: dict[Recv, CollectedOutput] = {}
         self.waiting: deque[Output] = deque()
         self.stdin_window = wire.STDIN_WINDOW
         self.stdin_error: SandboxError | None = None
@@ -93,25 +94,23 @@ class ActiveCall:
         self.error: Exception | None = None
 
     @property
-    def finished(self) -> bool:
-        return self.exit is not None or self.error is not None
-
-    @property
     def has_output(self) -> bool:
-        return any(stream.size for stream in self.streams.values())
+        return any(stream.size for stream in self._streams.values())
 
     def feed(self, kind: Recv, payload: bytes) -> None:
-        if kind in self.streams:
+        if kind is Recv.EXIT:
+            self.exit = wire.parse_exit(payload)
+            self.finished = True
+        elif kind is Recv.STDOUT or kind is Recv.STDERR:
             at, offset, data = wire.parse_chunk(payload)
-            self.streams[kind].add(offset, data)
+            self._stream(kind).add(offset, data)
             if self.request.streamed:
                 self.waiting.append(Output("stdout" if kind is Recv.STDOUT else "stderr", data, at / 1000))
         elif kind is Recv.STDIN_ACK:
             self.stdin_window += wire.parse_count(payload)
-        elif kind is Recv.EXIT:
-            self.exit = wire.parse_exit(payload)
         elif kind is Recv.FAILED:
             self.error = _never_ran(self.request, *wire.parse_failed(payload))
+            self.finished = True
         else:
             raise ProtocolError(f"unexpected {kind.name} frame while a command was running", op="protocol")
 
@@ -129,8 +128,8 @@ class ActiveCall:
         if self.exit is None:
             raise ProtocolError("the command has not ended, so it has no result", op="protocol")
         end = self.exit
-        out, err = self.streams[Recv.STDOUT], self.streams[Recv.STDERR]
-        stdout, stderr = out.close(end.stdout_bytes), err.close(end.stderr_bytes)
+        stdout, stdout_cut = self._collected(Recv.STDOUT, end.stdout_bytes)
+        stderr, stderr_cut = self._collected(Recv.STDERR, end.stderr_bytes)
         return ExecResult(
             exit_code=TIMED_OUT if end.timed_out else 128 + end.signal if end.signal else end.code,
             stdout_bytes=stdout,
@@ -140,7 +139,7 @@ class ActiveCall:
             policy=policy,
             timed_out=end.timed_out,
             signal=end.signal or None,
-            truncated=Truncated(stdout=out.omitted > 0, stderr=err.omitted > 0),
+            truncated=Truncated(stdout=stdout_cut, stderr=stderr_cut),
             duration_ms=end.wall_us / 1000,
             usage=ResourceUsage(
                 cpu_ms=(end.user_us + end.sys_us) / 1000,
@@ -151,6 +150,19 @@ class ActiveCall:
             survivors=end.survivors,
             background=end.pipes_held,
         )
+
+    def _stream(self, kind: Recv) -> CollectedOutput:
+        stream = self._streams.get(kind)
+        if stream is None:
+            stream = self._streams[kind] = CollectedOutput(self.request.cap)
+        return stream
+
+    def _collected(self, kind: Recv, total: int) -> tuple[bytes, bool]:
+        """Return the kept part of a stream of this many bytes, and whether a part was omitted."""
+        if not total and kind not in self._streams:
+            return b"", False
+        stream = self._stream(kind)
+        return stream.close(total), stream.omitted > 0
 
 
 class ActiveCalls:
@@ -180,10 +192,8 @@ class ActiveCalls:
             self.hello = wire.parse_hello(payload)
         elif kind is Recv.FATAL:
             raise ProtocolError(f"the box agent failed: {payload[:500].decode('utf-8', 'replace')}", op="exec")
-        elif kind is not Recv.PONG:
-            call = self._calls.get(id)  # None: the caller was interrupted
-            if call is not None:
-                call.feed(kind, payload)
+        elif kind is not Recv.PONG and (call := self._calls.get(id)) is not None:  # None: the caller was interrupted
+            call.feed(kind, payload)
 
 
 class CommandFailure(msgspec.Struct, frozen=True):

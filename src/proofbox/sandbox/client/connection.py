@@ -23,7 +23,7 @@ from proofbox.sandbox.client.wire import Send
 from proofbox.sandbox.contract import OnOutput, OnStart
 from proofbox.sandbox.host.readiness import readable
 
-RECEIVE = 256 << 10
+RECEIVE = 64 << 10
 # How long the agent may take after a command's timeout to kill its tree and report it (it gives up itself after 5 s).
 ANSWER_TIMEOUT = 10.0
 
@@ -35,7 +35,9 @@ class Connection:
         self._kill = kill
         self._decoder = wire.FrameDecoder()
         self._calls = ActiveCalls()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0  # threads that wait for a change
         self._sending = threading.Lock()
         self._reading = False
         self._lost: ProofboxError | None = None
@@ -65,7 +67,7 @@ class Connection:
         """Start a command, feed its stdin, and wait for its end. An exception (also Ctrl-C) kills the command."""
         id = self._calls.new_id()
         data = request.encode(id)
-        with self._changed:
+        with self._lock:
             call = self._calls.begin(id, request)
         try:
             self._send(data)
@@ -78,7 +80,7 @@ class Connection:
             self._abandon(call)
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._calls.end(call)
         return call
 
@@ -113,9 +115,9 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that is still reading or sending
         self._mark_lost(SandboxLost("the session was stopped", op="exec"))
         # Close the descriptor last: its number can be reused at once, and a reading thread would read another file.
-        with self._changed:
+        with self._lock:
             while self._reading:
-                self._changed.wait()
+                self._wait_for_change()
         with self._sending:
             self._sock.close()
 
@@ -139,9 +141,9 @@ class Connection:
 
     def _turn(self, ready: Callable[[], bool], deadline: float | None) -> None:
         """Read frames for all threads until `ready`, or wait while another thread reads."""
-        with self._changed:
+        with self._lock:
             while self._reading and not ready() and self._lost is None:
-                if not self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                if not self._wait_for_change(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     raise self._give_up()
             if ready():
                 return
@@ -152,13 +154,25 @@ class Connection:
             while not ready():
                 self._receive(deadline)
         finally:
-            with self._changed:
+            with self._lock:
                 self._reading = False
-                self._changed.notify_all()
+                self._announce()
+
+    def _wait_for_change(self, seconds: float | None = None) -> bool:
+        self._waiting += 1
+        try:
+            return self._changed.wait(seconds)
+        finally:
+            self._waiting -= 1
+
+    def _announce(self) -> None:
+        if self._waiting:
+            self._changed.notify_all()
 
     def _receive(self, deadline: float | None) -> None:
         # Not settimeout: it would also affect a thread that is sending.
-        if deadline is not None and not readable(self._sock, deadline - time.monotonic()):
+        # And not a receive that blocks: the kernel would wake it up when the agent takes the request.
+        if not readable(self._sock, None if deadline is None else deadline - time.monotonic()):
             raise self._give_up()
         try:
             data = self._sock.recv(RECEIVE)
@@ -167,17 +181,17 @@ class Connection:
         if not data:
             raise self._mark_lost(SandboxLost("the box ended while the command was running", op="exec"))
         try:
-            with self._changed:
+            with self._lock:
                 for kind, id, payload in self._decoder.feed(data):
                     self._calls.dispatch(kind, id, payload)
-                self._changed.notify_all()
+                self._announce()
         except ProofboxError as error:
             raise self._mark_lost(error) from None
 
     def _mark_lost(self, error: ProofboxError) -> ProofboxError:
-        with self._changed:
+        with self._lock:
             self._lost = self._lost or error
-            self._changed.notify_all()
+            self._announce()
             return self._lost
 
     def _give_up(self) -> ProofboxError:
@@ -209,9 +223,9 @@ class Connection:
         offset = 0
         with contextlib.suppress(SandboxLost):
             while True:
-                with self._changed:
+                with self._lock:
                     while call.stdin_window <= 0 and not call.finished and self._lost is None:
-                        self._changed.wait()
+                        self._wait_for_change()
                     room = min(call.stdin_window, 64 << 10)
                 if call.finished or self._lost is not None:
                     return
@@ -222,15 +236,15 @@ class Connection:
                     try:
                         data = read_stdin(stdin, room)
                     except RequestInvalid as error:
-                        with self._changed:
+                        with self._lock:
                             call.stdin_error = error
-                            self._changed.notify_all()
+                            self._announce()
                         self._send(wire.frame(Send.PING))  # wakes the reading thread, which may wait for this call
                         return
                 if not data:
                     self._send(wire.frame(Send.STDIN_EOF, call.id))
                     return
-                with self._changed:
+                with self._lock:
                     call.stdin_window -= len(data)
                 self._send(wire.frame(Send.STDIN, call.id, data))
 

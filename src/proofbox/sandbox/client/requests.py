@@ -44,17 +44,12 @@ class CommandRequest(msgspec.Struct, frozen=True):
     limits: Mapping[int, int]
 
     def encode(self, id: int) -> bytes:
-        want = wire.ExecFlag(0)
-        if self.pty is not None:
-            want |= wire.ExecFlag.PTY
-        if self.stdin is not None:
-            want |= wire.ExecFlag.STDIN
         data = wire.execute(
             id,
             self.argv,
             cwd=self.cwd,
             env=self.env,
-            want=want,
+            want=(0 if self.pty is None else wire.ExecFlag.PTY) + (0 if self.stdin is None else wire.ExecFlag.STDIN),
             timeout_ms=_milliseconds(self.timeout),
             grace_ms=_milliseconds(self.grace),
             caps=(0, 0) if self.streamed else (self.cap, self.cap),
@@ -108,7 +103,7 @@ def make_request(
         cap=max_output,
         pty=pty,
         streamed=streamed,
-        limits=_limits(limits or {}),
+        limits=_limits(limits) if limits else {},
     )
 
 
@@ -118,9 +113,9 @@ def check_ttl(ttl: float) -> None:
         raise RequestInvalid(f"invalid ttl: {ttl} s", op="session start", fix_hints=["give seconds greater than 0"])
 
 
-def encode_env(env: Mapping[str, str]) -> dict[bytes, bytes]:
+def encode_env(env: Mapping[str, str]) -> wire.EncodedVariables:
     """Check and encode variables. A session does this once for the base environment of its commands."""
-    return dict(_variable(name, value) for name, value in env.items())
+    return wire.EncodedVariables(_variable(name, value) for name, value in env.items())
 
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:

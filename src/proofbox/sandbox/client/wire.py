@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum, IntFlag
@@ -48,6 +49,9 @@ class Recv(IntEnum):
     FAILED = 71
     PONG = 72
     FATAL = 73
+
+
+_RECEIVED = {int(kind): kind for kind in Recv}
 
 
 class ExecFlag(IntFlag):
@@ -109,6 +113,18 @@ def hello() -> bytes:
     return frame(Send.HELLO, 0, struct.pack("<IH", MAGIC, PROTOCOL))
 
 
+class EncodedVariables(dict[bytes, bytes]):
+    """Variables that many commands have: they are encoded once."""
+
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        return _variables(self)
+
+
+def _variables(env: Mapping[bytes, bytes]) -> bytes:
+    return _strings([name + b"=" + value for name, value in env.items()])
+
+
 def _strings(values: Sequence[bytes]) -> bytes:
     parts = [_U32.pack(len(values))]
     for value in values:
@@ -123,7 +139,7 @@ def execute(
     *,
     cwd: bytes,
     env: Mapping[bytes, bytes],
-    want: ExecFlag,
+    want: int,
     timeout_ms: int,
     grace_ms: int,
     caps: tuple[int, int],
@@ -139,7 +155,7 @@ def execute(
             _U32.pack(len(cwd)),
             cwd,
             _strings(argv),
-            _strings([name + b"=" + value for name, value in env.items()]),
+            env.encoded if isinstance(env, EncodedVariables) else _variables(env),
         )
     )
     return frame(Send.EXEC, id, payload)
@@ -167,25 +183,29 @@ class FrameDecoder:
 
     def feed(self, data: bytes) -> Iterator[tuple[Recv, int, bytes]]:
         held = self._held
-        held += data
-        start, size = 0, len(held)
+        if held:
+            held += data
+        source = held or data  # most frames arrive as a whole
+        start, size = 0, len(source)
         try:
             while size - start >= 4:
-                (length,) = _U32.unpack_from(held, start)
+                (length,) = _U32.unpack_from(source, start)
                 if not 5 <= length <= MAX_FRAME:
                     raise ProtocolError(f"malformed frame: invalid length of {length} bytes", op="protocol")
                 if size - start < 4 + length:
                     break
-                _, kind, id = _HEADER.unpack_from(held, start)
-                try:
-                    known = Recv(kind)
-                except ValueError:
-                    raise ProtocolError(f"malformed frame: unknown type {kind}", op="protocol") from None
-                payload = bytes(held[start + 9 : start + 4 + length])
+                _, kind, id = _HEADER.unpack_from(source, start)
+                known = _RECEIVED.get(kind)
+                if known is None:
+                    raise ProtocolError(f"malformed frame: unknown type {kind}", op="protocol")
+                payload = bytes(source[start + 9 : start + 4 + length])
                 start += 4 + length
                 yield known, id, payload
         finally:
-            del held[:start]
+            if source is held:
+                del held[:start]
+            else:
+                held += data[start:]
 
 
 def parse_hello(payload: bytes) -> Hello:

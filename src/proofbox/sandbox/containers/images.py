@@ -6,6 +6,7 @@ name: only proofbox's is pinned by a digest.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from proofbox.sandbox.images.pull import named_image, pull_image
 REPOSITORY = "proofbox-image"
 IMPORT_SECONDS = 600.0
 PULL_SECONDS = 1800.0
+LIST_SECONDS = 10.0
 
 
 def engine_image(engine: ContainerEngine, name: str | None, project: Path) -> str:
@@ -88,6 +90,26 @@ def engine_has(image: Image) -> bool:
         return _has(ContainerEngine.find(), image.engine_reference)
     except SandboxError:
         return False
+
+
+def list_copies() -> list[tuple[str, int, float]]:
+    """Return the copies of images that the engine has: name, size and time of the import. None without an engine."""
+    query = {"filters": json.dumps({"reference": [f"{REPOSITORY}/*"]})}
+    try:
+        found = ContainerEngine.find().call("GET", "/images/json", op="list images", query=query, timeout=LIST_SECONDS)
+    except SandboxError:
+        return []
+    return [
+        (tag, int(each.get("Size") or 0), float(each.get("Created") or 0))
+        for each in found or ()
+        for tag in each.get("RepoTags") or ()
+        if tag.startswith(f"{REPOSITORY}/")
+    ]
+
+
+def remove_copy(reference: str) -> None:
+    """Remove a copy of an image from the engine, which refuses it while a container uses it."""
+    ContainerEngine.find().call("DELETE", f"/images/{reference}", op="remove the image")
 
 
 def _reference(image: Image) -> str:

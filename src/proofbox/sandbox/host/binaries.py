@@ -13,7 +13,7 @@ _BIN = Path(__file__).parents[1] / "agent" / "bin"
 
 @functools.cache
 def program(name: str) -> Path:
-    """Return the path of `boxagent`, `boxlaunch`, `boxprobe`, `boxrun`, `boxvm` or `treestat` for this machine."""
+    """Return the path of a program of `sandbox/agent` for this machine, such as `boxagent` or `treestat`."""
     system = os.uname()
     arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(system.machine.lower(), system.machine)
     path = _BIN / f"{name}-{arch}"

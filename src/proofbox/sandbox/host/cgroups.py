@@ -180,8 +180,9 @@ def sweep(found: CgroupTree, label: str | None = None) -> None:
         with contextlib.suppress(OSError):
             for directory in home.iterdir():
                 name, _, maker = directory.name.rpartition(".")
-                if name == label:
-                    _end(directory)
+                if label is not None:  # looks at no other group: there may be many
+                    if name == label:
+                        _end(directory)
                 elif maker.isdigit() and not Path("/proc", maker).exists() and not _populated(directory):
                     _remove(directory)
 

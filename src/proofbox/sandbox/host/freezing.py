@@ -48,8 +48,16 @@ def commands_alive(session_id: str) -> int | None:
         for path in group.iterdir():
             if path.name[0] == "c" and path.name[1:].isdigit():  # made by the box agent, one per command
                 with contextlib.suppress(OSError):
-                    alive += "populated 1" in (path / "cgroup.events").read_text()
+                    alive += "populated 1" in (path / "cgroup.events").read_text() and not _holds_a_spare(path)
     return alive
+
+
+def _holds_a_spare(group: Path) -> bool:
+    """Return whether the process in this group is a child that waits for a command; see `agent/boxagent/spare.c`.
+
+    The agent changes the mode before it gives the child a command: read it after finding a process.
+    """
+    return not group.stat().st_mode & 0o077
 
 
 def _wait_for(group: Path, state: str, timeout: float, session_id: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import signal
 import socket
@@ -25,6 +24,8 @@ from proofbox.sandbox.host.unix_sockets import listen_at
 
 STDERR_LIMIT = 4096
 KILL_TIMEOUT = 5.0
+SPARE_FDS = 40
+"""More than a box needs, even if the descriptors that it inherits have some of these numbers."""
 
 
 class LocalBox:
@@ -118,8 +119,8 @@ class InheritedDescriptors(msgspec.Struct, frozen=True):
     """For boxlaunch: options to enter the box's control group."""
     agent: list[str]
     """For boxagent: options for its stream and its control group."""
-    spare_fd: int
-    """A free descriptor number, for boxlaunch to pass a descriptor to boxagent."""
+    spare_fds: list[int]
+    """Free descriptor numbers, for boxlaunch to pass descriptors: the first to boxagent, the others to bubblewrap."""
 
 
 def launch(
@@ -164,7 +165,7 @@ def launch(
                 enter = group.launch_options(directory)
             stderr = _stderr_file(spec)
             on_failure.callback(stderr.close)
-            spare = next(number for number in itertools.count(20) if number not in pass_fds)
+            spare = [number for number in range(20, 20 + SPARE_FDS) if number not in pass_fds]
             process = subprocess.Popen(
                 argv(InheritedDescriptors(enter, options, spare)),
                 stdin=subprocess.DEVNULL,

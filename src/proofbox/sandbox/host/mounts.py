@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -45,6 +46,11 @@ def _prefix(path: str) -> bytes:
 
 
 def _listed() -> list[bytes]:
+    """Return the lines of this process's mount table.
+
+    They are read each time. The kernel does not report that a directory above a mount point was renamed, so a copy
+    could name the wrong places.
+    """
     try:
         return Path("/proc/self/mountinfo").read_bytes().splitlines()
     except FileNotFoundError:  # not on Linux
@@ -56,6 +62,7 @@ def _kind(line: bytes) -> str:
     return os.fsdecode(line.partition(b" - ")[2].split(b" ", 1)[0])
 
 
+@functools.lru_cache(maxsize=1024)  # the same lines are read several times for each box
 def _place(line: bytes) -> bytes:
     """Return the mount point: the fifth field, in which spaces, tabs, newlines and backslashes are octal escapes."""
     place = line.split(b" ", 5)[4]

@@ -10,8 +10,8 @@ class _HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-def readable(source: int | _HasFileno, seconds: float) -> bool:
+def readable(source: int | _HasFileno, seconds: float | None) -> bool:
     """Return whether the source has data or has reached its end within this time."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
+    return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))

@@ -18,16 +18,17 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from proofbox.core.files.locks import locked
-from proofbox.core.files.programs import find_program
+from proofbox.core.files.programs import SYSTEM_PATH, distrust, find_program
 from proofbox.core.nearest import nearest
 from proofbox.core.text import printable
 from proofbox.errors import ImageBuildFailed, ImageUnknown, UsageError
 from proofbox.sandbox.images.image import architecture, images_dir
 from proofbox.sandbox.images.local import keep, new_archive
 from proofbox.sandbox.images.pull import PulledImage, check_lock, lock_image
-from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, DEFAULT, KERNEL, RECIPES, Recipe
+from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, DEFAULT, KERNEL, PRESETS, RECIPES, Recipe
 from proofbox.sandbox.paths import resolve_project
 
 OnLine = Callable[[str], None]
@@ -60,30 +61,33 @@ def build_image(
 
     `mirror` is the address of a Debian mirror; by default, the one that this machine's apt uses.
     With `update`, a lock with another digest is replaced; otherwise it is an error. With `project_root=None`, no
-    project is locked. The name `kernel` stands for the kernel of virtual machines, which no project is locked to.
+    project is locked. The names `minimal`, `python`, `node` and `build` stand for the images of the default release,
+    Debian 12. The name `kernel` stands for the kernel of virtual machines, which no project is locked to.
     """
+    project = None if project_root is None else resolve_project(project_root)
+    distrust(() if project is None else [project])
     if name == KERNEL:
         from proofbox.sandbox.machines.kernel import build_kernel
 
         image = build_kernel(on_line)
         return PulledImage(image, image.archive, True)
-    project = None if project_root is None else resolve_project(project_root)
+    name = PRESETS.get(name, name)
     recipe = _recipe(name)
     arch = architecture()
     if arch not in DEBIAN_ARCHITECTURES:
         known = ", ".join(DEBIAN_ARCHITECTURES)
         raise ImageUnknown(f"{name} can't be built for {arch}", op="images build", fix_hints=[f"known: {known}"])
-    source = _mirror(recipe, mirror)
+    mirrors = _mirrors(recipe, mirror)
     images_dir().mkdir(mode=0o700, exist_ok=True)
     with locked(images_dir() / f"{name}.lock"), new_archive() as archive:
-        epoch = max(_released(suite) for suite in _suites(source, recipe.suite))
-        _run(_command(recipe, source, arch, archive), epoch, on_line)
+        epoch = max(_released(f"{url}/dists/{suite}/InRelease") for url, suite in mirrors.suites(recipe.suite))
+        _run(_command(recipe, mirrors, arch, archive), epoch, on_line)
         record = keep(
             archive,
             name,
             arch,
             source="build",
-            origin=f"{recipe.suite} from {source}, {email.utils.formatdate(epoch, usegmt=True)}",
+            origin=f"{recipe.suite} from {mirrors.main}, {email.utils.formatdate(epoch, usegmt=True)}",
             description=recipe.description,
         )
     image = record.image()
@@ -101,15 +105,34 @@ def _recipe(name: str) -> Recipe:
             f"there is no built-in image {name[:80]!r}",
             op="images build",
             fix_hints=list(
-                dict.fromkeys((nearest(name, (*RECIPES, KERNEL)), f"known: {', '.join((*RECIPES, KERNEL))}"))
+                dict.fromkeys(
+                    (
+                        nearest(name, (*RECIPES, *PRESETS, KERNEL)),
+                        f"known: {', '.join((*RECIPES, KERNEL))}; short names: {', '.join(PRESETS)}",
+                    )
+                )
             ),
             details={"image": name[:80]},
         )
     return found
 
 
-def _mirror(recipe: Recipe, given: str | None) -> str:
-    """Return the mirror to use: the given one, or the one that this machine's apt uses for the suite."""
+class Mirrors(NamedTuple):
+    """Where the packages of a suite are."""
+
+    main: str
+    security: str
+
+    def suites(self, suite: str) -> Iterator[tuple[str, str]]:
+        """Yield the mirror and the name of each suite that a build uses."""
+        yield from ((self.main, suite), (self.main, f"{suite}-updates"), (self.security, f"{suite}-security"))
+
+
+def _mirrors(recipe: Recipe, given: str | None) -> Mirrors:
+    """Return the mirrors to use: the given one, or those that this machine's apt uses for the suite.
+
+    A mirror whose security suite is unknown is assumed to have it beside the others, as Debian's have.
+    """
     if given is not None:
         if not _URL.fullmatch(given):
             raise UsageError(
@@ -117,29 +140,36 @@ def _mirror(recipe: Recipe, given: str | None) -> str:
                 op="images build",
                 fix_hints=[f"such as {PUBLIC_MIRROR}"],
             )
-        return given.rstrip("/")
-    apt = find_program("apt-get", os.environ.get("PATH"))
-    if apt is not None:
-        words = [apt, "indextargets", "--format", "$(SITE) $(CODENAME) $(COMPONENT)", "Created-By: Packages"]
+        main = given.rstrip("/")
+        return Mirrors(main, f"{main}-security")
+    known = _apt_sources()
+    main = known.get(recipe.suite, PUBLIC_MIRROR)
+    return Mirrors(main, known.get(f"{recipe.suite}-security", f"{main}-security"))
+
+
+def _apt_sources() -> dict[str, str]:
+    """Return the mirror of each suite in apt's sources, in whatever format they are written.
+
+    apt knows the code name of a suite such as `stable` only after an update; its sources name the others.
+    """
+    apt, found = find_program("apt-get"), dict[str, str]()
+    if apt is None:
+        return found
+    for suite, options in (("$(CODENAME)", ()), ("$(RELEASE)", ("--no-release-info",))):
         listed = subprocess.run(
-            words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=60
+            [apt, "indextargets", *options, "--format", f"$(SITE) {suite} $(COMPONENT)", "Created-By: Packages"],
+            env={**os.environ, "PATH": SYSTEM_PATH},
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
         )
         for line in listed.stdout.splitlines():
-            site, codename, component = (*line.split(), "", "", "")[:3]
-            if (codename, component) == (recipe.suite, "main") and _URL.fullmatch(site):
-                return site.rstrip("/")
-    return PUBLIC_MIRROR
-
-
-def _suites(mirror: str, suite: str) -> Iterator[str]:
-    """Yield the addresses of the release files that a build uses."""
-    yield f"{mirror}/dists/{suite}/InRelease"
-    yield f"{mirror}/dists/{suite}-updates/InRelease"
-    yield f"{_security(mirror)}/dists/{suite}-security/InRelease"
-
-
-def _security(mirror: str) -> str:
-    return f"{mirror}-security"
+            site, name, component = (*line.split(), "", "", "")[:3]
+            if component == "main" and _URL.fullmatch(site):
+                found.setdefault(name, site.rstrip("/"))
+    return found
 
 
 def _released(url: str) -> int:
@@ -161,8 +191,8 @@ def _released(url: str) -> int:
     return int(moment.timestamp())
 
 
-def _command(recipe: Recipe, mirror: str, arch: str, archive: Path) -> list[str]:
-    program = find_program("mmdebstrap", os.environ.get("PATH"))
+def _command(recipe: Recipe, mirrors: Mirrors, arch: str, archive: Path) -> list[str]:
+    program = find_program("mmdebstrap")
     if program is None:
         raise ImageBuildFailed(
             "mmdebstrap is not installed",
@@ -174,14 +204,9 @@ def _command(recipe: Recipe, mirror: str, arch: str, archive: Path) -> list[str]
         )
     by = f"[signed-by={_KEYRING}] " if Path(_KEYRING).exists() else ""
     suite = recipe.suite
-    sources = [
-        f"deb {by}{mirror} {suite} main",
-        f"deb {by}{mirror} {suite}-updates main",
-        f"deb {by}{_security(mirror)} {suite}-security main",
-    ]
+    sources = [f"deb {by}{url} {name} main" for url, name in mirrors.suites(suite)]
     public = "\\n".join(
-        f"deb {PUBLIC_MIRROR}{'-security' if 'security' in each else ''} {each} main"
-        for each in (suite, f"{suite}-updates", f"{suite}-security")
+        f"deb {url} {name} main" for url, name in Mirrors(PUBLIC_MIRROR, f"{PUBLIC_MIRROR}-security").suites(suite)
     )
     hooks = (
         f"printf '{public}\\n' > \"$1/etc/apt/sources.list\"",
@@ -209,7 +234,7 @@ def _command(recipe: Recipe, mirror: str, arch: str, archive: Path) -> list[str]
 def _run(words: list[str], epoch: int, on_line: OnLine | None) -> None:
     """Run a build. Whatever ends it (an error, Ctrl-C), its processes end too."""
     env = {
-        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": SYSTEM_PATH,
         "HOME": "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/"),
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",

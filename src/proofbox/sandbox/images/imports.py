@@ -22,7 +22,7 @@ from proofbox.errors import ImageCorrupt, NotFoundError, UsageError
 from proofbox.sandbox.images.catalogue import read_catalogue
 from proofbox.sandbox.images.image import Image, architecture
 from proofbox.sandbox.images.local import check_name, keep, new_archive
-from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, RECIPES
+from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, KERNEL, RECIPES
 
 ENGINE_PREFIX = "docker:"
 _DOCUMENT_LIMIT = 4 << 20
@@ -64,6 +64,10 @@ def import_image(source: str | os.PathLike[str], name: str, *, description: str 
                 op="images import",
                 fix_hints=["import a directory, a tar archive, an OCI layout, or docker:NAME"],
             ) from None
+        if name == KERNEL:
+            from proofbox.sandbox.machines.kernel import check_kernel
+
+            check_kernel(archive)
         record = keep(archive, name, arch, source="import", origin=text, description=description)
     return record.image()
 

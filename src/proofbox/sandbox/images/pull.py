@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,11 +20,14 @@ from proofbox.core.files.plain import read_inside
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import ImageLocked, ImageUnknown, UsageError
 from proofbox.sandbox.images.catalogue import find_image, list_images, resolve_default_image
-from proofbox.sandbox.images.download import OnProgress, download
 from proofbox.sandbox.images.image import Image, images_dir
 from proofbox.sandbox.images.local import verified
+from proofbox.sandbox.images.received import image_by_digest
 from proofbox.sandbox.images.recipes import KERNEL
 from proofbox.sandbox.paths import resolve_project
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.images.download import OnProgress
 
 LOCK_FILE = Path(".proofbox/images.lock")
 LOCK_SCHEMA = "proofbox.images_lock/1"
@@ -95,6 +99,8 @@ def pull_image(
         verified(image)
         new = False
     else:
+        from proofbox.sandbox.images.download import download
+
         images_dir().mkdir(mode=0o700, exist_ok=True)
         new = download(image.url, image.sha256, image.archive, size=image.size, on_progress=on_progress, sleep=sleep)
         if not new:
@@ -114,19 +120,19 @@ def is_here(image: Image) -> bool:
 
 
 def named_image(name: str, project: Path) -> Image | None:
-    """Return the image with this name, checked against the project's lock; None if no image has the name.
+    """Return the image with this name or digest, checked against the project's lock; None if it does not exist.
 
     Raises `ImageUnavailable` if it is to be built on this machine and has not been.
     """
-    for image in list_images():
-        if name in (image.name, image.reference):
-            if image.name == KERNEL:
-                raise ImageUnknown(f"{KERNEL!r} is the kernel of virtual machines, not a root file system", op="start")
-            if not image.sha256:
-                verified(image)
-            check_lock(project, image)
-            return image
-    return None
+    found = image_by_digest(name) or next((each for each in list_images() if name in (each.name, each.reference)), None)
+    if found is None:
+        return None
+    if found.name == KERNEL:
+        raise ImageUnknown(f"{KERNEL!r} is the kernel of virtual machines, not a root file system", op="start")
+    if not found.sha256:
+        verified(found)
+    check_lock(project, found)
+    return found
 
 
 def require_built(name: str) -> None:

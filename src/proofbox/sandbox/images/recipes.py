@@ -45,6 +45,8 @@ RECIPES: Final = {
         ),
     )
 }
+PRESETS: Final = {"minimal": DEFAULT, **{name: f"{DEFAULT}-{name}" for name in ("python", "node", "build")}}
+"""Short names for a build of the default release. In `--image`, `python` may be an image of the container engine."""
 # Debian's name of each architecture that can be built.
 DEBIAN_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 

@@ -12,7 +12,7 @@ from proofbox.core.files.locks import locked
 from proofbox.core.files.plain import open_plain
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import ImageCorrupt
-from proofbox.sandbox.images.image import Image, images_dir
+from proofbox.sandbox.images.image import Image
 from proofbox.sandbox.images.local import verified
 
 # Made by the box itself, never taken from the image.
@@ -26,8 +26,8 @@ def unpacked(image: Image) -> Path:
     tree = image.archive.with_suffix(".tree")
     if tree.is_dir():
         return tree
-    images_dir().mkdir(mode=0o700, exist_ok=True)
-    with locked(images_dir() / f"{image.sha256}.lock"):
+    image.archive.parent.mkdir(mode=0o700, exist_ok=True)
+    with locked(image.archive.with_suffix(".lock")):
         if not tree.is_dir():
             _unpack(image, tree)
     return tree

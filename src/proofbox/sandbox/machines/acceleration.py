@@ -5,25 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 from pathlib import Path
 
 from proofbox.core.files.atomic import write_document
 from proofbox.sandbox.machines.initramfs import make_initramfs
 from proofbox.sandbox.machines.kernel import find_kernel
-from proofbox.sandbox.machines.qemu import Acceleration, find_qemu, qemu_base
+from proofbox.sandbox.machines.qemu import Acceleration, find_qemu, port_options, qemu_base
+from proofbox.sandbox.machines.trial_boot import INITRAMFS, KERNEL, booting
 
+DEVICE = "/dev/kvm"
 BOOT_SECONDS = 10.0
 """With KVM, a machine boots in less than a second."""
 
 
 def find_acceleration(kernel: Path, initramfs: Path) -> Acceleration:
     """Return how machines run here. The result of the trial is cached until the machine reboots or a part changes."""
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
         return "tcg"
     st = os.stat(find_qemu())
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    identity = f"{boot} {find_qemu()}:{st.st_ino}:{st.st_mtime_ns} uid {os.geteuid()}"
+    # The last part changes with the permissions of the device, which the QEMU of a box needs as well.
+    identity = f"{boot} {find_qemu()}:{st.st_ino}:{st.st_mtime_ns} uid {os.geteuid()} {os.stat(DEVICE).st_ctime_ns}"
     cached = initramfs.with_suffix(".acceleration")
     with contextlib.suppress(OSError, UnicodeDecodeError):
         known = cached.read_text()
@@ -36,10 +38,15 @@ def find_acceleration(kernel: Path, initramfs: Path) -> Acceleration:
     return found
 
 
-def describe_acceleration() -> str:
-    """Return a line for results: how the machine runs that this process started last."""
+def current_acceleration() -> Acceleration:
+    """Return how the machine runs that this process started last."""
     kernel = find_kernel()
-    found = find_acceleration(kernel / "vmlinux", make_initramfs(kernel))
+    return find_acceleration(kernel / "vmlinux", make_initramfs(kernel))
+
+
+def describe_acceleration() -> str:
+    """Return a line for results, which tells why commands are slow."""
+    found = current_acceleration()
     return f"acceleration: {found}" + (" (emulated, which is slow: KVM does not work here)" if found == "tcg" else "")
 
 
@@ -47,21 +54,13 @@ def _boots(kernel: Path, initramfs: Path) -> bool:
     """Boot a machine with KVM, and return whether its init answers. Its first frame is enough."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [
-            *qemu_base("kvm", str(kernel), str(initramfs), memory_mb=None, cpus=None),
-            *("-chardev", f"socket,id=port,fd={theirs.fileno()}"),
-            *("-device", "virtio-serial-device,max_ports=2", "-device", "virtserialport,chardev=port"),
+        qemu = [
+            *qemu_base("kvm", KERNEL, INITRAMFS, memory_mb=None, cpus=None),
+            *port_options(str(theirs.fileno())),
         ]
-        quiet = subprocess.DEVNULL
-        process = subprocess.Popen(
-            command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=[theirs.fileno()], cwd="/", env={}
-        )
-        theirs.close()
-        try:
+        with booting(qemu, {KERNEL: kernel, INITRAMFS: initramfs}, "kvm", fds=[theirs.fileno()]):
+            theirs.close()
             ours.settimeout(BOOT_SECONDS)
             with contextlib.suppress(OSError):
                 return bool(ours.recv(1))
             return False
-        finally:
-            process.kill()
-            process.wait()

@@ -1,6 +1,6 @@
 """The process of an `apple-vm` machine: runs it in Virtualization.framework, and serves its console port.
 
-It takes the places of QEMU, virtiofsd and `boxvm` on Linux, and runs in a copy of the Python interpreter that is signed
+It replaces QEMU, virtiofsd and `boxvm` on Linux, and runs in a copy of the Python interpreter that is signed
 for virtualization (`apple_signing.py`). The machine ends with this process, which ends with its client.
 """
 

@@ -20,6 +20,7 @@ from proofbox.core.dirs import cache_dir
 from proofbox.core.interpreter import interpreter_path, module_child
 from proofbox.core.text import printable
 from proofbox.errors import ProviderUnavailable
+from proofbox.sandbox.images.unused_files import MAKING
 
 ENTITLEMENT = "com.apple.security.virtualization"
 CODESIGN = "/usr/bin/codesign"
@@ -45,7 +46,7 @@ def signed_interpreter() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         place = folder / digest
         if not (place / "bin/python3").exists():
-            with tempfile.TemporaryDirectory(prefix="signing-", dir=folder) as work:
+            with tempfile.TemporaryDirectory(prefix=MAKING, dir=folder) as work:
                 made = Path(work, "made")
                 _sign_copy(source, made)
                 if not place.exists():

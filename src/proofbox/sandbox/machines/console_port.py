@@ -64,7 +64,7 @@ class ConsolePort:
         os.set_blocking(writing, False)
 
     def serve(self) -> None:
-        """Serve the port until the guest says goodbye, the port ends, or the client has left and the guest had time."""
+        """Serve the port until the guest disconnects, the port closes, or the client left and a grace period ended."""
         deadline: float | None = None
         while not self._finished:
             if deadline is None and self._client_left():

@@ -8,30 +8,38 @@ from typing import Literal
 
 from proofbox.core.files.atomic import write_document
 from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.machines.late_devices import TABLE, device_table
 
 Transport = Literal["mmio", "pci"]
 """How a hypervisor attaches devices: QEMU's microvm as `mmio`, Virtualization.framework as `pci`."""
 _DIRECTORY, _FILE, _DEVICE = 0o040755, 0o100755, 0o020600
 
 
-def make_initramfs(kernel: Path, transport: Transport = "mmio") -> Path:
-    """Return the path of the initramfs for a kernel and this version of proofbox. It is written at the first use."""
+def make_initramfs(kernel: Path, transport: Transport = "mmio", *, late_devices: bool = False) -> Path:
+    """Return the path of the initramfs for a kernel and this version of proofbox. It is written at the first use.
+
+    With `late_devices`, devices can be attached after the boot.
+    """
     sources = {"init": program("boxvm"), "boxagent": program("boxagent")}
     other = "virtio_pci" if transport == "mmio" else "virtio_mmio"
     modules = sorted(path for path in (kernel / "modules").iterdir() if not path.name.startswith(other))
     sources |= {f"modules/{path.name}": path for path in modules}
     stats = [(name, path.stat()) for name, path in sources.items()]
-    identity = f"{kernel.name} {transport} " + " ".join(
+    tables = {TABLE: device_table()} if late_devices else {}
+    identity = f"{kernel.name} {transport} {b''.join(tables.values()).hex()}" + " ".join(
         f"{name}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}" for name, st in stats
     )
     place = kernel.parent / f"{hashlib.sha256(identity.encode()).hexdigest()}.initramfs"
     if not place.exists():
-        write_document(place, _archive(sources))
+        write_document(place, _archive(sources, tables))
     return place
 
 
-def _archive(sources: dict[str, Path]) -> bytes:
-    entries = [_entry("dev", _DIRECTORY), _entry("modules", _DIRECTORY), _entry("dev/console", _DEVICE, device=(5, 1))]
+def _archive(sources: dict[str, Path], tables: dict[str, bytes]) -> bytes:
+    parents = sorted({str(each) for name in tables for each in Path(name).parents[:-1]})
+    entries = [_entry(name, _DIRECTORY) for name in parents]
+    entries += [_entry(name, _FILE, data) for name, data in tables.items()]  # first: the kernel reads them at once
+    entries += [_entry("dev", _DIRECTORY), _entry("modules", _DIRECTORY), _entry("dev/console", _DEVICE, device=(5, 1))]
     entries += [_entry(name, _FILE, path.read_bytes()) for name, path in sources.items()]
     return b"".join([*entries, _entry("TRAILER!!!", 0)])
 

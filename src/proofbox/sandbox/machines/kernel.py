@@ -17,13 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proofbox.core.files.locks import locked
-from proofbox.core.files.programs import find_program
+from proofbox.core.files.programs import SYSTEM_PATH, find_program
 from proofbox.core.text import printable
-from proofbox.errors import ImageBuildFailed, ProviderUnavailable
+from proofbox.errors import ImageBuildFailed, ImageCorrupt, ProviderUnavailable
 from proofbox.sandbox.images.image import Image, architecture, images_dir
 from proofbox.sandbox.images.local import keep, local_images, new_archive
 from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, KERNEL
 from proofbox.sandbox.images.tree import unpacked
+from proofbox.sandbox.machines.qemu import find_qemu, find_virtiofsd
 from proofbox.sandbox.machines.vmlinux import extract_arm64_image, extract_vmlinux
 
 MODULES = ("virtio", "virtio_ring", "virtio_console", "fuse", "virtiofs")
@@ -32,6 +33,7 @@ NETWORK_MODULES = ("failover", "net_failover", "virtio_net")
 DOWNLOAD_SECONDS = 900.0
 _WANTED = {f"{name}.ko": f"modules/{name}.ko" for name in (*MODULES, *TRANSPORT_MODULES, *NETWORK_MODULES)}
 _PACKAGE = re.compile(r"linux-image-[0-9][a-z0-9.+~-]*")
+_MAGIC = {"x86_64": (0, b"\x7fELF\x02\x01"), "aarch64": (56, b"ARM\x64")}  # where it is in an uncompressed kernel
 _FIXES = ["sudo apt-get update", "this needs apt on Debian 12 or newer, and its mirror: check the network"]
 
 
@@ -57,7 +59,9 @@ _found: list[Path] = []  # by this process; the cache may be redirected meanwhil
 
 
 def prepare_kernel(on_line: Callable[[str], None]) -> None:
-    """Build the kernel, unless this machine has it."""
+    """Build the kernel, unless this machine has it or can't run machines at all."""
+    find_qemu()
+    find_virtiofsd()
     if not any(known.is_dir() for known in _found) and (
         (image := recorded_kernel()) is None or not image.archive.exists()
     ):
@@ -115,6 +119,27 @@ def build_kernel(on_line: Callable[[str], None] | None = None) -> Image:
     return record.image()
 
 
+def check_kernel(archive: Path) -> None:
+    """Raise ImageCorrupt if an archive is not that of a kernel for this machine's architecture."""
+    with tarfile.open(archive) as tar:
+        found = {entry.name.removeprefix("./"): entry for entry in tar if entry.isreg()}
+        missing = sorted({"vmlinux", *_WANTED.values()} - set(found))
+        start = b"" if missing else tar.extractfile(found["vmlinux"]).read(64)  # type: ignore[union-attr]  # it is a file
+    at, magic = _MAGIC.get(architecture(), (0, b""))
+    if magic and start[at : at + len(magic)] == magic:
+        return
+    what = f"it has no {missing[0]}" if missing else f"its vmlinux is not a kernel for {architecture()}"
+    raise ImageCorrupt(
+        f"this is not a kernel of virtual machines: {what}",
+        op="images import",
+        fix_hints=[
+            "build it from Debian's package: proofbox images build kernel",
+            "or import the archive that such a build has made: see docs/virtual-machines.md",
+            "an image has another name",
+        ],
+    )
+
+
 def _package_name() -> str:
     """Return the package that the distribution's meta-package stands for now."""
     meta_package = f"linux-image-{_flavour()}"
@@ -142,7 +167,9 @@ def _download(name: str, scratch: Path) -> Path:
 def _unpack(package: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     with (
-        subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as unpacking,
+        subprocess.Popen(
+            [_find("dpkg-deb"), "--fsys-tarfile", str(package)], env=_environment(), stdout=subprocess.PIPE
+        ) as unpacking,
         tarfile.open(fileobj=unpacking.stdout, mode="r|") as tar,
     ):
         for entry in tar:
@@ -173,14 +200,22 @@ def _wanted(path: str) -> str | None:
     return "vmlinux" if "/boot/vmlinuz-" in path else _WANTED.get(path.rpartition("/")[2])
 
 
-def _run(words: list[str], cwd: Path) -> str:
-    program = find_program(words[0], os.environ.get("PATH"))
+def _find(name: str) -> str:
+    program = find_program(name)
     if program is None:
-        raise ImageBuildFailed(f"{words[0]} is not installed", op="images build", fix_hints=_FIXES)
+        raise ImageBuildFailed(f"{name} is not installed", op="images build", fix_hints=_FIXES)
+    return program
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
+
+
+def _run(words: list[str], cwd: Path) -> str:
     done = subprocess.run(
-        [program, *words[1:]],
+        [_find(words[0]), *words[1:]],
         cwd=cwd,
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
+        env=_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -11,6 +11,7 @@ from typing import Literal
 
 from proofbox.core.files.programs import find_program
 from proofbox.errors import ProviderUnavailable
+from proofbox.sandbox.images.image import architecture
 
 Acceleration = Literal["kvm", "tcg"]
 
@@ -21,7 +22,8 @@ GUEST_MEMORY_MB = 128
 SYSTEM, FILES = "system", "files"
 _CACHE_SECONDS = 86400
 _MOST_FILES = 1_000_000
-_QEMU = "qemu-system-x86_64"
+_ARCHITECTURE = "x86_64"  # QEMU's `microvm`, and how its kernel and late devices are found, exist only for it
+_QEMU = f"qemu-system-{_ARCHITECTURE}"
 _VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd", "/usr/libexec/qemu/virtiofsd")
 _KERNEL_OPTIONS = (
     "quiet loglevel=0 panic=-1 reboot=t random.trust_cpu=on cryptomgr.notests audit=0 lsm=landlock,yama psi=0"
@@ -40,7 +42,13 @@ _TICKS_PER_SECOND = 250  # Debian's CONFIG_HZ
 
 
 def find_qemu() -> str:
-    found = find_program(_QEMU, os.environ.get("PATH"))
+    if architecture() != _ARCHITECTURE:
+        raise ProviderUnavailable(
+            f"vm runs only on {_ARCHITECTURE}, and this machine is {architecture()}",
+            op="probe",
+            fix_hints=["use --provider bubblewrap or docker", "on a Mac with Apple silicon: --provider apple-vm"],
+        )
+    found = find_program(_QEMU)
     if found is None:
         raise ProviderUnavailable(
             f"QEMU is not installed: there is no {_QEMU} on PATH",
@@ -70,9 +78,9 @@ def qemu_command(
     """
     return [
         *qemu_base(acceleration, kernel, initramfs, memory_mb=memory_mb, cpus=cpus),
-        *(word for name in (SYSTEM, FILES) for word in _share_device(name)),
-        *("-chardev", "socket,id=port,fd=@port"),
-        *("-device", "virtio-serial-device,max_ports=2", "-device", "virtserialport,chardev=port"),
+        *share_options(),
+        *(word for name in (SYSTEM, FILES) for word in ("-device", f"vhost-user-fs-device,chardev={name},tag={name}")),
+        *port_options("@port"),
         *(("-netdev", "user,id=net", "-device", "virtio-net-device,netdev=net") if network else ()),
     ]
 
@@ -86,23 +94,51 @@ def machine_size(memory_mb: int | None, cpus: float | None) -> tuple[int, int]:
 def qemu_base(
     acceleration: Acceleration, kernel: str, initramfs: str, *, memory_mb: int | None, cpus: float | None
 ) -> list[str]:
-    memory, processors = machine_size(memory_mb, cpus)
-    options = _KERNEL_OPTIONS if acceleration == "kvm" else f"{_KERNEL_OPTIONS} {_TCG_OPTIONS} {timing()}"
+    """Return QEMU's command line for a machine without devices."""
+    return [
+        *machine_options(acceleration, *machine_size(memory_mb, cpus)),
+        *kernel_options(acceleration, kernel, initramfs),
+    ]
+
+
+def machine_options(
+    acceleration: Acceleration, memory_mb: int, processors: int, memory_file: str | None = None
+) -> list[str]:
+    """Return the part of QEMU's command line that a template and its clones must have in common.
+
+    The machine's memory is a file, if one is named.
+    """
+    kind, place = ("memfd", "") if memory_file is None else ("file", ",mem-path=" + memory_file.replace(",", ",,"))
     return [
         find_qemu(),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
         *("-M", "microvm,rtc=on,isa-serial=off,memory-backend=memory"),
         *("-accel", acceleration, "-cpu", "host" if acceleration == "kvm" else _EMULATED, "-smp", str(processors)),
-        *("-m", f"{memory}M", "-object", f"memory-backend-memfd,id=memory,size={memory}M,share=on"),
+        *("-m", f"{memory_mb}M", "-object", f"memory-backend-{kind},id=memory,size={memory_mb}M,share=on{place}"),
         *("-global", "virtio-mmio.force-legacy=false"),
-        *("-kernel", kernel, "-initrd", initramfs, "-append", options),
     ]
 
 
-def _share_device(name: str) -> list[str]:
-    chardev = f"socket,id={name},fd=@{name}"
-    return ["-chardev", chardev, "-device", f"vhost-user-fs-device,chardev={name},tag={name}"]
+def kernel_options(acceleration: Acceleration, kernel: str, initramfs: str) -> list[str]:
+    options = constant_options(acceleration) + ("" if acceleration == "kvm" else f" {timing()}")
+    return ["-kernel", kernel, "-initrd", initramfs, "-append", options]
+
+
+def constant_options(acceleration: Acceleration) -> str:
+    """Return the options of the kernel without `timing`, which differs from boot to boot."""
+    return _KERNEL_OPTIONS if acceleration == "kvm" else f"{_KERNEL_OPTIONS} {_TCG_OPTIONS}"
+
+
+def port_options(fd: str, bus: str | None = None) -> list[str]:
+    """Return the options for the console port, at a bus or where QEMU puts it."""
+    device = "virtio-serial-device,max_ports=2" + (f",bus={bus}" if bus is not None else "")
+    return ["-chardev", f"socket,id=port,fd={fd}", "-device", device, "-device", "virtserialport,chardev=port"]
+
+
+def share_options() -> list[str]:
+    """Return the options for the connections to virtiofsd, without the devices."""
+    return [word for name in (SYSTEM, FILES) for word in ("-chardev", f"socket,id={name},fd=@{name}")]
 
 
 def virtiofsd_command(name: str, *, cached: bool) -> list[str]:

@@ -1,6 +1,6 @@
 """`apple-vm`: the guest of `vm` in Virtualization.framework, on Macs with Apple silicon.
 
-macOS has no bubblewrap, so the host does not compose a root: it shares directories, each read-only or not, and the
+macOS has no bubblewrap, so the host does not compose a root: it shares directories, each read-only or writable, and the
 guest's init composes the root from them, with an image as its base. A read-only share is read-only on the host,
 whatever the guest does. Covers over parts of the project are mounts of the guest's kernel: commands can't undo them,
 and root in the guest could.

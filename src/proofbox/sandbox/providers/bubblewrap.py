@@ -27,7 +27,7 @@ from proofbox.sandbox.host.binaries import program, version_of
 from proofbox.sandbox.host.local_box import InheritedDescriptors, LocalBox, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
 from proofbox.sandbox.providers.environment import BOX_HOME, BOX_PATH, boxed
-from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts, image_parts
+from proofbox.sandbox.providers.host_root import ROOT, copied_files, directory, host_parts, image_parts, with_copies
 from proofbox.sandbox.providers.userns import explain, forbidding_settings
 
 # Outside the ids of accounts and containers: a file that the box left outside (by design, none) would be noticed.
@@ -98,8 +98,10 @@ class Bubblewrap:
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
 
         def argv(with_: InheritedDescriptors) -> list[str]:
-            launcher = launcher_command(spec, policy, ids, shifts, staged, with_)
-            agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
+            # An ordinary user would own the copies in the box, and could change them there.
+            opened = dict(zip(copied_files(), with_.spare_fds[1:], strict=False)) if ids.root and tree is None else {}
+            launcher = launcher_command(spec, policy, ids, shifts, staged, with_, opened)
+            agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fds[0])]
             agent += [] if spec.home is not None else ["--home", BOX_HOME]
             agent += ["--seccomp", "--no-suid", *landlock_options(spec.project, policy)]
             agent += [w for f in spec.forwards for w in ("--forward", str(f.port), f"{NET_INSIDE}/{f.socket}")]
@@ -108,7 +110,8 @@ class Bubblewrap:
             net += directory(Path(DOORS_INSIDE)) if policy.doors else []
             net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{DOORS_INSIDE}/{d.port}")]
             home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
-            return [*launcher, bwrap, *_box_options(spec.placed, staged, policy, ids, tree), *home, *net, *agent]
+            options = _box_options(spec.placed, staged, policy, ids, tree, opened)
+            return [*launcher, bwrap, *options, *home, *net, *agent]
 
         return launch_composed(argv, spec, policy, tree, group, self.isolation)
 
@@ -287,9 +290,14 @@ def launcher_command(
     shifts: list[IdShift],
     staged: Mapping[str, str],
     with_: InheritedDescriptors,
+    opened: Mapping[str, int] = {},
 ) -> list[str]:
-    """Return the part of a command line that runs boxlaunch before bubblewrap; empty if it has nothing to prepare."""
-    before = [*with_.enter, *ids.launch_options(shifts, with_.spare_fd)]
+    """Return the part of a command line that runs boxlaunch before bubblewrap; empty if it has nothing to prepare.
+
+    `opened` are files that bubblewrap copies, and the descriptors that it reads them from.
+    """
+    before = [*with_.enter, *ids.launch_options(shifts, with_.spare_fds[0])]
+    before += [word for path, number in opened.items() for word in ("--open", str(number), path)]
     if policy.layers is not None:
         lower = [str(path) for path in policy.layers.lower]
         before += ["--layers", str(spec.project), str(len(lower)), *lower]
@@ -319,11 +327,16 @@ def namespace_options(policy: Policy, ids: BoxIds) -> list[str]:
 
 
 def _box_options(
-    mounts: Sequence[BoxMount], staged: Mapping[str, str], policy: Policy, ids: BoxIds, tree: Path | None = None
+    mounts: Sequence[BoxMount],
+    staged: Mapping[str, str],
+    policy: Policy,
+    ids: BoxIds,
+    tree: Path | None = None,
+    opened: Mapping[str, int] = {},
 ) -> list[str]:
     options = namespace_options(policy, ids)
     if tree is None:
-        options += host_parts(policy.network or "none")
+        options += with_copies(host_parts(policy.network or "none"), opened)
     else:
         options += image_parts(tree, [Path(mount.place) for mount in mounts], policy.network or "none")
     options += [*proc_options(), "--dev", "/dev"]
@@ -365,21 +378,14 @@ def landlock_options(project: Path, policy: Policy) -> list[str]:
 
 
 def bwrap_program() -> str:
-    found = _find_bwrap(os.environ.get("PATH"))
-    if found is None or not os.access(found, os.X_OK):
-        _find_bwrap.cache_clear()
+    found = find_program("bwrap")
+    if found is None:
         raise ProviderUnavailable(
             "bubblewrap is not installed: there is no bwrap on PATH",
             op="probe",
             fix_hints=["Debian, Ubuntu: sudo apt-get install bubblewrap", "Fedora: sudo dnf install bubblewrap"],
         )
-    return found
-
-
-@functools.lru_cache(maxsize=8)
-def _find_bwrap(path: str | None) -> str | None:
-    found = find_program("bwrap", path)
-    return None if found is None else os.path.realpath(found)
+    return os.path.realpath(found)
 
 
 @functools.cache

@@ -24,7 +24,17 @@ from proofbox.sandbox.host.local_box import InheritedDescriptors
 from proofbox.sandbox.machines.acceleration import find_acceleration
 from proofbox.sandbox.machines.initramfs import make_initramfs
 from proofbox.sandbox.machines.kernel import find_kernel
-from proofbox.sandbox.machines.qemu import FILES, SYSTEM, find_qemu, find_virtiofsd, qemu_command, virtiofsd_command
+from proofbox.sandbox.machines.late_devices import attach_commands, clone_command
+from proofbox.sandbox.machines.qemu import (
+    FILES,
+    SYSTEM,
+    find_qemu,
+    find_virtiofsd,
+    machine_size,
+    qemu_command,
+    virtiofsd_command,
+)
+from proofbox.sandbox.machines.template import MEMORY, STATE, find_template
 from proofbox.sandbox.providers.bubblewrap import (
     AGENT_ID,
     INSIDE_ID,
@@ -46,6 +56,7 @@ from proofbox.sandbox.providers.host_root import directory, host_parts, image_pa
 from proofbox.sandbox.providers.userns import explain
 
 _BOXVM, _KERNEL, _INITRAMFS = "/run/boxvm", "/run/kernel", "/run/initramfs"
+_MEMORY, _STATE = "/run/memory", "/run/state"
 _TARGETS = "/run/targets"
 _GUEST_FD, _GUEST_GROUP_FD = "20", "21"
 # What virtiofsd needs over the files of the ids that are mapped for it.
@@ -110,6 +121,8 @@ class Vm:
         kernel = find_kernel()
         initramfs = make_initramfs(kernel)
         acceleration = find_acceleration(kernel / "vmlinux", initramfs)
+        size = machine_size(policy.memory_mb, policy.cpus)
+        template = find_template(kernel, acceleration, *size) if spec.template else None
         staged = staging(spec)
         ids = BoxIds.choose(spec.project)
         shifts = ids.shifts(spec, policy)
@@ -124,7 +137,10 @@ class Vm:
             own += [*host_parts(policy.network or "none"), *proc_options(), "--dev", "/dev"]
             own += ["--dev-bind", "/dev/kvm", "/dev/kvm"] if acceleration == "kvm" else []
             own += ["--perms", "0755", "--tmpfs", "/run", "--ro-bind", str(program("boxvm")), _BOXVM]
-            own += ["--ro-bind", str(kernel / "vmlinux"), _KERNEL, "--ro-bind", str(initramfs), _INITRAMFS]
+            if template is None:
+                own += ["--ro-bind", str(kernel / "vmlinux"), _KERNEL, "--ro-bind", str(initramfs), _INITRAMFS]
+            else:
+                own += ["--ro-bind", str(template / MEMORY), _MEMORY, "--ro-bind", str(template / STATE), _STATE]
             own += directory(Path(_TARGETS))
             for count, (source, _) in enumerate(sockets):
                 own += ["--ro-bind", str(source), f"{_TARGETS}/{count}"]
@@ -134,20 +150,27 @@ class Vm:
             ):
                 own += ["--perms", "0755", "--tmpfs", f"/{name}", *_below(f"/{name}", options)]
                 own += ["--remount-ro", f"/{name}"]
-            command = [_BOXVM, *with_.agent, *(["--userns", str(with_.spare_fd)] if ids.root else [])]
+            command = [_BOXVM, *with_.agent, *(["--userns", str(with_.spare_fds[0])] if ids.root else [])]
             command += [word for count in range(len(sockets)) for word in ("--target", f"{_TARGETS}/{count}")]
+            command += ["--template", _MEMORY, _STATE] if template is not None else []
             command += [f"--{SYSTEM}", *virtiofsd_command(SYSTEM, cached=True)]
             command += [f"--{FILES}", *virtiofsd_command(FILES, cached=False)]
-            qemu = qemu_command(
-                acceleration,
-                _KERNEL,
-                _INITRAMFS,
-                memory_mb=policy.memory_mb,
-                cpus=policy.cpus,
-                network=policy.network == "full",
-            )
+            network = policy.network == "full"
+            if template is None:
+                qemu = qemu_command(
+                    acceleration,
+                    _KERNEL,
+                    _INITRAMFS,
+                    memory_mb=policy.memory_mb,
+                    cpus=policy.cpus,
+                    network=network,
+                )
+            else:
+                qemu = clone_command(acceleration, *size, network=network)
+                command += ["--attach", *attach_commands(network=network)]
             command += ["--qemu", *qemu]
-            command += ["--guest", *_init_options(spec, policy, files, [place for _, place in sockets])]
+            command += ["--guest", *(("--attach",) if template is not None else ())]
+            command += _init_options(spec, policy, files, [place for _, place in sockets])
             launcher = launcher_command(spec, policy, ids, shifts, staged, with_)
             return [*launcher, bwrap_program(), *own, *command]
 

@@ -71,6 +71,10 @@ enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16
 #define STDIN_WINDOW (256u << 10)
 #define READ_CHUNK (64u << 10)
 #define MAX_TAIL (32u << 20)
+#define MAX_SPARE_REQUEST (64u << 10) /* fits into the buffer of a socket; for a larger request, a child is forked */
+#define CLOSE_US 1000            /* descriptors are closed after this time without a command */
+#define SPARE_FAILED 125
+#define SPARE_US 1000000         /* an unused spare ends after this time, so that idle boxes cost no more */
 #define MAX_RELAYS 256           /* the number of connections that a proxy serves concurrently */
 #define FIRST_TAG 0x70000000u    /* group ids from here on mark commands and are not used otherwise */
 #define LAST_TAG 0x76000000u
@@ -98,6 +102,22 @@ struct output {
     uint8_t *ring;       /* the last `tail` bytes past `head` */
 };
 
+struct spawn { /* the data that a child needs between fork and exec */
+    uint8_t *request;    /* the rest of an EXEC frame, with room behind it: see request_room */
+    size_t size;
+    uint8_t small[1024]; /* memory for a small request */
+    char **argv, **envp, *cwd;
+    int in, out, err;
+    bool pty;
+    int limits;
+    uint8_t resource[16];
+    uint64_t value[16];
+    gid_t tag;           /* 0: none */
+    int request_fd;      /* of a spare: the socket for its request; else -1 */
+    int report[2];       /* the child reports to it, and closes it when it execs */
+    int stage, error;
+};
+
 struct command {
     uint32_t id;
     struct peer *peer;   /* NULL once there is no peer to report to */
@@ -116,6 +136,8 @@ struct command {
     uint64_t oom_kills;  /* of the box, before it started */
     uint64_t pending;    /* signals that arrived before it started: bit n is signal n + 1 */
     struct command *next;
+    struct spawn spawn;
+    bool given;          /* to a spare, which may have died before it read the request; false once it is known to have read it */
 };
 
 struct forward { int fd; const char *path; struct forward *next; };
@@ -127,19 +149,10 @@ struct relay { /* bytes[i] were read from end[i] and go to the other end */
     struct relay *next;
 };
 
-struct spawn { /* the data that a child needs between fork and exec, where it must not allocate */
-    char **argv, **envp, *cwd;
-    int in, out, err;
-    bool pty;
-    int limits;
-    uint8_t resource[16];
-    uint64_t value[16];
-    gid_t tag;           /* 0: none */
-    int stage, error;
-};
-
 enum { REPORT_STARTED, REPORT_EXITED, REPORT_FAILED };
 struct report { int kind, pid, stage, error, status; struct rusage usage; };
+
+#define NO_STREAMS .in = -1, .out = -1, .err = -1, .request_fd = -1, .report = {-1, -1}
 
 struct cursor { const uint8_t *p; size_t left; bool bad; };
 
@@ -147,6 +160,10 @@ struct cursor { const uint8_t *p; size_t left; bool bad; };
 uint64_t now_us(void);
 _Noreturn void die(const char *what);
 void shut(int *fd);
+void shut_later(int *fd);
+void close_later(void);
+bool closing(void);
+uint8_t *unshared(size_t size);
 uint8_t *room(struct buffer *b, size_t want);
 size_t held(const struct buffer *b);
 void drop(struct buffer *b);
@@ -154,9 +171,6 @@ void put(struct buffer *b, uint64_t value, int bytes);
 void frame(struct peer *p, int type, uint32_t id, size_t payload);
 void put_bytes(struct buffer *b, const void *data, size_t n);
 uint64_t take(struct cursor *c, int bytes);
-char *take_string(struct cursor *c);
-char **take_strings(struct cursor *c);
-void free_strings(char **all);
 void flush(struct peer *p);
 void fatal(struct peer *p, const char *text);
 void failed(struct peer *p, uint32_t id, int stage, int error);
@@ -164,18 +178,37 @@ void failed(struct peer *p, uint32_t id, int stage, int error);
 /* child.c */
 void guard_own_entry(void);
 void set_caps(uint32_t caps);
+size_t count_strings(struct cursor q);
+size_t request_room(size_t size, size_t strings);
+void read_spawn(struct spawn *s);
+void release_spawn(struct spawn *s);
+void keep_only(int *fds, int count);
 pid_t spawn_child(struct spawn *s, int cgroup, int *report_fd);
 
 /* minder.c */
 _Noreturn void fail_closed(const char *what);
 _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent);
 
+/* spare.c */
+extern uint64_t spare_deadline; /* UINT64_MAX: there is no spare */
+void note_end(void);
+bool spare_due(void);
+void prepare_streams(void);
+void make_spare(void);
+bool spare_ready(const struct spawn *s);
+bool give_to_spare(struct command *c, struct spawn *s);
+bool request_unread(const struct spawn *s);
+void end_spare(void);
+void reap_spare(pid_t pid, int status);
+void await_request(struct spawn *s);
+
 /* slots.c */
 extern struct slot *slots;
 extern int cgroup_fd;
 extern bool report_oom;
 bool slot_empty(struct slot *s);
-struct slot *get_slot(void);
+bool all_slots_empty(void);
+struct slot *get_slot(bool all_empty);
 void kill_slot(struct slot *s);
 bool remove_slot(const struct slot *s);
 void return_slot(struct slot *s);
@@ -190,11 +223,13 @@ void pump(struct command *c, struct output *o);
 void feed(struct command *c);
 bool settle(struct command *c, uint64_t now);
 void forget(struct command *c);
+void touch_memory(void);
 void files_as(uid_t uid, gid_t gid);
 void send_signal(struct command *c, int sig);
 void hear_report(struct command *c);
 void reap(void);
 void listen_to(struct peer *p);
+bool open_outputs(struct spawn *s, int ends[2]);
 int own(int fd);
 
 /* forwarding.c */

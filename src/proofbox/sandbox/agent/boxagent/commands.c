@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 struct command *commands;
+static struct command first; /* memory for a command that runs alone, so that it needs no other */
+static bool first_used;
 gid_t next_tag; /* 0: commands are identified by descent */
 
 static struct command *find(struct peer *p, uint32_t id) {
@@ -65,10 +67,11 @@ bool may_read(const struct command *c) {
 }
 
 void pump(struct command *c, struct output *o) {
-    static uint8_t chunk[READ_CHUNK];
+    static uint8_t *chunk;
+    if (!chunk) chunk = unshared(READ_CHUNK);
     size_t strays = 1u << 20; /* read limit after the command's end: a process left running may write for ever */
     while (o->fd >= 0 && may_read(c)) {
-        size_t want = sizeof chunk;
+        size_t want = READ_CHUNK;
         if (c->peer && c->window && !c->killing && c->window - c->unacked < want) want = c->window - c->unacked;
         ssize_t n = read(o->fd, chunk, want);
         if (n < 0 && errno == EINTR) continue;
@@ -78,7 +81,7 @@ void pump(struct command *c, struct output *o) {
         }
         if (n <= 0) { /* end of file, which a pty reports as EIO */
             if (o->fd == c->pty) c->pty = c->stdin_fd = -1;
-            shut(&o->fd);
+            shut_later(&o->fd);
             return;
         }
         if (!c->told) keep(c, o, chunk, (size_t)n);
@@ -101,6 +104,14 @@ void feed(struct command *c) {
         }
     }
     if (c->stdin_eof && !held(&c->input) && c->stdin_fd >= 0 && c->stdin_fd != c->pty) shut(&c->stdin_fd);
+}
+
+static void free_ring(struct output *o) {
+    if (!o->ring) return;
+    uint64_t past = o->total - o->head;
+    explicit_bzero(o->ring, past < o->tail ? past : o->tail);
+    free(o->ring);
+    o->ring = NULL;
 }
 
 static void tell_started(struct command *c) {
@@ -142,14 +153,20 @@ static void tell_exit(struct command *c) {
         put(&p->out, c->out[0].total, 8);
         put(&p->out, c->out[1].total, 8);
     }
-    for (int i = 0; i < 2; i++) free(c->out[i].ring), c->out[i].ring = NULL;
+    for (int i = 0; i < 2; i++) free_ring(&c->out[i]);
     drop(&c->input);
     if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
     c->stdin_fd = -1;
     c->peer = NULL;
 }
 
+static void confirm_spawn(struct command *c) { /* a spare has read it, or the command ended */
+    c->given = false;
+    release_spawn(&c->spawn);
+}
+
 static void main_reaped(struct command *c, int status, const struct rusage *usage) {
+    confirm_spawn(c);
     c->reaped = true;
     c->status = status;
     c->usage = *usage;
@@ -182,11 +199,19 @@ bool settle(struct command *c, uint64_t now) {
     return c->told && c->out[0].fd < 0 && c->out[1].fd < 0 && (c->minder <= 0 || c->minder_gone);
 }
 
+/* Until a process writes to the memory that it shares with another after a fork, each first write to a page costs a fault. */
+void touch_memory(void) {
+    ((volatile struct command *)&first)->spawn.small[sizeof first.spawn.small - 1] = 0;
+    ((volatile struct command *)&first)->id = 0;
+}
+
 void forget(struct command *c) {
+    confirm_spawn(c);
     if (c->slot) return_slot(c->slot);
     shut(&c->report_fd);
     shut(&c->pty);
-    free(c);
+    if (c == &first) first_used = false;
+    else free(c);
 }
 
 void files_as(uid_t uid, gid_t gid) { /* new files belong to this user */
@@ -209,23 +234,26 @@ static bool open_pty(struct command *c, struct spawn *s, uint16_t rows, uint16_t
     return s->in >= 0;
 }
 
-static bool open_pipes(struct command *c, struct spawn *s, bool want_stdin) {
-    int in[2] = {-1, -1}, out[2] = {-1, -1}, err[2] = {-1, -1};
+bool open_outputs(struct spawn *s, int ends[2]) { /* also opens an empty stdin, unless stdin is open */
+    int out[2] = {-1, -1}, err[2] = {-1, -1};
+    bool opened = (s->in >= 0 || (s->in = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0) && !pipe2(out, O_CLOEXEC) && !pipe2(err, O_CLOEXEC);
+    ends[0] = out[0], ends[1] = err[0];
+    s->out = out[1], s->err = err[1];
+    for (int i = 0; opened && i < 2; i++) fcntl(ends[i], F_SETFL, O_NONBLOCK);
+    return opened;
+}
+
+static bool open_pipes(struct command *c, struct spawn *s, bool want_stdin, bool want_outputs) {
+    int in[2], ends[2] = {-1, -1};
     if (want_stdin) {
         if (pipe2(in, O_CLOEXEC)) return false;
         s->in = in[0];
         c->stdin_fd = in[1];
         fcntl(in[1], F_SETFL, O_NONBLOCK);
-    } else if ((s->in = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0) return false;
-    if (pipe2(out, O_CLOEXEC)) return false;
-    s->out = out[1];
-    c->out[0].fd = out[0];
-    if (pipe2(err, O_CLOEXEC)) return false;
-    s->err = err[1];
-    c->out[1].fd = err[0];
-    fcntl(out[0], F_SETFL, O_NONBLOCK);
-    fcntl(err[0], F_SETFL, O_NONBLOCK);
-    return true;
+    }
+    bool opened = !want_outputs || open_outputs(s, ends);
+    for (int i = 0; i < 2; i++) c->out[i].fd = ends[i];
+    return opened;
 }
 
 static void set_cap(struct output *o, uint64_t cap) {
@@ -237,6 +265,7 @@ static void set_cap(struct output *o, uint64_t cap) {
 static bool start_minded(struct command *c, struct spawn *s) {
     int pipefd[2];
     if (pipe2(pipefd, O_CLOEXEC)) return s->stage = AT_FORK, s->error = errno, false;
+    read_spawn(s);
     c->report_fd = pipefd[0];
     pid_t agent = getpid();
     c->minder = fork();
@@ -247,70 +276,87 @@ static bool start_minded(struct command *c, struct spawn *s) {
     return c->minder > 0;
 }
 
+static void start_in_slot(struct command *c, struct spawn *s) {
+    read_spawn(s);
+    if (!(c->slot = get_slot(false))) s->error = errno;
+    else c->pid = spawn_child(s, c->slot->dir, &c->report_fd);
+}
+
+static void start_without_spare(struct command *c, struct spawn *s) { /* its outputs were those of a spare that has ended */
+    int ends[2] = {-1, -1};
+    if (!s->pty) {
+        files_as(run_uid, run_gid);
+        if (!open_outputs(s, ends)) s->error = errno;
+        files_as(geteuid(), getegid());
+        for (int i = 0; i < 2; i++) shut(&c->out[i].fd), c->out[i].fd = ends[i];
+    }
+    if (!s->error) start_in_slot(c, s);
+}
+
 static void start(struct peer *p, uint32_t id, struct cursor *q) {
-    struct spawn s = {.in = -1, .out = -1, .err = -1};
     uint32_t flags = (uint32_t)take(q, 4), timeout = (uint32_t)take(q, 4), grace = (uint32_t)take(q, 4);
     uint64_t caps[2] = {take(q, 8), take(q, 8)};
     uint32_t window = (uint32_t)take(q, 4);
     uint16_t rows = (uint16_t)take(q, 2), cols = (uint16_t)take(q, 2);
-    s.limits = (int)take(q, 1);
-    if (s.limits > 16 || flags & ~(uint32_t)ALL_FLAGS) q->bad = true;
-    for (int i = 0; i < s.limits && !q->bad; i++) s.resource[i] = (uint8_t)take(q, 1), s.value[i] = take(q, 8);
-    s.cwd = take_string(q);
-    if (!q->bad) s.argv = take_strings(q);
-    if (!q->bad) s.envp = take_strings(q);
-    struct command *c = NULL;
-    if (q->bad || q->left || !s.argv[0] || find(p, id)) {
+    size_t strings = count_strings(*q);
+    if (!strings || flags & ~(uint32_t)ALL_FLAGS || find(p, id)) {
         fatal(p, "malformed EXEC");
-        goto done;
+        return;
     }
-    if (!(c = calloc(1, sizeof *c))) die("out of memory");
+    struct command *c = first_used ? malloc(sizeof *c) : &first;
+    if (!c) die("out of memory");
+    first_used |= c == &first;
     *c = (struct command){.id = id, .peer = p, .window = window, .stdin_fd = -1, .pty = -1, .report_fd = -1, .pid = -1};
     c->out[0] = (struct output){.fd = -1, .type = A_STDOUT};
     c->out[1] = (struct output){.fd = -1, .type = A_STDERR};
     for (int i = 0; i < 2; i++) set_cap(&c->out[i], caps[i]);
-    s.pty = flags & WANT_PTY;
-    s.tag = next_tag ? next_tag++ : 0;
-    s.stage = AT_SETUP;
-    if (s.pty || !next_tag) files_as(run_uid, run_gid); /* so that it can reopen its streams by name (/dev/stdout) */
-    bool opened = s.pty ? open_pty(c, &s, rows, cols) : open_pipes(c, &s, flags & WANT_STDIN);
-    if (s.pty || !next_tag) files_as(geteuid(), getegid());
-    if (!opened) {
-        s.error = errno;
-    } else if (cgroup_fd >= 0 && !(c->slot = get_slot())) {
-        s.error = errno;
-    } else {
-        c->started = now_us();
-        c->oom_kills = count_oom_kills();
-        if (c->slot) c->pid = spawn_child(&s, c->slot->dir, &c->report_fd);
-        else if (start_minded(c, &s)) c->pid = 0;
-    }
-    if (s.pty) shut(&s.in);
-    else shut(&s.in), shut(&s.out), shut(&s.err);
-    if (s.error || c->pid < 0) {
-        failed(p, id, s.stage, s.error);
+    struct spawn *s = &c->spawn;
+    *s = (struct spawn){NO_STREAMS, .size = q->left, .limits = *q->p, .pty = flags & WANT_PTY, .stage = AT_SETUP};
+    size_t room = request_room(s->size, strings);
+    if (!(s->request = room <= sizeof s->small ? s->small : malloc(room))) die("out of memory");
+    memcpy(s->request, q->p, s->size);
+    s->tag = next_tag ? next_tag++ : 0;
+    bool spare = spare_ready(s), own_streams = !spare || s->pty || flags & WANT_STDIN;
+    if (own_streams && (s->pty || !next_tag)) files_as(run_uid, run_gid); /* so that it can reopen them by name (/dev/stdout) */
+    bool opened = s->pty ? open_pty(c, s, rows, cols) : open_pipes(c, s, flags & WANT_STDIN, !spare);
+    if (own_streams && (s->pty || !next_tag)) files_as(geteuid(), getegid());
+    c->started = now_us();
+    c->oom_kills = count_oom_kills();
+    if (!opened) s->error = errno;
+    else if (cgroup_fd < 0) c->pid = start_minded(c, s) ? 0 : -1;
+    else if (!spare) start_in_slot(c, s);
+    else if (!(c->given = give_to_spare(c, s))) start_without_spare(c, s);
+    if (!c->given) release_spawn(s);
+    if (s->error || c->pid < 0) {
+        failed(p, id, s->stage, s->error);
         for (int i = 0; i < 2; i++)
             if (c->out[i].fd != c->pty) shut(&c->out[i].fd);
         if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
         forget(c);
-        goto done;
+        return;
     }
     if (timeout) c->deadline = c->started + (uint64_t)timeout * 1000u;
     c->grace = (uint64_t)grace * 1000u;
     c->want_started = flags & WANT_STARTED;
     c->next = commands;
     commands = c;
-done:
-    free(s.cwd);
-    free_strings(s.argv);
-    free_strings(s.envp);
 }
 
-static bool starting(const struct command *c) { return c->slot ? c->report_fd >= 0 : c->pid == 0; }
+static bool starting(const struct command *c) { return c->slot ? c->report_fd >= 0 || c->given : c->pid == 0; }
 
 void send_signal(struct command *c, int sig) {
     if (starting(c)) c->pending |= 1ull << (sig - 1); /* it has no process group yet */
     else if (c->pid > 0 && !c->reaped) kill(-c->pid, sig);
+}
+
+static void never_started(struct command *c, int stage, int error) {
+    if (c->peer) failed(c->peer, c->id, stage, error);
+    c->told = c->reaped = true;
+    c->peer = NULL;
+    for (int i = 0; i < 2; i++) /* no process holds the other ends */
+        if (c->out[i].fd != c->pty) shut(&c->out[i].fd);
+        else c->out[i].fd = -1;
+    if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
 }
 
 void hear_report(struct command *c) {
@@ -318,7 +364,9 @@ void hear_report(struct command *c) {
     ssize_t n = read(c->report_fd, &r, sizeof r);
     if (n < 0) return;
     if (c->slot) { /* it failed, or its exec closed the pipe */
-        shut(&c->report_fd);
+        shut_later(&c->report_fd);
+        if (c->given && !n && request_unread(&c->spawn)) return; /* a spare died: see reap */
+        confirm_spawn(c);
     } else if (n == 0) { /* the minder exited: its tree is dead, unless the minder itself was killed */
         shut(&c->report_fd);
         c->minder_gone = true;
@@ -332,38 +380,53 @@ void hear_report(struct command *c) {
             if (c->pending & 1) send_signal(c, sig);
         return;
     }
-    if (r.kind == REPORT_FAILED) {
-        if (c->peer) failed(c->peer, c->id, r.stage, r.error);
-        c->told = c->reaped = true;
-        c->peer = NULL;
-        for (int i = 0; i < 2; i++) /* no process holds the other ends */
-            if (c->out[i].fd != c->pty) shut(&c->out[i].fd);
-            else c->out[i].fd = -1;
-        if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
-        return;
-    }
-    main_reaped(c, r.status, &r.usage);
+    if (r.kind == REPORT_FAILED) never_started(c, r.stage, r.error);
+    else main_reaped(c, r.status, &r.usage);
+}
+
+static void replace_spare(struct command *c) { /* it died before it read the request: fork a child */
+    struct spawn *s = &c->spawn;
+    c->given = false;
+    return_slot(c->slot);
+    c->slot = NULL;
+    shut(&c->report_fd);
+    shut(&s->request_fd);
+    c->pid = -1;
+    s->stage = AT_SETUP;
+    start_without_spare(c, s);
+    if (s->error || c->pid < 0) never_started(c, s->stage, s->error);
+    release_spawn(s);
 }
 
 void reap(void) {
-    struct signalfd_siginfo si;
-    while (read(signal_fd, &si, sizeof si) == sizeof si) /* a sender outside the namespace has pid 0 here */
-        if (si.ssi_signo != SIGCHLD && !(features & F_PID1 && si.ssi_pid)) stopping = true;
+    struct signalfd_siginfo si[8];
+    ssize_t got;
+    do { /* a sender outside the namespace has pid 0 here */
+        got = read(signal_fd, si, sizeof si);
+        for (ssize_t i = 0; i < got / (ssize_t)sizeof *si; i++)
+            if (si[i].ssi_signo != SIGCHLD && !(features & F_PID1 && si[i].ssi_pid)) stopping = true;
+    } while (got == sizeof si);
     int status;
     struct rusage usage;
-    for (pid_t pid; (pid = wait4(-1, &status, WNOHANG | WUNTRACED, &usage)) > 0;)
+    for (pid_t pid; (pid = wait4(-1, &status, WNOHANG | WUNTRACED, &usage)) > 0;) {
+        reap_spare(pid, status);
         for (struct command *c = commands; c; c = c->next) {
+            if (WIFSTOPPED(status) && c->minder == pid) fail_closed("a minder was stopped");
+            /* A spare exits with this status if it can't take a request, and with any other only after it has. */
+            if (c->slot && c->pid == pid && WIFEXITED(status) && WEXITSTATUS(status) != SPARE_FAILED) confirm_spawn(c);
+            if (c->slot && c->pid == pid && starting(c)) hear_report(c); /* a failed start is no exit */
             if (WIFSTOPPED(status)) {
-                if (c->minder == pid) fail_closed("a minder was stopped");
+                if (c->slot && c->pid == pid && c->given && request_unread(&c->spawn)) kill(pid, SIGKILL); /* a spare */
                 continue;
             }
-            if (c->slot && c->pid == pid && starting(c)) hear_report(c); /* a failed start is no exit */
+            if (c->slot && c->pid == pid && c->given && !c->killing) { replace_spare(c); continue; }
             if (c->slot && c->pid == pid && !c->reaped) main_reaped(c, status, &usage);
             if (c->minder == pid) {
                 if (WIFSIGNALED(status)) fail_closed("a minder was killed"); /* attribution is lost: end the box */
                 c->minder = -1;
             }
         }
+    }
 }
 
 static void handle(struct peer *p, uint8_t type, uint32_t id, struct cursor q) {

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,6 +25,27 @@ void shut(int *fd) {
     *fd = -1;
 }
 
+static int later[64];
+static size_t later_count;
+
+void shut_later(int *fd) { /* while a command runs, or after a moment without one, so that no peer waits for it */
+    if (*fd >= 0 && later_count < sizeof later / sizeof *later) later[later_count++] = *fd, *fd = -1;
+    shut(fd);
+}
+
+void close_later(void) {
+    while (later_count) close(later[--later_count]);
+}
+
+bool closing(void) { return later_count > 0; }
+
+/* Memory that no child gets a copy of: a spare has no data of earlier requests, and a fork need not protect these pages. */
+uint8_t *unshared(size_t size) {
+    void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED || madvise(data, size, MADV_DONTFORK)) die("out of memory");
+    return data;
+}
+
 uint8_t *room(struct buffer *b, size_t want) {
     if (b->start && b->start == b->end) b->start = b->end = 0;
     if (b->size - b->end < want) {
@@ -35,8 +57,9 @@ uint8_t *room(struct buffer *b, size_t want) {
         if (b->size - b->end < want) {
             size_t size = b->size ? b->size : 4096;
             while (size - b->end < want) size *= 2;
-            uint8_t *data = realloc(b->data, size);
-            if (!data) die("out of memory");
+            uint8_t *data = unshared(size);
+            if (b->end) memcpy(data, b->data, b->end);
+            if (b->data) munmap(b->data, b->size);
             b->data = data;
             b->size = size;
         }
@@ -47,7 +70,7 @@ uint8_t *room(struct buffer *b, size_t want) {
 size_t held(const struct buffer *b) { return b->end - b->start; }
 
 void drop(struct buffer *b) {
-    free(b->data);
+    if (b->data) munmap(b->data, b->size);
     *b = (struct buffer){0};
 }
 
@@ -76,32 +99,6 @@ uint64_t take(struct cursor *c, int bytes) {
     c->p += bytes;
     c->left -= (size_t)bytes;
     return value;
-}
-
-char *take_string(struct cursor *c) { /* NUL-terminated copy; an embedded NUL is refused */
-    size_t n = take(c, 4);
-    if (c->bad || n > c->left || memchr(c->p, 0, n)) return c->bad = true, NULL;
-    char *s = malloc(n + 1);
-    if (!s) die("out of memory");
-    memcpy(s, c->p, n);
-    s[n] = 0;
-    c->p += n;
-    c->left -= n;
-    return s;
-}
-
-char **take_strings(struct cursor *c) {
-    size_t n = take(c, 4);
-    if (c->bad || n > c->left / 4) return c->bad = true, NULL; /* each takes at least four bytes */
-    char **all = calloc(n + 1, sizeof *all);
-    if (!all) die("out of memory");
-    for (size_t i = 0; i < n && !c->bad; i++) all[i] = take_string(c);
-    return all;
-}
-
-void free_strings(char **all) {
-    for (char **s = all; s && *s; s++) free(*s);
-    free(all);
 }
 
 void flush(struct peer *p) {

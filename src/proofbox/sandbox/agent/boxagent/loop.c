@@ -106,15 +106,22 @@ static void serve(void) {
     size_t size = 0;
     for (;;) {
         uint64_t now = now_us();
+        struct command *ended = NULL;
         for (struct command **at = &commands; *at;) {
             struct command *c = *at;
-            if (settle(c, now)) *at = c->next, forget(c);
+            if (settle(c, now)) *at = c->next, c->next = ended, ended = c;
             else at = &c->next;
         }
         for (struct peer *p = peers; p; p = p->next) flush(p);
+        for (struct command *c; (c = ended); forget(c), note_end()) ended = c->next; /* now that no peer waits for it */
         remove_ended_peers();
         if (stopping) end_everything();
         uint64_t next = expire(now); /* last, because a disconnect above may start the idle time */
+        if (now >= spare_deadline) end_spare();
+        if (spare_due()) make_spare();
+        if (commands) close_later(), prepare_streams(); /* while it runs, the agent has nothing else to do */
+        else if (closing() && now + CLOSE_US < next) next = now + CLOSE_US;
+        if (spare_deadline < next) next = spare_deadline;
 
         size_t n = 2 + 2 * relay_count;
         for (struct forward *f = forwards; f; f = f->next) n++;
@@ -135,8 +142,9 @@ static void serve(void) {
             for (int i = 0; i < 2; i++)
                 set[n++] = (struct pollfd){ready && !(c->out[i].dry && !c->told) ? c->out[i].fd : -1, POLLIN, 0};
             set[n++] = (struct pollfd){held(&c->input) ? c->stdin_fd : -1, POLLOUT, 0};
-            /* Without a minder, the child's end is noticed anyway: wake up for its start only if the peer requested that. */
-            set[n++] = (struct pollfd){c->slot && !c->want_started && !c->pending ? -1 : c->report_fd, POLLIN, 0};
+            /* Without a minder, the child's end is noticed anyway: wake up for its start only if the peer requested that,
+               or to close the stdin that a spare has. */
+            set[n++] = (struct pollfd){c->slot && !c->want_started && !c->pending && !(c->given && c->spawn.in >= 0) ? -1 : c->report_fd, POLLIN, 0};
         }
         size_t first_relay = n;
         n += watch_relays(set + n);
@@ -144,7 +152,9 @@ static void serve(void) {
         int wait = next == UINT64_MAX ? -1 : next <= now ? 0 : (int)((next - now + 999) / 1000 < INT_MAX ? (next - now + 999) / 1000 : INT_MAX);
         for (struct peer *p = peers; p; p = p->next)
             if (p->ended) wait = 0;
-        if (poll(set, n, wait) < 0 && errno != EINTR) die("poll");
+        int ready = poll(set, n, wait);
+        if (ready < 0 && errno != EINTR) die("poll");
+        if (ready == 0) close_later();
 
         if (set[0].revents) reap();
         if (set[1].revents) {

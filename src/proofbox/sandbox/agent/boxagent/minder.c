@@ -100,20 +100,7 @@ _Noreturn void fail_closed(const char *what) {
 
 _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     /* Close the agent's descriptors: with a copy of its stream open, the peer would not see the agent's end. */
-    int keep[4] = {s->in, s->out, s->err, status_fd};
-    for (int i = 0; i < 4; i++)
-        if ((keep[i] = fcntl(keep[i], F_DUPFD_CLOEXEC, 64)) < 0) _exit(125);
-    for (int i = 0; i < 4; i++) /* 10..13 may be in use: the copies above are not affected */
-        if (dup3(keep[i], 10 + i, O_CLOEXEC) < 0) _exit(125);
-    if (syscall(SYS_close_range, 14, ~0u, 0)) { /* not available in old kernels and gVisor: close open descriptors one by one */
-        DIR *d = opendir("/proc/self/fd");
-        if (!d) _exit(125);
-        for (struct dirent *e; (e = readdir(d));)
-            if (atoi(e->d_name) > 13 && atoi(e->d_name) != dirfd(d)) close(atoi(e->d_name));
-        closedir(d);
-    }
-    for (int fd = 3; fd < 10; fd++) close(fd);
-    s->in = 10, s->out = 11, s->err = 12, status_fd = 13;
+    keep_only((int[]){s->in, s->out, s->err, status_fd}, 4);
 
     sigset_t mine;
     sigemptyset(&mine);
@@ -130,7 +117,7 @@ _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
         struct report r = {.kind = REPORT_FAILED, .stage = AT_FORK, .error = signals < 0 ? errno : s->error};
         _exit(write(status_fd, &r, sizeof r) != sizeof r);
     }
-    for (int fd = 10; fd < 13; fd++) close(fd);
+    shut(&s->in), shut(&s->out), shut(&s->err);
     bool sweeping = false, released = !s->tag; /* with a tag, orphans are not our children: stay until released, to sweep */
     int clean = 0;
     for (;;) {

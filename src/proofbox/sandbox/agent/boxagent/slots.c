@@ -22,9 +22,26 @@ bool slot_empty(struct slot *s) {
     return errno == ENODEV;
 }
 
-struct slot *get_slot(void) {
+bool all_slots_empty(void) {
     for (struct slot *s = slots; s; s = s->next)
-        if (!s->busy && !s->spent && slot_empty(s) && !s->spent) return s->busy = true, s;
+        if (!slot_empty(s)) return false;
+    return true;
+}
+
+bool remove_slot(const struct slot *s) {
+    char name[32];
+    snprintf(name, sizeof name, "c%u", s->number);
+    return !unlinkat(cgroup_fd, name, AT_REMOVEDIR);
+}
+
+static void free_slot(struct slot *s) {
+    shut(&s->dir), shut(&s->procs), shut(&s->kill);
+    free(s);
+}
+
+struct slot *get_slot(bool all_empty) {
+    for (struct slot *s = slots; s; s = s->next)
+        if (!s->busy && !s->spent && (all_empty || slot_empty(s)) && !s->spent) return s->busy = true, s;
     char name[32], path[64];
     snprintf(name, sizeof name, "c%u", next_slot);
     if (mkdirat(cgroup_fd, name, 0755)) return NULL;
@@ -36,7 +53,13 @@ struct slot *get_slot(void) {
     s->procs = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
     snprintf(path, sizeof path, "%s/cgroup.kill", name);
     s->kill = openat(cgroup_fd, path, O_WRONLY | O_CLOEXEC);
-    if (s->dir < 0 || s->procs < 0 || s->kill < 0) die("opening a cgroup");
+    if (s->dir < 0 || s->procs < 0 || s->kill < 0) { /* for example, too many open files: only this command fails */
+        int error = errno;
+        remove_slot(s);
+        free_slot(s);
+        errno = error;
+        return NULL;
+    }
     s->busy = true;
     s->next = slots;
     return slots = s;
@@ -47,22 +70,13 @@ void kill_slot(struct slot *s) {
     s->spent = true;
 }
 
-bool remove_slot(const struct slot *s) {
-    char name[32];
-    snprintf(name, sizeof name, "c%u", s->number);
-    return !unlinkat(cgroup_fd, name, AT_REMOVEDIR);
-}
-
 void return_slot(struct slot *s) {
     s->busy = false;
     for (struct slot **at = &slots; s->spent && *at; at = &(*at)->next)
         if (*at == s) {
             if (!remove_slot(s)) return; /* not empty yet: it is removed with the box */
             *at = s->next;
-            close(s->dir);
-            close(s->procs);
-            close(s->kill);
-            free(s);
+            free_slot(s);
             return;
         }
 }

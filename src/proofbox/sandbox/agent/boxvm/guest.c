@@ -36,7 +36,7 @@
 #endif
 #define AGENT_ID 2000000061u /* as in the bubblewrap provider: no account has it */
 #define AGENT_SOCKET "/agent"
-enum { AGENT_FD = 20, CGROUP_FD = 21, MAX_SOCKETS = 64, MAX_KEPT = 4 << 20 };
+enum { AGENT_FD = 20, CGROUP_FD = 21, MAX_SOCKETS = 64, MAX_KEPT = 4 << 20, MAX_PLACES = 8 };
 
 static const char *const modules[] = {"virtio", "virtio_ring", "virtio_console", "fuse", "virtiofs"};
 /* The initramfs contains those that its hypervisor needs: QEMU's microvm has no PCI, Virtualization.framework has only PCI. */
@@ -54,17 +54,29 @@ static const struct { const char *name; int minor, major; } devices[] = {
     {"null", 3, 1}, {"zero", 5, 1}, {"full", 7, 1}, {"random", 8, 1}, {"urandom", 9, 1}, {"tty", 0, 5}};
 
 static char **options, **agent;
-static bool with_network, composed;
+static bool with_network, composed, attached;
 static const char *memory, *pids, *cpu;
+static char places[MAX_PLACES][NAME_MAX + 1];
+static int place_count, bind_fd = -1;
 static int sockets[MAX_SOCKETS], socket_count, agent_fd, stream_fd = -1;
 
-static void load(const char *name, bool needed) {
+/* Which module needs which differs between releases of the kernel. One whose symbols are unknown yet is tried again. */
+static void load(const char *const *names, size_t count, bool needed) {
     char path[64];
-    snprintf(path, sizeof path, "/modules/%s.ko", name);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 && errno == ENOENT && !needed) return;
-    if (fd < 0 || (syscall(SYS_finit_module, fd, "", 0) && errno != EEXIST)) die(path);
-    close(fd);
+    uint32_t left = (1u << count) - 1;
+    while (left) {
+        uint32_t before = left;
+        for (size_t i = 0; i < count; i++) {
+            if (!(left >> i & 1)) continue;
+            snprintf(path, sizeof path, "/modules/%s.ko", names[i]);
+            int fd = open(path, O_RDONLY | O_CLOEXEC);
+            if (fd < 0 && (errno != ENOENT || needed)) die(path);
+            if (fd < 0 || !syscall(SYS_finit_module, fd, "", 0) || errno == EEXIST) left &= ~(1u << i);
+            else if (errno != ENOENT) die(path);
+            if (fd >= 0) close(fd);
+        }
+        if (left == before) errno = ENOEXEC, die("the kernel's modules do not fit each other");
+    }
 }
 
 static void must_mount(const char *source, const char *place, const char *kind, unsigned long flags, const char *data) {
@@ -197,34 +209,61 @@ static void set_up_devices(void) {
     must_mount("shm", "/new/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777");
 }
 
+/* In a template, find the places of devices that will be attached: the kernel finds them empty. */
+static void find_places(void) {
+    if (access("/kernel", F_OK)) return; /* with the table that lists them */
+    if (mkdir("/sys", 0700)) die("/sys");
+    must_mount("sys", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+    DIR *found = opendir("/sys/bus/platform/devices");
+    bind_fd = open("/sys/bus/platform/drivers/virtio-mmio/bind", O_WRONLY | O_CLOEXEC);
+    if (!found || bind_fd < 0) die("/sys");
+    for (struct dirent *e; (e = readdir(found));)
+        if (!strncmp(e->d_name, "LNRO0005:", 9) && write(bind_fd, e->d_name, strlen(e->d_name)) < 0 && errno == ENODEV && place_count < MAX_PLACES)
+            strcpy(places[place_count++], e->d_name);
+    closedir(found);
+}
+
+static void detect_devices(void) { /* let the kernel look again; not all of them are used */
+    for (int i = 0; i < place_count; i++)
+        if (write(bind_fd, places[i], strlen(places[i])) < 0 && errno != ENODEV) die(places[i]);
+}
+
 static void set_up_groups(void) {
     if (mkdir("/cgroup", 0700)) die("/cgroup");
     must_mount("cgroup", "/cgroup", "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
-    write_file("/cgroup/cgroup.subtree_control", "+memory +pids +cpu");
+    write_file("/cgroup/cgroup.subtree_control", "+memory +pids");
     if (mkdir("/cgroup/box", 0755) || chown("/cgroup/box", AGENT_ID, AGENT_ID) || chown("/cgroup/box/cgroup.procs", AGENT_ID, AGENT_ID)) die("/cgroup/box");
-    if (memory) write_file("/cgroup/box/memory.max", memory);
-    if (pids) write_file("/cgroup/box/pids.max", pids);
-    if (cpu) write_file("/cgroup/box/cpu.max", cpu);
 }
 
-static void set_up_network(void) {
+static void set_limits(void) {
+    if (memory) write_file("/cgroup/box/memory.max", memory);
+    if (pids) write_file("/cgroup/box/pids.max", pids);
+    if (!cpu) return;
+    write_file("/cgroup/cgroup.subtree_control", "+cpu"); /* only now: it slows every switch of processes */
+    write_file("/cgroup/box/cpu.max", cpu);
+}
+
+static void set_up_loopback(void) {
     struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &lo)) die("the loopback interface");
-    if (with_network) { /* the addresses of QEMU's user network */
-        struct ifreq eth = {.ifr_name = "eth0"};
-        struct rtentry route = {.rt_flags = RTF_UP | RTF_GATEWAY};
-        struct sockaddr_in *at = (struct sockaddr_in *)&eth.ifr_addr, *via = (struct sockaddr_in *)&route.rt_gateway;
-        *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(0x0a00020f)}};
-        if (ioctl(fd, SIOCSIFADDR, &eth)) die("eth0");
-        at->sin_addr.s_addr = htonl(0xffffff00);
-        if (ioctl(fd, SIOCSIFNETMASK, &eth)) die("eth0");
-        eth.ifr_flags = IFF_UP | IFF_RUNNING;
-        if (ioctl(fd, SIOCSIFFLAGS, &eth)) die("eth0");
-        *via = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(0x0a000202)}};
-        route.rt_dst.sa_family = route.rt_genmask.sa_family = AF_INET;
-        if (ioctl(fd, SIOCADDRT, &route)) die("the default route");
-    }
+    close(fd);
+}
+
+static void set_up_network(void) { /* the addresses of QEMU's user network */
+    struct ifreq eth = {.ifr_name = "eth0"};
+    struct rtentry route = {.rt_flags = RTF_UP | RTF_GATEWAY};
+    struct sockaddr_in *at = (struct sockaddr_in *)&eth.ifr_addr, *via = (struct sockaddr_in *)&route.rt_gateway;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(0x0a00020f)}};
+    if (fd < 0 || ioctl(fd, SIOCSIFADDR, &eth)) die("eth0");
+    at->sin_addr.s_addr = htonl(0xffffff00);
+    if (ioctl(fd, SIOCSIFNETMASK, &eth)) die("eth0");
+    eth.ifr_flags = IFF_UP | IFF_RUNNING;
+    if (ioctl(fd, SIOCSIFFLAGS, &eth)) die("eth0");
+    *via = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(0x0a000202)}};
+    route.rt_dst.sa_family = route.rt_genmask.sa_family = AF_INET;
+    if (ioctl(fd, SIOCADDRT, &route)) die("the default route");
     close(fd);
 }
 
@@ -232,6 +271,7 @@ static void parse(void) {
     for (char **a = options; *a; a++) {
         if (!strcmp(*a, "--")) { agent = a + 1; *a = NULL; return; }
         if (!strcmp(*a, "--network")) with_network = true;
+        else if (!strcmp(*a, "--attach")) attached = true;
         else if (!strcmp(*a, "--composed")) composed = true;
         else if (!strcmp(*a, "--memory")) memory = *++a;
         else if (!strcmp(*a, "--pids")) pids = *++a;
@@ -261,7 +301,7 @@ static char **build(char **a) { /* follow the options up to --composed, or to th
             make_parents(in_root(a[2]));
             if (symlink(a[1], in_root(a[2]))) die(a[2]);
             a += 2;
-        } else if (strcmp(*a, "--network")) {
+        } else if (strcmp(*a, "--network") && strcmp(*a, "--attach")) {
             a++; /* a limit */
         }
     }
@@ -301,7 +341,7 @@ static void set_up_root(void) {
 static pid_t start_agent(void) {
     int program = open("/boxagent", O_RDONLY | O_CLOEXEC), group = open("/cgroup/box", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (program < 0 || group < 0) die("/boxagent");
-    pid_t pid = (pid_t)syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | SIGCHLD, NULL, NULL, NULL, 0);
+    pid_t pid = (pid_t)syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, NULL, NULL, NULL, 0); /* the machine is its own otherwise */
     if (pid < 0) die("fork");
     if (pid) {
         close(program);
@@ -333,7 +373,7 @@ static void configure(const uint8_t *data, size_t size) {
     if (clock_settime(CLOCK_REALTIME, &now)) die("the clock");
     memcpy(seed.bytes, data + 16, RANDOM);
     int fd = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || ioctl(fd, RNDADDENTROPY, &seed)) die("/dev/urandom");
+    if (fd < 0 || ioctl(fd, RNDADDENTROPY, &seed) || ioctl(fd, RNDRESEEDCRNG)) die("/dev/urandom"); /* used from now on */
     close(fd);
     size_t count = 0, at = 16 + RANDOM;
     char *text = malloc(size);
@@ -365,6 +405,7 @@ static int connect_to_agent(void) {
 
 static void on_frame(uint8_t type, uint32_t id, const uint8_t *data, size_t size) {
     if (type == CONFIG && size > 16 + RANDOM && data[size - 1] == 0 && !options) configure(data, size);
+    else if (type == READY && !options) frame(READY, 0, NULL, 0);
     else if (type == OPEN && options) accept_channel(id, connect_to_agent());
     else errno = EPROTO, die("a frame's type");
 }
@@ -414,9 +455,12 @@ _Noreturn void guest(void) {
     struct pollfd set[2];
     is_guest = true;
     if (mount("dev", "/dev", "devtmpfs", 0, NULL)) die("/dev");
-    for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) load(modules[i], true);
-    for (size_t i = 0; i < sizeof transports / sizeof *transports; i++) load(transports[i], false);
-    use_port(open_port());
+    load(modules, sizeof modules / sizeof *modules, true);
+    load(transports, sizeof transports / sizeof *transports, false);
+    set_up_loopback();
+    set_up_groups();
+    find_places();
+    use_port(open_port()); /* what follows depends on the box; a template is saved here */
     frame(READY, 0, NULL, 0);
     flush_port();
     while (!options) {
@@ -429,9 +473,10 @@ _Noreturn void guest(void) {
     int signals = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
     if (signals < 0 || sigprocmask(SIG_SETMASK, &mask, NULL)) die("signalfd");
     sethostname("box", 3);
-    for (size_t i = 0; with_network && i < sizeof network_modules / sizeof *network_modules; i++) load(network_modules[i], true);
-    set_up_network();
-    set_up_groups();
+    if (with_network) load(network_modules, sizeof network_modules / sizeof *network_modules, true);
+    if (attached) detect_devices();
+    if (with_network) set_up_network();
+    set_limits();
     set_up_root();
     pid_t pid = start_agent();
     close(agent_fd);

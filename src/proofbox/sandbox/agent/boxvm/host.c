@@ -31,6 +31,7 @@ static uint32_t target_count;
 static char **guest_options;
 static int ttl;
 static bool ready, finished;
+static char **template; /* paths */
 
 static int number(const char *text) {
     char *end;
@@ -134,11 +135,20 @@ static pid_t run(char **argv, uint64_t caps) {
     die(argv[0]);
 }
 
+static bool has(char **at, const char *name) {
+    while (*at && strcmp(*at, name)) at++;
+    return *at;
+}
+
 static char **section(char **at, const char *name) { /* cuts the arguments from `name` on off, and returns those after it */
     while (*at && strcmp(*at, name)) at++;
     if (!*at || !at[1]) errno = EINVAL, die(name);
     *at = NULL;
     return at + 1;
+}
+
+static void open_pair(int *ends) {
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) die("socketpair");
 }
 
 static void listen_and_connect(int *listener, int *client) { /* an abstract name, which the network namespace keeps private */
@@ -159,6 +169,7 @@ static void report_end(const char *what, int status) {
 static int serve(int signals, const pid_t *pids) {
     struct pollfd set[MAX_CHANNELS + 8];
     uint64_t deadline = 0;
+    bool leaving = false; /* the client has left: the machine may end */
     for (;;) {
         size_t n = 0;
         set[n++] = (struct pollfd){signals, POLLIN, 0};
@@ -176,8 +187,8 @@ static int serve(int signals, const pid_t *pids) {
             for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
                 for (int n = 0; n <= SHARES; n++)
                     if (pid == pids[n]) {
-                        if (!deadline) report_end(n == SHARES ? "QEMU" : "virtiofsd", status);
-                        return deadline ? 0 : 1;
+                        if (!leaving) report_end(n == SHARES ? "QEMU" : "virtiofsd", status);
+                        return leaving ? 0 : 1;
                     }
         }
         bool was_ready = ready, open = serve_channels(set + 2, on_frame);
@@ -191,7 +202,7 @@ static int serve(int signals, const pid_t *pids) {
         if (!open && !deadline) deadline = now_ms() + 500; /* QEMU ends: wait for its status */
         bool left = stream_fd >= 0 && ready;
         for (struct channel *c = channels; c; c = c->next) left &= c->fd != stream_fd || c->sent_end;
-        if (left && !deadline) deadline = now_ms() + END_PATIENCE_MS;
+        if (left && !leaving) leaving = true, deadline = now_ms() + END_PATIENCE_MS;
     }
 }
 
@@ -200,6 +211,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxvm %d\n", PROTOCOL) < 0;
     guest_options = section(argv, "--guest");
     char **qemu = section(argv, "--qemu");
+    struct template from = {.attach = has(argv, "--attach") ? section(argv, "--attach") : NULL};
     struct sharing shares[SHARES] = {{section(argv, "--files"), "@files"}, {section(argv, "--system"), "@system"}};
     targets = calloc((size_t)argc, sizeof *targets);
     for (char **a = argv + 1; *a; a++) {
@@ -209,9 +221,11 @@ int main(int argc, char **argv) {
         else if (!strcmp(*a, "--ttl")) ttl = number(*++a);
         else if (!strcmp(*a, "--cgroup")) close(number(*++a));
         else if (!strcmp(*a, "--userns")) userns_fd = number(*++a);
+        else if (!strcmp(*a, "--template") && a[2]) template = a + 1, a += 2;
         else if (!strcmp(*a, "--target")) targets[target_count++] = *++a;
         else errno = EINVAL, die(*a);
     }
+    if (!template != !from.attach) errno = EINVAL, die("--template and --attach belong together");
     if ((stream_fd < 0) == (listen_fd < 0)) errno = EINVAL, die("one of --stream and --listen is needed");
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (userns_fd >= 0) {
@@ -222,9 +236,9 @@ int main(int argc, char **argv) {
     fcntl(stream_fd >= 0 ? stream_fd : listen_fd, F_SETFD, FD_CLOEXEC);
     if (listen_fd >= 0) fcntl(listen_fd, F_SETFL, O_NONBLOCK);
 
-    int ends[2];
+    int ends[2], monitor[2];
     pid_t pids[SHARES + 1];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) die("socketpair");
+    open_pair(ends);
     signal(SIGPIPE, SIG_IGN);
     sigset_t set;
     sigemptyset(&set);
@@ -241,9 +255,21 @@ int main(int argc, char **argv) {
         pass(qemu, shares[n].place, share); /* the other virtiofsd inherits it, too: it can do no more with it than QEMU */
     }
     pass(qemu, "@port", ends[1]);
+    if (template) {
+        open_pair(monitor);
+        open_template(&from, template[0], template[1]);
+        pass(qemu, "@memory", from.memory);
+        pass(qemu, "@monitor", monitor[1]);
+    }
     pids[SHARES] = run(qemu, 0);
     close(ends[1]);
     keep_caps(0);
     use_port(ends[0]);
+    if (template) {
+        close(monitor[1]);
+        restore(&from, monitor[0], signals);
+        frame(READY, 0, NULL, 0);
+        flush_port();
+    }
     return serve(signals, pids);
 }

@@ -109,6 +109,19 @@ def descriptors_of_the_agent(context: CheckContext) -> None:
 
 
 @check(PROCESSES)
+def waiting_processes(context: CheckContext) -> None:
+    """A command finds no process in its box but its own and its ancestors: none waits there for the next command."""
+    session = context.session()
+    for _ in range(3):
+        context.alive(session)
+    listing = "for p in /proc/[0-9]*; do echo ${p#/proc/}; done; echo beside; echo $$; ancestors"
+    seen, _, known = context.sh(session, _ANCESTORS + listing).stdout.partition("beside\n")
+    others = sorted(set(seen.split()) - set(known.split()), key=int)
+    expect(seen, "no process was found, so the check proves nothing")
+    expect(not others, f"beside the command, the processes {others} run in its box")
+
+
+@check(PROCESSES)
 def tracing(context: CheckContext) -> None:
     """A command can neither trace nor take a descriptor from pid 1 or its own parent."""
     run_probes(context, "process.trace-*", "process.descriptor-*")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
+from proofbox.core.files.programs import locate_program
 from proofbox.sandbox.conformance.check import FILESYSTEM, PROCESSES, NotApplicable, NotChecked, ProviderChecks, expect
 from proofbox.sandbox.conformance.context import CheckContext
 from proofbox.sandbox.conformance.probing import run_probes
@@ -13,7 +14,8 @@ from proofbox.sandbox.contract import Isolation
 subject = ProviderChecks("confinement")
 check = subject.check
 
-
+OWN_CONFINEMENT = (Isolation.NAMESPACE, Isolation.VM)
+"""The kinds of isolation in which proofbox itself restricts the processes of a box."""
 _CHARACTER_DEVICES = frozenset(["null", "zero", "full", "random", "urandom", "tty", "ptmx", "console"])
 _LIST_DEVICES = """
 for d in /dev/* /dev/*/*; do
@@ -50,7 +52,7 @@ def remount(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def user_namespaces(context: CheckContext) -> None:
     """A command can't create a user namespace, which would expose more of the kernel and give root over the mounts."""
-    if context.isolation not in (Isolation.NAMESPACE, Isolation.VM):
+    if context.isolation not in OWN_CONFINEMENT:
         raise NotApplicable(f"{context.provider} does not use user namespaces and makes no claim about nested ones")
     run_probes(context, "namespace.user", "namespace.user-by-clone")
 
@@ -71,7 +73,7 @@ def capabilities(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def system_call_filter(context: CheckContext) -> None:
     """A box has a seccomp filter for system calls that builds and tests don't need, unless an engine has its own."""
-    if context.isolation not in (Isolation.NAMESPACE, Isolation.VM):
+    if context.isolation not in OWN_CONFINEMENT:
         raise NotApplicable(f"{context.provider} does not rely on namespaces alone")
     status = context.sh(context.session(), "cat /proc/self/status").stdout.splitlines()
     filtered = [line.split(":\t")[1] for line in status if line.startswith("Seccomp:")]
@@ -85,7 +87,7 @@ def setuid_programs(context: CheckContext) -> None:
     """A setuid-root program runs with the ids of the user who started it."""
     if os.geteuid() != 0:
         raise NotChecked("creating a setuid-root program needs root; confinement.capabilities checks NoNewPrivs")
-    program = shutil.which("id")
+    program = locate_program("id")
     if program is None:
         raise NotChecked("this host has no `id` program to copy")
     planted = context.project / "id-of-root"
@@ -102,7 +104,7 @@ def setuid_programs(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def setuid_bits(context: CheckContext) -> None:
     """No file of the project can be made setuid or setgid; on the host it would run as the project's owner."""
-    if context.isolation not in (Isolation.NAMESPACE, Isolation.VM):
+    if context.isolation not in OWN_CONFINEMENT:
         raise NotApplicable(f"{context.provider} makes no claim about these bits, which an image's packages may need")
     run_probes(context, "project.setuid*", "project.setgid*", "project.chmod")
 

@@ -102,6 +102,23 @@ def processes(context: CheckContext) -> None:
     context.alive(session)
 
 
+@check(PIDS)
+def processes_of_later_commands(context: CheckContext) -> None:
+    """The process limit allows a later command exactly as many processes as the first command of a box."""
+    counts = []
+    for earlier in (0, 3):
+        session = context.session(pids=PROCESSES)
+        for _ in range(earlier):
+            context.alive(session)
+        # A refused fork ends the shell.
+        script = f"n=0; while [ $n -lt {4 * PROCESSES} ]; do n=$((n+1)); sleep 60 >/dev/null 2>&1 & echo $n; done"
+        counts.append(len(context.sh(session, script).stdout.split()))
+        session.stop()
+    first, later = counts
+    expect(0 < first < PROCESSES, f"{first} processes were started under a limit of {PROCESSES}")
+    expect(first == later, f"the first command could start {first} processes, the fourth {later}")
+
+
 def _error_codes(context: CheckContext, session: Session) -> list[str]:
     try:
         context.alive(session)

@@ -16,6 +16,7 @@ from proofbox.sandbox.conformance.context import (
     command_line,
     commands_of,
     parent,
+    processes_with,
     settled,
 )
 from proofbox.sandbox.contract import ExecResult, Isolation
@@ -109,20 +110,25 @@ def stopped_twice(context: CheckContext) -> None:
 
 
 def _needs_host_processes(context: CheckContext) -> None:
-    if context.isolation in (Isolation.SANDBOXED_KERNEL, Isolation.VM):
-        raise NotApplicable(
-            "the processes of a sandboxed kernel or a VM are not processes of the host and can't be killed from it"
-        )
+    if context.isolation is Isolation.SANDBOXED_KERNEL:
+        raise NotApplicable("the processes of a sandboxed kernel are not processes of the host")
 
 
 def find_agent(context: CheckContext, commands: int) -> int:
     """Return the host pid of the box agent, found as an ancestor of running commands with our marker.
 
-    The commands' scripts must not end with the program that they wait for: some shells exec the last command.
+    The commands' scripts must not end with the program that they wait for: some shells exec the last command. The agent
+    of a virtual machine is in the guest: this returns the process that runs the machine.
     """
     _needs_host_processes(context)
+    if context.isolation is Isolation.VM:
+        for pid in processes_with(context.marker) if os.path.isdir("/proc") else ():  # in the path of its project
+            if os.path.basename(command_line(pid).split(" ")[0]) == "boxvm":
+                return pid
+        raise NotChecked("the process of the machine is not visible on the host")
     end = time.monotonic() + COMMAND_TIMEOUT
-    while len(found := _shells_in_box(context)) < commands:
+    # The shells that the check started; their children (sleep) don't have the marker.
+    while len(found := commands_of(context.marker)) < commands:
         if time.monotonic() > end:
             raise NotChecked("the box's processes are not visible on the host")
         time.sleep(0.02)
@@ -136,11 +142,6 @@ def find_agent(context: CheckContext, commands: int) -> int:
     if os.geteuid() != 0 and os.stat(f"/proc/{agent}").st_uid not in (0, os.geteuid()):
         raise NotChecked("the box agent belongs to another user and can't be killed")
     return agent
-
-
-def _shells_in_box(context: CheckContext) -> list[int]:
-    """Return the shells that the check started in the box; their children (sleep) don't have the marker."""
-    return commands_of(context.marker)
 
 
 def _find_agent_of_idle(context: CheckContext, session: Session) -> int:
@@ -163,6 +164,7 @@ def _expect_lost(context: CheckContext, session: Session) -> None:
     began = time.monotonic()
     session.stop()
     expect(time.monotonic() - began < 10, f"stopping the lost session took {time.monotonic() - began:.1f} s")
-    left = settled(lambda: _shells_in_box(context), LOSS_TIMEOUT)
+    seen = processes_with if context.isolation is Isolation.VM else commands_of
+    left = settled(lambda: seen(context.marker), LOSS_TIMEOUT)
     if left and context.enforcement.kill_tree != "best-effort":
         raise Failed(f"commands of the lost box are still running: {[command_line(pid) for pid in left]}")

@@ -12,6 +12,7 @@ from proofbox.sandbox.conformance.checks.filesystem import OTHER_UID
 from proofbox.sandbox.conformance.context import CheckContext, with_environment
 from proofbox.sandbox.conformance.probing import run_probes
 from proofbox.sandbox.contract import Isolation, Mount
+from proofbox.sandbox.service import Session
 
 subject = ProviderChecks("reach")
 check = subject.check
@@ -57,9 +58,7 @@ def outside_by_path(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def only_what_was_allowed(context: CheckContext) -> None:
     """Of the host's top-level directories, a box shows only those with programs and libraries."""
-    if context.isolation is not Isolation.NAMESPACE:
-        raise NotApplicable(f"system files in a box of {context.provider} come from its image")
-    session, seen = context.session(), []
+    session, seen = _with_programs_of_the_host(context), []
     for top in sorted(set(os.listdir("/")) - _SHARED):
         if (
             context.project.is_relative_to(f"/{top}")
@@ -107,9 +106,15 @@ def outside_by_proc(context: CheckContext) -> None:
 @check(FILESYSTEM)
 def private_system_files(context: CheckContext) -> None:
     """Password hashes and root's keys are absent or unreadable."""
-    if context.isolation is not Isolation.NAMESPACE:
-        raise NotApplicable(f"system files in a box of {context.provider} come from its image")
+    _with_programs_of_the_host(context)
     run_probes(context, "system.read-*")
+
+
+def _with_programs_of_the_host(context: CheckContext) -> Session:
+    session = context.session()
+    if context.sh(session, "exit 0").policy.image is not None:
+        raise NotApplicable(f"system files in a box of {context.provider} come from its image")
+    return session
 
 
 @check(FILESYSTEM)
