@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import Any
+from enum import Enum, IntEnum
+from typing import Annotated, Any
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proofbox.core.canonical import (
@@ -16,8 +18,11 @@ from proofbox.core.canonical import (
     MAX_INTEGER,
     CanonicalError,
     canonical_bytes,
+    limits,
+    object_parser,
     parse_canonical,
     parse_strict,
+    record,
 )
 
 values = st.recursive(
@@ -206,6 +211,160 @@ def test_random_bytes_are_parsed_or_refused(data: bytes) -> None:
     except CanonicalError:
         return
     assert parse_strict(canonical_bytes(value)) == value
+
+
+NUMBERS = """0 -0 1 -1 1.0 -0.0 0.5 9.813 1e5 1E5 1e300 1e+300 1e-7 0.00001 0.000001 999999999999999 9007199254740991
+9007199254740993 18446744073709551616 100000000000000000000 1e400 NaN 01 1. 0.1234567890123456"""
+NAMES = st.sampled_from(["a", "b", "\u00e9", "\uffff", "\U0001f600", "\x7f", "/", "\x00", "\n", '"', "\u2028"])
+STRINGS = (NAMES | st.text(max_size=3)).map(lambda text: json.dumps(text, ensure_ascii=False)) | st.sampled_from(
+    [r'"\ud800"', r'"\u0041"', r'"\/"', r'"\u000A"', '"\t"', '"']
+)
+SPELLINGS = st.recursive(
+    st.sampled_from(NUMBERS.split()) | STRINGS | st.sampled_from(["null", "true", "", " "]),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]")
+        | st.lists(st.tuples(STRINGS, inner), max_size=3).map(
+            lambda members: "{" + ",".join(f"{name}:{value}" for name, value in members) + "}"
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@example('{"a":1,"a":1}')
+@example('{"\uffff":1,"\U0001f600":2}')
+@example('{"\U0001f600":2,"\uffff":1}')
+@given(SPELLINGS)
+def test_every_spelling_is_read_alike_with_and_without_msgspec(spelling: str) -> None:
+    assert_read_alike(spelling)
+
+
+@pytest.mark.parametrize("number", NUMBERS.split())
+def test_every_number_is_read_alike_with_and_without_msgspec(number: str) -> None:
+    assert_read_alike(number)
+    assert_read_alike(f"[{number},-{number}]")
+    assert_read_alike(f'{{"a":{number},"b":"11111111111111111111"}}')
+
+
+@record
+class Item:
+    b: Annotated[int, limits(le=9)]
+    c: str | None = None
+
+    @property
+    def double(self) -> int:
+        return 2 * self.b
+
+
+@record
+class Items:
+    a: list[Item]
+    d: bool
+
+
+@example('{"a":[{"b":1,"c":"x"}]}')
+@example('{"a":[{"b":1,"c":null}]}')
+@example('{"a":[{"b":1}],"d":true}')
+@example('{"a":[{"b":18446744073709551616}],"d":false}')
+@example('{"a":[{"b":1.0}],"d":false}')
+@example('{"a":[],"d":false,"e":0}')
+@given(SPELLINGS)
+def test_parser_of_known_members_reads_only_their_canonical_form(spelling: str) -> None:
+    data = spelling.encode("utf-8", "surrogatepass")
+    found = object_parser(Items)(data)
+    if found is not None:
+        items = [{"b": each.b} | ({} if each.c is None else {"c": each.c}) for each in found.a]
+        assert canonical_bytes({"a": items, "d": found.d}) == data
+    with patch("proofbox.core.canonical._PLAIN", None):
+        assert object_parser(Item)(b'{"b":1}') is None
+
+
+def test_parser_of_known_members_returns_their_values() -> None:
+    parse = object_parser(Items)
+    found = parse(b'{"a":[{"b":1},{"b":2,"c":"\xc3\xa9"}],"d":true}')
+    assert found == Items([Item(1), Item(2, "é")], True)
+    assert parse(b'{"a":[{"b":10}],"d":true}') is None
+
+
+def test_record_is_the_same_with_and_without_msgspec() -> None:
+    class Other:
+        b: int
+        c: str | None = None
+
+        @property
+        def double(self) -> int:
+            return 2 * self.b
+
+    kinds: list[Any] = [Item, record(Other)]
+    with patch("proofbox.core.canonical._PLAIN", None):
+        assert limits(le=9) is None
+        kinds.append(record(Other))
+    for kind in kinds:
+        value = kind(1, "x")
+        assert (value.b, value.c, value.double) == (1, "x", 2)
+        assert value == kind(b=1, c="x")
+        assert value != kind(1)
+        assert hash(value) == hash(kind(1, "x"))
+        with pytest.raises(AttributeError):
+            value.b = 2
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Word(str):
+    pass
+
+
+class Tagged(str, Enum):  # noqa: UP042  # the values of a StrEnum are what they are
+    """An enum whose value is not the string that it is."""
+
+    TAG = "tag"
+
+    def __init__(self, text: str) -> None:
+        self._value_ = text.upper()
+
+
+@example({"a": Level.LOW})
+@example({"a": Word("b")})
+@example({Word("b"): 1})
+@example({Tagged.TAG: 1, "b": 2})
+@example({1: 1})
+@example({"a": 1, None: 1})
+@example({"a": 1, b"b": 1})
+@example({("a",): 1})
+@example({"a": 2**53})
+@example({"a": 1.0, "b": -0.0, "c": 0.1 + 0.2, "d": 1e15 + 0.5, "e": 0.001, "f": 0.0009, "g": 1e22})
+@example({"\uffff": 1, "\U0001f600": 2, "\x7f": "\x00"})
+@example({"a": "\ud800"})
+@example({"a": math.nan})
+@example(dict.fromkeys(map(str, range(40)), 0))
+@given(st.dictionaries(st.text(max_size=3), st.none() | st.booleans() | st.integers() | st.floats() | st.text()))
+def test_every_object_is_written_alike_with_and_without_msgspec(members: dict[Any, Any]) -> None:
+    def write() -> bytes | str:
+        try:
+            return canonical_bytes(members)
+        except CanonicalError as error:
+            return str(error)
+
+    with patch("proofbox.core.canonical._PLAIN", None):
+        expected = write()
+    assert write() == expected
+
+
+def assert_read_alike(spelling: str) -> None:
+    def read(data: bytes) -> list[str]:
+        try:
+            strict = repr(parse_strict(data))
+        except CanonicalError:
+            strict = "refused"
+        return [strict, repr(parse_canonical(data))]
+
+    data = spelling.encode("utf-8", "surrogatepass")
+    with patch("proofbox.core.canonical._PLAIN", None):
+        expected = read(data)
+    assert read(data) == expected
 
 
 def test_names_that_look_like_formatting_are_names() -> None:

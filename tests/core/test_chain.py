@@ -13,13 +13,23 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY, patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proofbox.core import chain
-from proofbox.core.chain import MAX_FINDINGS, MAX_LINE_BYTES, ChainReport, ChainWriter, TornTail, origin, verify_chain
+from proofbox.core.chain import (
+    MAX_FINDINGS,
+    MAX_LINE_BYTES,
+    ChainReport,
+    ChainWriter,
+    TornTail,
+    intact_chain,
+    origin,
+    verify_chain,
+)
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import CorruptError, UsageError
 
@@ -381,3 +391,63 @@ def test_extending_is_appending_in_one_write(tmp_path: Path, good: tuple[bytes, 
             writer.extend([{"fine": 1}, {"seq": 9}])
         assert writer.count == before
     assert (tmp_path / "log").read_bytes() == good[0]
+
+
+HOSTILE = [
+    '{"a":1,"prev":"PREV","seq":SEQ}',
+    '{"a":1,"a":1,"prev":"PREV","seq":SEQ}',
+    '{"a":1.0,"prev":"PREV","seq":SEQ}',
+    '{"a":1e5,"prev":"PREV","seq":SEQ}',
+    '{"a":0.1234567890123456,"prev":"PREV","seq":SEQ}',
+    '{"a":9007199254740993,"prev":"PREV","seq":SEQ}',
+    '{"a":100000000000000000000,"prev":"PREV","seq":SEQ}',
+    '{"a":NaN,"prev":"PREV","seq":SEQ}',
+    '{"a":"\\ud800","prev":"PREV","seq":SEQ}',
+    '{"a":"\\u0041","prev":"PREV","seq":SEQ}',
+    '{"a":"\ud800","prev":"PREV","seq":SEQ}',
+    '{"\U0001f600":1,"\uffff":1,"prev":"PREV","seq":SEQ}',
+    '{"\uffff":1,"prev":"PREV","seq":SEQ,"\U0001f600":1}',
+    '{"a":' + "[" * 126 + "]" * 126 + ',"prev":"PREV","seq":SEQ}',
+    '{"a":' + "[" * 128 + "]" * 128 + ',"prev":"PREV","seq":SEQ}',
+    '{"prev":"PREV","seq":true}',
+    '{"prev":"PREV","seq":SEQ.0}',
+    '{"prev":"PREV","seq":-SEQ}',
+    '{"prev":"PREV"}',
+    '{"prev":null,"seq":SEQ}',
+    '{"seq":SEQ,"prev":"PREV"}',
+    ' {"prev":"PREV","seq":SEQ}',
+    '{"prev":"PREV","seq":SEQ} ',
+    '{"prev":"PREV","seq":SEQ}\r',
+    '{"prev":"PREV","seq":SEQ}{}',
+    '["PREV",SEQ]',
+    "12345678901234567890",
+    "",
+    "null",
+]
+
+
+@given(st.lists(st.sampled_from(HOSTILE), max_size=4), st.sampled_from(["", "{", " ", "\x00"]))
+@example(HOSTILE[:1] * 130, "")
+def test_short_chain_is_judged_as_a_whole_as_it_is_line_by_line(templates: list[str], tail: str) -> None:
+    head, lines = origin(NAME), list[bytes]()
+    for number, template in enumerate(templates):
+        line = template.replace("PREV", head).replace("SEQ", str(number)).encode("utf-8", "surrogatepass")
+        head = sha256_hex(line)
+        lines.append(line + b"\n")
+    data = b"".join(lines) + tail.encode()
+    anchors = [(head, len(lines)), ("0" * 64, len(lines)), (head, len(lines) + 1), (None, None)]
+    expected = [verify(data, *anchor) for anchor in anchors]
+    assert [verify_chain(data, NAME, anchor[0], expected_count=anchor[1]) for anchor in anchors] == expected
+    assert verify_chain(data, "other") == verify_chain(io.BytesIO(data), "other")
+    intact = intact_chain(data, NAME)
+    if intact is not None:
+        assert expected[0].ok
+        assert intact == ([json.loads(line) for line in lines], head)
+    with patch("proofbox.core.canonical._PLAIN", None):
+        assert intact_chain(data, NAME) is None
+        assert [verify_chain(data, NAME, anchor[0], expected_count=anchor[1]) for anchor in anchors] == expected
+
+
+def test_usual_logs_are_parsed_as_a_whole(good: tuple[bytes, str]) -> None:
+    entries = [dict(payload, prev=ANY, seq=number) for number, payload in enumerate(PAYLOADS)]
+    assert intact_chain(good[0], NAME) == (entries, good[1])

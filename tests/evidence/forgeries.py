@@ -24,7 +24,7 @@ from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_file
 from proofbox.errors import ProofboxError
 from proofbox.evidence.attest.keys import new_key
-from proofbox.evidence.bundle.index import Index
+from proofbox.evidence.bundle.index import Artifact, Index
 from proofbox.evidence.bundle.paths import INDEX, STATUS
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.documents.tree import tree_manifest
@@ -185,7 +185,10 @@ def drop_log_line_and_chain(scene: Scene) -> None:
 
 
 def _without_chains(index: Index) -> Index:
-    artifacts = {path: entry._replace(chain=None) for path, entry in index.artifacts.items()}
+    artifacts = {
+        path: Artifact(path, entry.file_size, entry.sha256, entry.schema_version)
+        for path, entry in index.artifacts.items()
+    }
     return replace(index, artifacts=artifacts)
 
 

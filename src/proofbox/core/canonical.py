@@ -17,11 +17,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar, cast, dataclass_transform, get_type_hints
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**53 - 1
@@ -30,6 +31,12 @@ MAX_VALUES = 1_000_000
 MAX_WIDE_BYTES = 1 << 23
 """Maximum size of a document with characters beyond the BMP: Python stores its text in four times the size."""
 _WIDE = re.compile(rb"[\xf0-\xf4]")
+_OUTLINE = bytes.maketrans(b"123456789[", b"000000000{")
+"""Makes all digits zeros, and all brackets that open braces, so that both are found in one pass."""
+_LONG_DIGITS = b"0" * 16
+_LONG_NUMBER = re.compile(rb"[:,\[]-?[0-9.]{16}")
+_OPENING = (b"{", b"[")
+_FEW_LINES = 1 << 16  # bytes; longer logs are read line by line
 _SMALL = 32  # members; layouts of larger objects are not cached, so hostile ones can't fill the memory
 
 
@@ -46,12 +53,39 @@ def canonical_bytes(value: Any) -> bytes:
 
     Subclasses of these types are refused: an enum or a named tuple has a meaning that JSON would silently drop.
     """
+    if type(value) is dict:
+        plain = encode_flat(value)
+        if plain is not None:
+            return plain
     try:
         data = _encode(value, MAX_DEPTH).encode()
     except UnicodeEncodeError as error:
         raise CanonicalError("a string contains a lone surrogate, which UTF-8 can't represent") from error
     check_values(data)
     return data
+
+
+def encode_flat(members: dict[Any, Any]) -> bytes | None:
+    """Encode a small object without nested values with msgspec, like most log lines; None for any other one.
+
+    `_parse_plain` says where msgspec's encoding is the canonical one. It refuses names that are not strings.
+    """
+    if _PLAIN is None or len(members) > _SMALL:
+        return None
+    for item in members.values():
+        kind = type(item)
+        if kind is not str and not (
+            (kind is int and -MAX_INTEGER <= item <= MAX_INTEGER)
+            or item is None
+            or kind is bool
+            or (kind is float and 0.001 <= abs(item) < 1e15 and not item.is_integer())
+        ):
+            return None
+    try:
+        data = _PLAIN[1](members)
+    except (TypeError, ValueError):
+        return None
+    return data if data.isascii() else None
 
 
 def _encode(value: Any, depth: int) -> str:
@@ -144,6 +178,9 @@ def parse_strict(data: bytes) -> Any:
     `canonical_bytes(parse_strict(data))` with `data`.
     """
     check_values(data)
+    value = _parse_plain(data)
+    if value is not None:
+        return value
     try:
         text = data.decode("utf-8")
         value = _DECODER.decode(text)
@@ -173,10 +210,100 @@ def parse_canonical(data: bytes) -> Any:
     """
     try:
         check_values(data)
+        value = _parse_plain(data)
+        if value is not None:
+            return value
         value = json.loads(data.decode("utf-8"))
         return value if canonical_bytes(value) == data else None
     except (ValueError, RecursionError):
         return None
+
+
+def _parse_plain(data: bytes) -> Any:
+    """Parse JSON in canonical form with msgspec, in a fifth of the time; None for input that may be anything else.
+
+    msgspec accepts duplicate names and numbers that it rounds, but then its own encoding differs from the input. That
+    encoding is the canonical one, except for numbers of more than 15 digits, with an exponent or ending in `.0`, and
+    for the order of names with characters beyond the BMP.
+    """
+    if _PLAIN is None or data[:1] not in _OPENING or not _may_be_plain(data):
+        return None
+    decode, encode = _PLAIN
+    try:
+        value = decode(data)
+        return value if encode(value) == data else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def parse_lines(data: bytes) -> list[Any] | None:
+    """Parse lines of canonical JSON, all ended by LF, as `_parse_plain` does; None for input that may be anything else.
+
+    Together, small objects take half the time. Numbers by themselves are returned even if they are too large.
+    """
+    if _PLAIN is None or len(data) > _FEW_LINES or not _may_be_plain(data):
+        return None
+    try:
+        values: list[Any] = _LINES[0](data)
+        return values if _LINES[1](values) == data else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _may_be_plain(data: bytes) -> bool:
+    """Return whether it has no numbers and names that msgspec may encode otherwise, and few enough brackets."""
+    outline = data.translate(_OUTLINE)
+    return (
+        outline.count(b"{") <= MAX_DEPTH
+        # Digests often have as many digits; a number follows a comma, a colon or a bracket.
+        and not (_LONG_DIGITS in outline and _LONG_NUMBER.search(data) is not None)
+        and (data.isascii() or _WIDE.search(data) is None)
+    )
+
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass_transform(frozen_default=True)
+def record(kind: type[_Kind]) -> type[_Kind]:
+    """Make a class for `object_parser`: a msgspec struct, or a frozen dataclass if msgspec is not installed."""
+    if _PLAIN is None:
+        return dataclass(frozen=True, slots=True)(kind)
+    members = dict(vars(kind))
+    fields = [
+        (name, hint, members.pop(name)) if name in members else (name, hint)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+    ]
+    for name in ("__annotations__", "__dict__", "__weakref__"):
+        members.pop(name, None)
+    made = defstruct(kind.__name__, fields, namespace=members, module=kind.__module__, frozen=True, **_EXACT)
+    return cast("type[_Kind]", made)
+
+
+def limits(**values: Any) -> Any:
+    """Return what `object_parser` checks of `Annotated[str, limits(max_length=64)]`; a constructor checks nothing."""
+    return None if _PLAIN is None else Meta(**values)
+
+
+def object_parser(kind: type[_Kind]) -> Callable[[bytes], _Kind | None]:
+    """Return a function that parses objects with the members of a `record`, if they are in canonical form.
+
+    It returns None for any other input, which `parse_strict` reads or refuses; also for all input if msgspec is not
+    installed. Members that are None are absent. Integers without limits are exact, but may be beyond ±(2**53-1).
+    """
+    if _PLAIN is None:
+        return lambda _: None
+    decoder, encode = Decoder(kind), _PLAIN[1]
+
+    def parse(data: bytes) -> _Kind | None:
+        # As in `_parse_plain`; there are no floats.
+        try:
+            value = decoder.decode(data)
+            return value if encode(value) == data else None
+        except ValueError:
+            return None
+
+    return parse
 
 
 def check_values(data: bytes) -> None:
@@ -187,7 +314,7 @@ def check_values(data: bytes) -> None:
     """
     if len(data) > MAX_WIDE_BYTES and not data.isascii() and _WIDE.search(data) is not None:
         raise CanonicalError(f"more than {MAX_WIDE_BYTES} bytes with characters beyond the BMP")
-    if 2 * len(data) > MAX_VALUES and _occurrences(data, b",[{") + _occurrences(data, b"{") > MAX_VALUES:
+    if 2 * len(data) > MAX_VALUES and _occurrences(data, b",[{") + data.count(b"{") > MAX_VALUES:
         raise CanonicalError(
             f"more than {MAX_VALUES} values, counting each comma and bracket once and each brace twice"
         )
@@ -239,8 +366,24 @@ def _float(literal: str) -> float:
     return value
 
 
+def _plain_float(literal: str) -> float:
+    if "e" in literal or literal.endswith(".0"):
+        raise ValueError(literal)
+    return float(literal)
+
+
 def _constant(literal: str) -> Any:
     raise CanonicalError(f"{literal} is not JSON")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+try:
+    from msgspec import Meta, defstruct
+    from msgspec.json import Decoder, Encoder
+except ImportError:  # an auditor may have only the standard library
+    _PLAIN = None
+else:
+    _EXACT: Any = {"omit_defaults": True, "forbid_unknown_fields": True, "gc": False}
+    _decoder, _encoder = Decoder(float_hook=_plain_float), Encoder(order="sorted")
+    _PLAIN = _decoder.decode, _encoder.encode
+    _LINES = _decoder.decode_lines, _encoder.encode_lines

@@ -23,6 +23,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import stat
 import sys
@@ -31,7 +32,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
-from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_canonical, parse_strict
+from proofbox.core.canonical import (
+    CanonicalError,
+    canonical_bytes,
+    encode_flat,
+    parse_canonical,
+    parse_lines,
+    parse_strict,
+)
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.documents import declare
 from proofbox.core.files.atomic import sync_directory
@@ -43,7 +51,7 @@ MAX_FINDINGS = 100
 
 declare(
     FORMAT,
-    at="every line of BUNDLE/*.jsonl, of a trial's *.jsonl, and of a workspace's effects.jsonl",
+    at="every line of BUNDLE/*.jsonl, and of a workspace's effects.jsonl",
     meaning="The members that link a log line to its hash chain. All other members are the entry's payload.",
     shape={
         "type": "object",
@@ -113,7 +121,6 @@ class ChainWriter:
         self.path = os.fspath(path)
         self.repaired: TornTail | None = None
         self._sync_every = sync_every
-        self._unsynced = 0
         self._named = False
         """Whether the file's name and a repair of its end would survive a power cut; the first sync ensures it."""
         self._lock = threading.Lock()
@@ -123,6 +130,7 @@ class ChainWriter:
             self._claim()
             # Count, head and size change in one assignment, so an interrupt never sees them disagree.
             self._end = self._resume(name)
+            self._synced = self._end[0]  # entries
         except BaseException:
             self._abandon()
             raise
@@ -140,15 +148,10 @@ class ChainWriter:
     def append(self, payload: Mapping[str, Any]) -> str:
         """Add one entry and return the new head. Raises UsageError, and adds nothing, if the payload is invalid."""
         with self._lock:
-            if self._fd < 0:
-                raise UsageError("the chain is closed", op="chain append")
             count, prev, _ = self._end
             line = _line(payload, count, prev)
-            head = sha256_hex(line)
+            head = hashlib.sha256(line).hexdigest()
             self._write(line + b"\n", count + 1, head)
-            self._unsynced += 1
-            if self._unsynced >= self._sync_every:
-                self._sync()
             return head
 
     def extend(self, payloads: Iterable[Mapping[str, Any]]) -> str:
@@ -156,8 +159,7 @@ class ChainWriter:
         with self._lock:
             if self._fd < 0:
                 raise UsageError("the chain is closed", op="chain append")
-            before, head, _ = self._end
-            count = before
+            count, head, _ = self._end
             lines = []
             for payload in payloads:
                 line = _line(payload, count, head)
@@ -167,9 +169,6 @@ class ChainWriter:
             if lines:
                 lines.append(b"")
                 self._write(b"\n".join(lines), count, head)
-                self._unsynced += count - before
-                if self._unsynced >= self._sync_every:
-                    self._sync()
             return head
 
     def flush(self) -> None:
@@ -232,12 +231,14 @@ class ChainWriter:
         return seq + 1, sha256_hex(lines[-1])
 
     def _write(self, data: bytes, count: int, head: str) -> None:
+        if self._fd < 0:
+            raise UsageError("the chain is closed", op="chain append")
         size = self._end[2]
         try:
             written = os.write(self._fd, data)
             while written < len(data):
                 written += os.write(self._fd, data[written:])
-            self._end = (count, head, size + len(data))
+            self._end = (count, head, size + written)
         except BaseException:
             # A full disk or an interrupt may leave half a line. Cut it off, or close the file: nothing may follow it.
             try:
@@ -245,9 +246,11 @@ class ChainWriter:
             except OSError:
                 self._abandon()
             raise
+        if count - self._synced >= self._sync_every:
+            self._sync()
 
     def _sync(self) -> None:
-        if (self._unsynced or not self._named) and self._fd >= 0:
+        if (self._end[0] > self._synced or not self._named) and self._fd >= 0:
             try:
                 _datasync(self._fd)
                 if not self._named:
@@ -257,7 +260,7 @@ class ChainWriter:
                 # After a failed sync the kernel may have dropped the pages, so a later success would prove nothing.
                 self._abandon()
                 raise
-            self._unsynced = 0
+            self._synced = self._end[0]
 
     def _abandon(self) -> None:
         if self._fd >= 0:
@@ -266,18 +269,22 @@ class ChainWriter:
 
 
 def verify_chain(
-    source: _Path | BinaryIO,
+    source: _Path | BinaryIO | bytes,
     name: str,
     expected_head: str | None = None,
     *,
     expected_count: int | None = None,
     limit: int | None = None,
 ) -> ChainReport:
-    """Verify a whole chain from a path or an open binary file. With `limit`, at most that many bytes are read.
+    """Verify a whole chain: its content, a path or an open binary file. With `limit`, at most that many bytes are read.
 
     Never raises because of the chain's content, and keeps one line in memory at a time. Verification continues after a
     finding, so that the report shows the extent of the damage.
     """
+    if isinstance(source, bytes) and (intact := intact_chain(source, name)) is not None:
+        entries, head = intact
+        if expected_head in (None, head) and expected_count in (None, len(entries)):
+            return ChainReport(True, len(entries), head, ())
     findings: list[ChainFinding] = []
     count = unlisted = next_seq = 0
     head = origin(name)
@@ -321,6 +328,24 @@ def verify_chain(
     return ChainReport(not findings, count, head, tuple(findings))
 
 
+def intact_chain(data: bytes, name: str) -> tuple[list[dict[str, Any]], str] | None:
+    """Return the entries and the head of a short chain; None if it is long or may be damaged.
+
+    It is parsed as a whole. `ChainFollower` and `verify_chain` read any chain, and say what is wrong with it.
+    """
+    entries = parse_lines(data)
+    if entries is None:
+        return None
+    head = origin(name)
+    for number, (entry, line) in enumerate(zip(entries, data.split(b"\n"), strict=False)):
+        if type(entry) is not dict or entry.get("prev") != head or type(seq := entry.get("seq")) is not int:
+            return None
+        if seq != number:
+            return None
+        head = hashlib.sha256(line).hexdigest()
+    return entries, head
+
+
 class ChainFollower:
     """Checks a chain entry by entry, for readers that use the entries on the way."""
 
@@ -346,10 +371,21 @@ class ChainFollower:
 _Line = tuple[bytes | None, str, bool]  # the bytes without LF (None if too long), their digest, whether LF ended them
 
 
-def _lines(source: _Path | BinaryIO, limit: int | None) -> Iterator[_Line]:
-    if not isinstance(source, str | os.PathLike):
-        yield from _stream_lines(source, limit)
-        return
+def _lines(source: _Path | BinaryIO | bytes, limit: int | None) -> Iterator[_Line]:
+    if isinstance(source, bytes):
+        return _stream_lines(io.BytesIO(source), limit) if len(source) > MAX_LINE_BYTES else _short_lines(source)
+    return _file_lines(source, limit) if isinstance(source, str | os.PathLike) else _stream_lines(source, limit)
+
+
+def _short_lines(data: bytes) -> Iterator[_Line]:
+    *lines, torn = data.split(b"\n")
+    for line in lines:
+        yield line, sha256_hex(line), True
+    if torn:
+        yield torn, "", False
+
+
+def _file_lines(source: _Path, limit: int | None) -> Iterator[_Line]:
     fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb", buffering=1 << 18) as stream:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -375,8 +411,9 @@ def _stream_lines(stream: BinaryIO, limit: int | None = None) -> Iterator[_Line]
 def _line(payload: Mapping[str, Any], seq: int, prev: str) -> bytes:
     if "seq" in payload or "prev" in payload:
         raise UsageError("a payload can't have members called seq or prev", op="chain append")
+    members = {**payload, "seq": seq, "prev": prev}
     try:
-        line = canonical_bytes({**payload, "seq": seq, "prev": prev})
+        line = encode_flat(members) or canonical_bytes(members)
     except CanonicalError as error:
         raise UsageError(f"the payload has no canonical JSON: {error}", op="chain append") from error
     if len(line) > MAX_LINE_BYTES:

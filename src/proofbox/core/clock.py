@@ -11,7 +11,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-_FORMAT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"
+_FORMAT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 
 
 class Clock(Protocol):
@@ -64,9 +64,9 @@ def isoformat(moment: datetime) -> str:
 
 def parse_isoformat(text: str) -> datetime:
     """Parse the output of `isoformat`. Any other format raises ValueError, since stored times have one form."""
-    if not re.fullmatch(_FORMAT, text):
+    if not _FORMAT.fullmatch(text):
         raise ValueError(f"not a time of the form YYYY-MM-DDTHH:MM:SS.ffffffZ: {text[:40]!r}")
-    return datetime.fromisoformat(text[:-1]).replace(tzinfo=UTC)
+    return datetime.fromisoformat(text)
 
 
 def _as_utc(moment: datetime) -> datetime:

@@ -29,6 +29,11 @@ def printable(text: str) -> str:
     return re.sub(_SUSPECT, _visible, text)
 
 
+def one_line(text: str) -> str:
+    """Return printable text with escaped newlines and tabs, so that it cannot imitate a line or a cell of a table."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _visible(match: re.Match[str]) -> str:
     char = match[0]
     if (char.isprintable() or unicodedata.category(char) == "Zs") and not re.match(_INVISIBLE, char):

@@ -25,8 +25,7 @@ def in_threads(
     By default there are as many threads as cores; pass `threads` for work that waits for something else.
     """
     todo: Sequence[Item] = list(items)
-    most = threads or cores()
-    if len(todo) < 2 or len(todo) <= batch * 3 // 2 or most < 2:  # little is left for another thread
+    if len(todo) < 2 or len(todo) <= batch * 3 // 2 or (most := threads or cores()) < 2:  # little for another thread
         return [work(item) for item in todo]
     done: list[list[Result]] = [[] for _ in range(0, len(todo), batch)]
     batches = iter(range(len(done)))

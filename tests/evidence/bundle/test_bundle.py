@@ -30,7 +30,7 @@ from proofbox.errors import (
     UsageError,
 )
 from proofbox.evidence.bundle import reader
-from proofbox.evidence.bundle.index import Index, parse_index
+from proofbox.evidence.bundle.index import Artifact, Index, parse_index
 from proofbox.evidence.bundle.paths import is_artifact_path
 
 SECRET = "correct-horse-battery-staple"
@@ -107,7 +107,10 @@ def test_log_with_a_missing_line_is_not_read(tmp_path: Path, chained: bool) -> N
     log.write_bytes(b"".join([lines[0], *lines[2:]]))
     index = rebuild(path)
     if not chained:
-        artifacts = {name: entry._replace(chain=None) for name, entry in index.artifacts.items()}
+        artifacts = {
+            name: Artifact(name, entry.file_size, entry.sha256, entry.schema_version)
+            for name, entry in index.artifacts.items()
+        }
         rebuild(path, change=lambda index: dataclasses.replace(index, artifacts=artifacts))
     loaded = load_bundle(path)
     with pytest.raises(BundleCorrupt, match=r"line 2: prev is not" if chained else "not listed as a log"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import digest_of
 from proofbox.evidence.bundle.index import Anchor, Artifact, SchemaUnknown, index_of, parse_index
 from proofbox.evidence.bundle.paths import are_artifact_paths, is_artifact_path
@@ -32,6 +35,12 @@ def test_written_index_is_read_back(artifacts: list[Artifact], missing: set[str]
     absent = sorted(missing - {each.path for each in artifacts})
     index = index_of("run-1", B, "partial", artifacts, absent)
     assert parse_index(index.to_bytes()) == index
+    with without_msgspec():
+        assert parse_index(index.to_bytes()) == index
+
+
+def without_msgspec() -> AbstractContextManager[object]:
+    return patch("proofbox.evidence.bundle.index._parse_members", lambda _: None)
 
 
 UNUSUAL = st.sampled_from(["a", ".", "..", "", "/", "\n", "-", ".b", "é", "x" * 256, "x/" * 512])
@@ -64,6 +73,11 @@ DATA = index_of(
         (b'"file_size":1,', b'"file_size":1,"file_size":1,'),
         (b'"file_size":1,', b'"file_size":9007199254740993,'),
         (b'"file_size":1,', b'"extra":1,"file_size":1,'),
+        (b'"file_size":1,', b'"chain":null,"file_size":1,'),
+        (b'"count":2', b'"count":-2'),
+        (b'"count":2', b'"count":9007199254740992'),
+        (b'"head":"0', b'"head":"g'),
+        (b'"sha256":"a', b'"sha256":"'),
         (b'\\"b', b"\\u0022b"),
         (b"\\n", b"\\u000a"),
         (b"a\\", b"../a\\"),
@@ -78,6 +92,10 @@ DATA = index_of(
         (b"}],", b"},],"),
         (b'"repairs":0', b'"repairs":00'),
         (b'"repairs":0', b'"extra":0,"repairs":0'),
+        (b'"repairs":0', b'"repairs":-1'),
+        (b'"repairs":0', b'"repairs":9007199254740992'),
+        (b'"status":"ok"', b'"status":"fine"'),
+        (b'"world_id":"0', b'"world_id":"g'),
         (A.encode(), A.upper().encode()),
         (b"events", b"\xffvents"),
         (b"events", b"\\ud800"),
@@ -94,6 +112,18 @@ def test_other_spelling_is_refused_even_with_a_matching_digest(old: bytes, new: 
         pass
     with pytest.raises(ShapeError):
         parse_index(changed)
+    with without_msgspec(), pytest.raises(ShapeError):
+        parse_index(changed)
+
+
+def test_version_is_checked_if_everything_else_is_valid() -> None:
+    other = json.loads(DATA) | {"schema_version": "proofbox.artifact_index/2"}
+    del other["index_sha256"]
+    data = canonical_bytes(other | {"index_sha256": digest_of(other)})
+    with pytest.raises(SchemaUnknown, match="artifact_index/2"):
+        parse_index(data)
+    with without_msgspec(), pytest.raises(SchemaUnknown, match="artifact_index/2"):
+        parse_index(data)
 
 
 def test_index_of_another_version_is_named_whatever_its_entries_are() -> None:

@@ -204,7 +204,8 @@ def test_a_status_that_the_index_lists_as_huge_is_not_read(tmp_path: Path) -> No
     with BundleWriter.create(tmp_path / "out") as bundle:
         bundle.write_bytes("app.tar", b"app")
     index = parse_index((bundle.path / "artifact_index.json").read_bytes())
-    huge = index.artifacts["run_status.json"]._replace(file_size=1 << 40)
+    listed = index.artifacts["run_status.json"]
+    huge = Artifact(listed.path, 1 << 40, listed.sha256, listed.schema_version)
     forged = dataclasses.replace(index, artifacts={**index.artifacts, "run_status.json": huge})
     (bundle.path / "artifact_index.json").write_bytes(forged.to_bytes())
     os.truncate(bundle.path / "run_status.json", 1 << 40)
@@ -230,17 +231,21 @@ def test_growing_file_is_read_only_up_to_its_listed_size(tmp_path: Path) -> None
 
 @contextlib.contextmanager
 def reading_at_most(limit: int, *, before: Callable[[int], None] = lambda fd: None) -> Iterator[None]:
-    """Fail where more than `limit` bytes are read with pread, which files are hashed by."""
-    total, real = 0, os.pread
+    """Fail where more than `limit` bytes are read with read and pread, which files are hashed by."""
+    total = 0
 
-    def counted(fd: int, length: int, offset: int) -> bytes:
-        nonlocal total
-        before(fd)
-        data = real(fd, length, offset)
-        total += len(data)
-        assert total <= limit, "more is read than the index lists"
-        return data
+    def counting(real: Callable[..., bytes]) -> Callable[..., bytes]:
+        def counted(fd: int, *span: int) -> bytes:
+            nonlocal total
+            before(fd)
+            data = real(fd, *span)
+            total += len(data)
+            assert total <= limit, "more is read than the index lists"
+            return data
+
+        return counted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pread", counted)
+        patch.setattr(os, "read", counting(os.read))
+        patch.setattr(os, "pread", counting(os.pread))
         yield

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from proofbox import BundleWriter, load_bundle
-from proofbox.errors import BundleError
+from proofbox.errors import BundleCorrupt, BundleError
+from proofbox.evidence.bundle.reader import as_bundle, load_visiting
 from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.evidence.verify.check import BundleCheck, check_bundle
 
 
 def point(link: Path, target: Path) -> None:
@@ -86,3 +88,36 @@ def test_promotion_uses_the_loaded_bundle(tmp_path: Path) -> None:
     point(tmp_path / "link", other)
     promotion = emit_promotion(bundle, output=tmp_path / "packet.json")
     assert promotion.document["bundle"]["index"]["sha256"] == bundle.index_sha256
+
+
+def test_visit_reads_what_was_checked_and_opens_no_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "out", "one")
+    really_open, opened = os.open, list[str]()
+    read = []
+
+    def noted_open(path: Any, *args: Any, **options: Any) -> int:
+        opened.append(os.path.basename(path))
+        return really_open(path, *args, **options)
+
+    def visit(outer: BundleCheck, place: str, inner: BundleCheck) -> None:
+        (run / place / "result.json").write_text("changed")
+        bundle = as_bundle(inner)
+        read.append((outer.index_sha256, place, bundle.read_json("result.json"), bundle))
+
+    monkeypatch.setattr(os, "open", noted_open)
+    bundle = load_visiting(run, visit)
+    assert [each[:3] for each in read] == [(bundle.index_sha256, "attempts/a", {"output": "one"})]
+    assert opened.count("result.json") == 2  # of the run, and of its attempt
+    with pytest.raises(BundleCorrupt, match="has changed"):
+        read[0][3].read_bytes("result.json")
+    assert not any(found.contents for _, found in check_bundle(str(run), chains=True).every())
+
+
+def test_bundle_that_is_not_the_listed_one_is_not_visited(tmp_path: Path) -> None:
+    run, other = made(tmp_path / "out", "one"), made(tmp_path / "other", "other")
+    (run / "attempts").rename(tmp_path / "held")
+    (other / "attempts").rename(run / "attempts")
+    visited: list[str] = []
+    with pytest.raises(BundleCorrupt):
+        load_visiting(run, lambda outer, place, inner: visited.append(place))
+    assert visited == []

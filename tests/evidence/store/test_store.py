@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -48,6 +49,14 @@ def s3_url() -> Iterator[str]:
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    served: Any = server._server
+    answer, lock = served.app, threading.Lock()
+
+    def one_at_a_time(environ: Any, start: Any) -> list[bytes]:
+        with lock:  # moto checks a condition and writes in two steps, S3 in one
+            return list(answer(environ, start))
+
+    served.app = one_at_a_time
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "AWS_ENDPOINT_URL": f"http://{host}:{port}",

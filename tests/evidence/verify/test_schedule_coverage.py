@@ -14,6 +14,7 @@ from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_file
 from proofbox.errors import BundleCorrupt
+from proofbox.evidence.bundle.index import Artifact
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
@@ -75,7 +76,10 @@ def unanchor(run: Path) -> None:
     """Make the schedule an ordinary file, as if it were no log."""
 
     def without_chain(index):  # type: ignore[no-untyped-def]
-        artifacts = {path: entry._replace(chain=None) for path, entry in index.artifacts.items()}
+        artifacts = {
+            path: Artifact(path, entry.file_size, entry.sha256, entry.schema_version)
+            for path, entry in index.artifacts.items()
+        }
         return dataclasses.replace(index, artifacts=artifacts)
 
     rebuild(run, change=without_chain)

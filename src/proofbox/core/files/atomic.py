@@ -34,6 +34,19 @@ def write_document(path: _Path, data: bytes, *, mode: int = 0o644, sync: bool = 
             os.fsync(directory)
 
 
+@contextmanager
+def replacing(path: _Path, data: bytes, *, mode: int = 0o644) -> Iterator[str]:
+    """Write `data` to a temporary file beside `path`, and replace the document with it at the end of the body.
+
+    Yields the name of the temporary file, which the body has to sync, maybe together with other files. Then the
+    directory is synced as by `write_document`. If the body fails, the old document is left.
+    """
+    with _directory_of(path) as (directory, name), _temporary(directory, data, mode, sync=False) as temporary:
+        yield temporary
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.fsync(directory)
+
+
 def create_only(path: _Path, data: bytes | Iterable[bytes], *, mode: int = 0o644) -> None:
     """Write `data` to `path`, or raise FileExistsError if the path exists. One of several racing callers wins.
 

@@ -25,6 +25,8 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 HANDLE = getattr(os, "O_PATH", os.O_RDONLY)  # other systems than Linux have no O_PATH
 _HANDLE_FLAGS = HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEEP = 16
+"""Components that are opened one by one: for less deep directories, openat2 is not worth the import of ctypes."""
 _OPENAT2 = 437  # the same number on every architecture
 _BENEATH, _NO_MAGICLINKS, _NO_SYMLINKS = 0x08, 0x02, 0x04
 
@@ -61,7 +63,14 @@ def opened(path: Path) -> Iterator[int]:
 @contextmanager
 def directory_below(root: int, path: str) -> Iterator[int]:
     """Yield a descriptor of the directory at `path` below `root`."""
-    fd = open_below(root, path, DIRECTORY)
+    handle = open_beneath(root, path) if path.count("/") > _DEEP else None
+    if handle is None:
+        fd = open_below(root, path, DIRECTORY)
+    else:
+        try:
+            fd = os.open(".", DIRECTORY, dir_fd=handle)
+        finally:
+            os.close(handle)
     try:
         yield fd
     finally:

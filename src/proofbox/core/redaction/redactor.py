@@ -33,6 +33,7 @@ _LONGEST_NAME, _MAX_NAMES = 64, 1024  # bounds on the cache of member names, sin
 _LONGEST_CACHED, _MAX_CACHED = 128, 2048  # bounds on the cache of redacted texts
 
 _MARKS = ("\\u", "%")  # that introduce escapes
+_WITHOUT_TEXT = frozenset((int, float, bool, type(None)))
 
 _Compiled = tuple[tuple[str, ...], re.Pattern[str], str]
 
@@ -255,7 +256,7 @@ class Redactor:
 
     def _redact_json(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
-            return self.redact(value, cut=True)
+            return self._text.redact(value, cut=True)
         if isinstance(value, bytes):
             return self.redact(value, cut=True)
         if not isinstance(value, dict | list | tuple):
@@ -267,7 +268,7 @@ class Redactor:
         result: dict[Any, Any] = {}
         for name, item in value.items():
             if name in self._plain:
-                result[name] = self._redact_json(item, depth - 1)
+                result[name] = item if type(item) in _WITHOUT_TEXT else self._redact_json(item, depth - 1)
                 continue
             clean = name
             if isinstance(name, str):

@@ -19,7 +19,7 @@ from proofbox.evidence.secrets import SecretScan
 
 _CHUNK = 1 << 20
 _SYNCING = 16
-_SYNCED_IN_TURN = 4
+_SYNCED_IN_TURN = 8
 """Files that one thread syncs: starting a thread takes longer than the second sync of a journal commit."""
 _Path = str | os.PathLike[str]
 

@@ -7,14 +7,17 @@ one is compared with the index, whose own digest is computed from the parsed byt
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Protocol
 
 from proofbox.core.chain import MAX_LINE_BYTES
 from proofbox.evidence.bundle.paths import DirectoryContents, TooLarge, read_bounded, shown, walk
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Digest(Protocol):
@@ -41,8 +44,22 @@ class BundleDirectory:
 
     def open(self, path: str) -> int:
         """Open the file at `path` for reading. Does not follow a link at `path`, and does not block on a FIFO."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return os.open(self._below + path, flags, dir_fd=self._top.fd)
+        return os.open(self._below + path, _READ, dir_fd=self._top.fd)
+
+    def read_matching(self, path: str, size: int, sha256: str) -> bytes | None:
+        """Read the small file at `path`; None unless it has this size and digest.
+
+        No more than `size` + 1 bytes are read, of a file of any kind.
+        """
+        try:
+            fd = os.open(self._below + path, _READ, dir_fd=self._top.fd)
+            try:
+                data = os.read(fd, size + 1)
+            finally:
+                os.close(fd)
+        except OSError:
+            return None
+        return data if len(data) == size and hashlib.sha256(data).hexdigest() == sha256 else None
 
     def read(self, path: str, limit: int) -> bytes:
         """Read the whole regular file at `path`. Raises TooLarge beyond `limit` bytes, and OSError."""
@@ -72,9 +89,9 @@ class BundleDirectory:
         except OSError:
             return False
 
-    def walk(self) -> DirectoryContents:
-        """List everything below, without following links."""
-        return walk(self._below or ".", dir_fd=self._top.fd)
+    def walk(self, skip: Container[str] = ()) -> DirectoryContents:
+        """List everything below, without following links. Directories in `skip` are listed, and not entered."""
+        return walk(self._below or ".", dir_fd=self._top.fd, skip=skip)
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
         """Return whether `path` is now this directory, and not a link to it."""

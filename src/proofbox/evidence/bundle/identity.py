@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,14 @@ def world() -> dict[str, Any]:
 
 
 def world_id(of: dict[str, Any]) -> str:
-    return digest_of(of)
+    """Return the digest of a world, whose members are strings and tables of strings."""
+    platform, tool = tuple(of["platform"].items()), tuple(of["tool"].items())
+    return _world_id(of["host"], platform, tool)
+
+
+@lru_cache(maxsize=16)  # the attempts of a run have the same
+def _world_id(host: str, platform: tuple[tuple[str, str], ...], tool: tuple[tuple[str, str], ...]) -> str:
+    return digest_of({"host": host, "platform": dict(platform), "tool": dict(tool)})
 
 
 @cache

@@ -11,13 +11,24 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
-from operator import lt
-from typing import Any, NamedTuple
+from operator import attrgetter, lt
+from typing import Annotated, Any
 
-from proofbox.core.canonical import MAX_INTEGER, CanonicalError, canonical_bytes, check_values, parse_strict
+from proofbox.core.canonical import (
+    MAX_INTEGER,
+    CanonicalError,
+    canonical_bytes,
+    check_values,
+    limits,
+    object_parser,
+    parse_strict,
+    record,
+)
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.errors import BundleTooLarge
@@ -29,25 +40,32 @@ SCHEMA = "proofbox.artifact_index/1"
 STATES = ("ok", "partial", "failed")
 _MAX_SCHEMA = 200
 _START = '{"artifacts":['
-_STATED_BYTES = len('"index_sha256":"",') + 64  # of the second member, with its comma
+_STATED = b'"index_sha256":"'
+_STATED_BYTES = len(_STATED) + 64 + len('",')  # of the second member, with its comma
+_HEX = b"0123456789abcdef"
 _NOT_CANONICAL = "the index is not in canonical form"
 
 
-@dataclass(frozen=True, slots=True)
+_Count = Annotated[int, limits(ge=0, le=MAX_INTEGER)]
+_Digest = Annotated[str, limits(min_length=64, max_length=64)]
+
+
+@record
 class Anchor:
     """The expected length and head of a log's chain."""
 
-    count: int
-    head: str
+    count: _Count
+    head: _Digest
 
 
-class Artifact(NamedTuple):
+@record
+class Artifact:
     """One file of a bundle. `path` is relative to the bundle's directory."""
 
     path: str
-    file_size: int
-    sha256: str
-    schema_version: str | None = None
+    file_size: _Count
+    sha256: _Digest
+    schema_version: Annotated[str, limits(max_length=_MAX_SCHEMA)] | None = None
     chain: Anchor | None = None
 
     @property
@@ -123,7 +141,8 @@ _MEMBERS = {
     "index_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of all other members."),
 }
 _DOCUMENT = shape.record(_MEMBERS)
-_REST = shape.record({name: check for name, check in _MEMBERS.items() if name != "artifacts"})
+_REST_MEMBERS = [name for name in _MEMBERS if name != "artifacts"]
+_REST = shape.record({name: _MEMBERS[name] for name in _REST_MEMBERS})
 declare(
     SCHEMA,
     at="BUNDLE/artifact_index.json",
@@ -132,8 +151,22 @@ declare(
 )
 
 
-# An index may have a hundred thousand entries, and a campaign ten thousand indexes. Each entry has only one canonical
-# form, so one pattern both parses it and checks that form. Paths are checked together.
+# An index may have a hundred thousand entries, and a campaign ten thousand indexes. Without msgspec, each entry is
+# parsed by a pattern: it has only one canonical form, so that the pattern also checks it. Paths are checked together.
+@record
+class _Members:
+    artifacts: list[Artifact]
+    index_sha256: str
+    missing: list[str]
+    repairs: _Count
+    run_id: str
+    schema_version: str
+    status: str
+    world_id: str
+
+
+_parse_members = object_parser(_Members)
+_rest_values = attrgetter(*_REST_MEMBERS)
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\.){0,4096}+"'
 _NUMBER = r"(0|[1-9][0-9]{0,15})"
 _DIGEST = r'"([0-9a-f]{64})"'
@@ -147,38 +180,65 @@ def parse_index(data: bytes) -> Index:
     """Parse an index. Raises ShapeError (SchemaUnknown for an unsupported version)."""
     try:
         check_values(data)
-        text = data.decode("utf-8")
-        artifacts, at = _parse_entries(text)
-        rest = text[at:].encode()
-        document = parse_strict(b"{" + rest)
-        _REST(document, "index")
-        digest = _check_digest(document, memoryview(data)[: len(data) - len(rest)], rest)
+        members = _parse_members(data)
+        if members is None:
+            artifacts, at = _parse_entries(data.decode("utf-8"))
+            document = parse_strict(b"{" + data[at:])
+            _REST(document, "index")
+            if canonical_bytes(document) != b"{" + data[at:]:
+                raise ShapeError(_NOT_CANONICAL)
+        else:
+            artifacts, at = _checked_entries(members.artifacts), data.rindex(_STATED)
+            document = dict(zip(_REST_MEMBERS, _rest_values(members), strict=True))
+            _REST(document, "index")
+        _check_digest(data, at, document["index_sha256"])
     except ValueError as error:
         raise _problem(data, error) from None
+    refuse_other_schema(document, SCHEMA)
     if not RUN_ID.fullmatch(document["run_id"]):
         raise ShapeError("index.run_id is not a valid run id")
-    missing = document["missing"]
-    if not all(map(is_artifact_path, missing)) or missing != sorted(set(missing)):
-        raise ShapeError("index.missing is not a sorted list of paths inside the bundle")
-    if any(path in artifacts for path in missing):
-        raise ShapeError("index.missing names an artifact that index.artifacts lists")
-    if document["status"] == "ok" and missing:
-        raise ShapeError("the index has status ok but lists missing artifacts")
+    if document["missing"]:
+        _check_missing(document, artifacts)
     return Index(
         run_id=document["run_id"],
         world_id=document["world_id"],
         status=document["status"],
         artifacts=artifacts,
-        missing=tuple(missing),
+        missing=tuple(document["missing"]),
         repairs=document["repairs"],
-        digest=digest,
+        digest=document["index_sha256"],
     )
 
 
+def _check_missing(document: Mapping[str, Any], artifacts: Container[str]) -> None:
+    missing = document["missing"]
+    if not all(map(is_artifact_path, missing)) or missing != sorted(set(missing)):
+        raise ShapeError("index.missing is not a sorted list of paths inside the bundle")
+    if any(path in artifacts for path in missing):
+        raise ShapeError("index.missing names an artifact that index.artifacts lists")
+    if document["status"] == "ok":
+        raise ShapeError("the index has status ok but lists missing artifacts")
+
+
+def _checked_entries(entries: Sequence[Artifact]) -> dict[str, Artifact]:
+    """Return the entries that msgspec parsed, which have sizes and lengths within their limits. Raises ShapeError."""
+    paths = tuple([each.path for each in entries])
+    digests = [each.sha256 for each in entries]
+    digests += [chain.head for each in entries if (chain := each.chain) is not None]
+    if len(paths) <= _USUAL:
+        _check_usual_paths(paths)
+    else:
+        _check_paths(paths)
+    if "".join(digests).encode().translate(None, _HEX):
+        raise ShapeError("index.artifacts has a digest that is not a SHA-256 in lower-case hexadecimal")
+    return dict(zip(paths, entries, strict=True))
+
+
 def _parse_entries(text: str) -> tuple[dict[str, Artifact], int]:
-    """Return the entries of an index, and where its second member begins. `artifacts` sorts before every other one."""
+    """Return the entries of an index, and where its second member begins, in bytes. `artifacts` sorts before every
+    other one."""
     artifacts: list[Artifact] = []
-    at, new, schemas = len(_START), tuple.__new__, dict[str | None, str | None]({None: None})
+    at, schemas = len(_START), dict[str | None, str | None]({None: None})
     for found in _CANONICAL_ENTRY.finditer(text, at):
         if found.start() != at:
             break
@@ -186,23 +246,32 @@ def _parse_entries(text: str) -> tuple[dict[str, Artifact], int]:
         if schema not in schemas:
             schemas[schema] = _check_schema(_unquote(schema), len(artifacts))
         anchor = None if head is None else Anchor(_integer(count), head)
-        # As a call of Artifact, which takes twice as long.
-        artifacts.append(new(Artifact, (_unquote(path), _integer(size), sha256, schemas[schema], anchor)))
+        artifacts.append(Artifact(_unquote(path), _integer(size), sha256, schemas[schema], anchor))
         at = found.end()
     if not text.startswith(_START) or not text.startswith("],", at):
         raise ShapeError(_NOT_CANONICAL)
     paths = [each.path for each in artifacts]
     _check_paths(paths)
-    return dict(zip(paths, artifacts, strict=True)), at + 2
+    return dict(zip(paths, artifacts, strict=True)), len(text[: at + 2].encode())
 
 
 def _check_paths(paths: Sequence[str]) -> None:
-    if not are_artifact_paths(paths) or INDEX in paths:
-        wrong = next(n for n, path in enumerate(paths) if not is_artifact_path(path) or path == INDEX)
-        raise ShapeError(f"index.artifacts[{wrong}].path is not a path inside the bundle")
+    if not are_artifact_paths(paths):
+        raise _outside(next(number for number, path in enumerate(paths) if not is_artifact_path(path)))
     if not all(map(lt, paths, paths[1:])):
         wrong = next(n for n, (path, following) in enumerate(pairwise(paths), 1) if path >= following)
         raise ShapeError(f"index.artifacts[{wrong}].path is out of order or a duplicate")
+    at = bisect_left(paths, INDEX)
+    if at < len(paths) and paths[at] == INDEX:
+        raise _outside(at)
+
+
+def _outside(number: int) -> ShapeError:
+    return ShapeError(f"index.artifacts[{number}].path is not a path inside the bundle")
+
+
+_USUAL = 32
+_check_usual_paths = lru_cache(maxsize=64)(_check_paths)  # the attempts of a run have the same
 
 
 def _check_schema(schema: str, number: int) -> str:
@@ -228,15 +297,12 @@ def _integer(literal: str) -> int:
     return value
 
 
-def _check_digest(document: Mapping[str, Any], entries: memoryview, rest: bytes) -> str:
-    """Return the digest that an index states. Raises ShapeError if it, or the canonical form of `rest`, is wrong."""
-    if b"{" + rest != canonical_bytes(document):
-        raise ShapeError(_NOT_CANONICAL)
-    computed = hashlib.sha256(entries)
-    computed.update(memoryview(rest)[_STATED_BYTES:])
-    if computed.hexdigest() != document["index_sha256"]:
+def _check_digest(data: bytes, at: int, stated: str) -> None:
+    """Raise ShapeError unless an index has the digest that it states, in its second member, which begins at `at`."""
+    computed = hashlib.sha256(memoryview(data)[:at])
+    computed.update(memoryview(data)[at + _STATED_BYTES :])
+    if computed.hexdigest() != stated:
         raise ShapeError("the index does not match its own digest")
-    return computed.hexdigest()
 
 
 def _problem(data: bytes, error: ValueError) -> ShapeError:

@@ -63,7 +63,7 @@ class Holder:
 
 
 def read_holder(out: str | os.PathLike[str]) -> Holder | None:
-    """Return the process that holds the lock of an output directory, or died with it; None if none is recorded."""
+    """Return the process that holds the lock of an output directory, or died holding it; None if none is recorded."""
     try:
         fd = os.open(os.path.join(out, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

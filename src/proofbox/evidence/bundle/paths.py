@@ -13,7 +13,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -117,23 +117,23 @@ class DirectoryContents:
         return own, interrupted
 
 
-def walk(root: _Path, *, dir_fd: int | None = None) -> DirectoryContents:
+def walk(root: _Path, *, dir_fd: int | None = None, skip: Container[str] = ()) -> DirectoryContents:
     """List everything below `root` by relative path, without following links. Names may have surrogate escapes.
 
-    A directory whose path exceeds the maximum length of an artifact path is not entered. With `dir_fd`, `root` is
-    relative to that directory.
+    A directory in `skip` is not entered, nor one whose path exceeds the maximum length of an artifact path. With
+    `dir_fd`, `root` is relative to that directory.
     """
     found = DirectoryContents()
     top = os.open(root, _DIRECTORY, dir_fd=dir_fd)
     try:
-        pending = [""]
+        pending = _scan(top, "", found)
         while pending:
             below = pending.pop()
+            if below in skip:
+                continue
             try:
                 inside = _open_below(top, below)
             except OSError:
-                if not below:
-                    raise
                 found.directories.discard(below)
                 found.irregular[below] = "unreadable"
                 continue
@@ -152,7 +152,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def _open_below(top: int, below: str) -> int:
     if len(below) > MAX_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    return os.open(below or ".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    return os.open(below, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
 
 
 def _scan(directory: int, below: str, found: DirectoryContents) -> list[str]:
@@ -161,15 +161,13 @@ def _scan(directory: int, below: str, found: DirectoryContents) -> list[str]:
     with os.scandir(directory) as entries:
         for entry in entries:
             path = f"{below}/{entry.name}" if below else entry.name
-            if entry.is_symlink():
-                found.irregular[path] = "symlink"
+            if entry.is_file(follow_symlinks=False):
+                found.files.add(path)
             elif entry.is_dir(follow_symlinks=False):
                 found.directories.add(path)
                 inside.append(path)
-            elif entry.is_file(follow_symlinks=False):
-                found.files.add(path)
             else:
-                found.irregular[path] = "special"
+                found.irregular[path] = "symlink" if entry.is_symlink() else "special"
     return inside
 
 

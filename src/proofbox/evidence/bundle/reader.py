@@ -10,6 +10,7 @@ debris.missing, debris.digest_mismatches, debris.unlisted
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from shlex import quote
 from typing import Any
 
 from proofbox.core.canonical import CanonicalError, parse_strict
-from proofbox.core.chain import ChainFollower
+from proofbox.core.chain import ChainFollower, intact_chain
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import (
     BundleArtifactAbsent,
@@ -40,7 +41,8 @@ from proofbox.evidence.bundle.paths import (
     shown,
 )
 from proofbox.evidence.bundle.status import RunStatus
-from proofbox.evidence.verify.check import BundleCheck, BundleFinding, check_bundle
+from proofbox.evidence.documents.schedule import ScheduledAttempt
+from proofbox.evidence.verify.check import BundleCheck, BundleFinding, Visit, check_bundle
 
 MAX_UNVERIFIED_BYTES = 1 << 30
 """Maximum number of bytes that `open_bundle_unverified` reads; takes a few seconds."""
@@ -63,6 +65,12 @@ class Bundle:
     nested: Mapping[str, Bundle]
     directory: BundleDirectory = field(repr=False, compare=False)
     """The directory that was checked. All reads use it, even if `path` now names another directory."""
+    schedule: Mapping[str, ScheduledAttempt] | None = field(default=None, repr=False, compare=False)
+    """The attempts that a run planned; None without a schedule. Its chain is not checked."""
+    contents: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+    """The content of small artifacts during the visit of a check, which has just compared it with the index."""
+    _parsed: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The JSON documents among them that were read."""
 
     @property
     def run_id(self) -> str:
@@ -94,6 +102,8 @@ class Bundle:
     def read_bytes(self, path: str, *, limit: int | None = None) -> bytes:
         """Read a whole artifact. Raises BundleTooLarge, without reading, beyond `limit` bytes."""
         artifact = self._within(path, limit)
+        if path in self.contents:
+            return self.contents[path]
         try:
             data = self.directory.read(path, artifact.file_size)
         except OSError as error:
@@ -128,10 +138,16 @@ class Bundle:
 
     def read_json(self, path: str, *, schema: str | None = None, limit: int = MAX_JSON_BYTES) -> Any:
         """Read a JSON document. Raises BundleSchemaUnknown if its `schema_version` is not `schema`, if given."""
-        try:
-            value = parse_strict(self.read_bytes(path, limit=limit))
-        except CanonicalError as error:
-            raise BundleCorrupt(f"{path} is not JSON: {error}", op="bundle read") from error
+        value = self._parsed.get(path)
+        if value is not None:
+            self._within(path, limit)
+        else:
+            try:
+                value = parse_strict(self.read_bytes(path, limit=limit))
+            except CanonicalError as error:
+                raise BundleCorrupt(f"{path} is not JSON: {error}", op="bundle read") from error
+            if path in self.contents:
+                self._parsed[path] = value
         if schema is not None:
             stated = value.get("schema_version") if type(value) is dict else None
             if stated != schema:
@@ -153,19 +169,32 @@ class Bundle:
         artifact = self._within(path, limit)
         if artifact.chain is None:
             raise BundleCorrupt(f"{path} is not listed as a log", op="bundle read")
-        digest, chain = hashlib.sha256(), ChainFollower(f"{self.run_id}/{path}")
+        name = f"{self.run_id}/{path}"
+        intact = intact_chain(self.contents[path], name) if path in self.contents else None
+        if intact is not None and (len(intact[0]), intact[1]) == (artifact.chain.count, artifact.chain.head):
+            yield from intact[0]
+            return
+        chain = ChainFollower(name)
+        for number, line in enumerate(self._lines(artifact), 1):
+            try:
+                yield chain.follow(line)
+            except CanonicalError as error:
+                raise BundleCorrupt(f"{path} line {number}: {error}", op="bundle read") from error
+        if (chain.head, chain.count) != (artifact.chain.head, artifact.chain.count):
+            raise BundleCorrupt(f"{path} does not end where its index says", op="bundle read")
+
+    def _lines(self, artifact: Artifact) -> Iterator[bytes]:
+        path = artifact.path
+        if path in self.contents:
+            yield from io.BytesIO(self.contents[path])
+            return
+        digest = hashlib.sha256()
         try:
-            for number, line in enumerate(self.directory.lines(path, artifact.file_size, digest), 1):
-                try:
-                    yield chain.follow(line)
-                except CanonicalError as error:
-                    raise BundleCorrupt(f"{path} line {number}: {error}", op="bundle read") from error
+            yield from self.directory.lines(path, artifact.file_size, digest)
         except OSError as error:
             raise _changed(path, error.strerror or str(error)) from error
         if digest.hexdigest() != artifact.sha256:
             raise _changed(path, "its digest differs")
-        if (chain.head, chain.count) != (artifact.chain.head, artifact.chain.count):
-            raise BundleCorrupt(f"{path} does not end where its index says", op="bundle read")
 
 
 def load_bundle(path: _Path) -> Bundle:
@@ -177,8 +206,12 @@ def load_bundle(path: _Path) -> Bundle:
 
     Raises BundleNotFound, BundleInProgress, BundleSchemaUnknown or BundleCorrupt (with every finding in its details).
     """
-    directory = resolve(path)
-    found = check_bundle(directory)
+    return load_visiting(path, None)
+
+
+def load_visiting(path: _Path, visit: Visit | None) -> Bundle:
+    """Load a bundle like `load_bundle`, and call `visit` for each nested bundle: see `check_bundle`."""
+    found = check_bundle(resolve(path), visit=visit)
     if not found.ok:
         raise refusal(found)
     return as_bundle(found)
@@ -193,7 +226,16 @@ def as_bundle(found: BundleCheck, *, path: str | None = None) -> Bundle:
         raise refusal(found)
     called = found.path if path is None else path
     nested = {place: as_bundle(inner, path=os.path.join(called, place)) for place, inner in found.nested.items()}
-    return Bundle(called, found.index, found.status, found.index_sha256, nested, found.directory)
+    return Bundle(
+        called,
+        found.index,
+        found.status,
+        found.index_sha256,
+        nested,
+        found.directory,
+        found.schedule,
+        found.contents,
+    )
 
 
 def refusal(found: BundleCheck) -> BundleError:

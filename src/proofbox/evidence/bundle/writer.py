@@ -7,8 +7,9 @@ Leaving the block commits. If an exception leaves the block, the bundle is commi
 so far, and the exception propagates. If the process is killed, the directory stays in progress, and readers report it.
 
 The index is the commit barrier: artifacts are written under their final names and synced with their directories at the
-commit, then `run_status.json` and `artifact_index.json` are written by atomic replace, and LATEST last. Digests in the
-index are of the bytes passed to the writer, not of the file at the commit, so a file changed in between is detected.
+commit, together with the new `run_status.json` and `artifact_index.json` under temporary names. Then the status and the
+index are replaced, each followed by a sync of the directory, and LATEST last. Digests in the index are of the bytes
+passed to the writer, not of the file at the commit, so a file changed in between is detected.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes
 from proofbox.core.chain import ChainWriter
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import sha256_hex
-from proofbox.core.files.atomic import write_document
+from proofbox.core.files.atomic import replacing, write_document
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import preview
@@ -92,6 +93,8 @@ class BundleWriter:
         self.path = place.path
         self.run_id = run_id
         self.stage = "run"
+        self.index_sha256 = ""
+        """The digest of the index file; empty until the bundle is committed."""
         self._out = place.out
         self._locked = place.lock
         self._expected = tuple(dict.fromkeys(check_artifact_path(path, "bundle open") for path in expected))
@@ -359,7 +362,7 @@ class BundleWriter:
         parent = os.path.dirname(path)
         if parent:
             os.makedirs(self.path / parent, exist_ok=True)
-        return os.fspath(self.path / path)
+        return f"{self.path}/{path}"
 
     def _require_open(self, op: str) -> None:
         if not self._open:
@@ -383,7 +386,10 @@ class BundleWriter:
             )
         present = [artifact.path for artifact in artifacts]
         missing = sorted(set(self._expected).difference(present) | set(interrupted))
-        sync_all(self.path, present)  # before the status and the index refer to them
+        unsynced = present
+        if self._out is not None:  # other runs wait for the lock
+            sync_all(self.path, present)
+            unsynced = []
         with self._locked("commit"):
             require_ours(self.path, self._status, "bundle commit")
             self._status = replace(
@@ -398,8 +404,10 @@ class BundleWriter:
             outcome = "failed" if error is not None else "partial" if missing or self._partial else "ok"
             index = index_of(self.run_id, world_id(self._status.world), outcome, artifacts, missing)
             entries = bounded_bytes(index)
-            write_document(self.path / STATUS, document)
-            write_document(self.path / INDEX, entries)
+            with replacing(self.path / INDEX, entries) as index_file, replacing(self.path / STATUS, document) as file:
+                # Before the status is replaced, then the index. Together, so that the disk is waited for only once.
+                sync_all(self.path, [*unsynced, file, index_file])
+            self.index_sha256 = sha256_hex(entries)
             if self._out is not None and error is None and not self._dry:
                 write_document(os.path.join(self._out, LATEST), f"{self.run_id}\n".encode())
 

@@ -15,7 +15,7 @@ without it is truncated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -133,7 +133,10 @@ def read_schedule(entries: Iterable[Mapping[str, Any]], *, cut_short: bool = Fal
     """
     state = _ScheduleState()
     for number, entry in enumerate(entries):
-        state.add(entry, f"schedule[{number}]")
+        try:
+            state.add(entry, "")
+        except ShapeError:
+            state.add(entry, f"schedule[{number}]")  # which changes nothing, and names the entry in its message
     if not state.closed and not cut_short:
         raise ShapeError("the schedule was never closed: attempts may be missing")
     return state.attempts
@@ -174,7 +177,7 @@ class _ScheduleState:
         kind = entry.get("kind") if isinstance(entry, dict) else None
         if type(kind) is not str or kind not in _KINDS:
             raise ShapeError(f"{where} has an unknown kind")
-        _KINDS[kind](entry, where)
+        _KINDS[kind].run(entry, where)
         if self.closed:
             raise ShapeError(f"{where} comes after the closed entry")
         if kind == "closed":
@@ -189,7 +192,7 @@ class _ScheduleState:
             if planned is None or planned.started != (kind == "finished") or planned.index_sha256 is not None:
                 raise ShapeError(f"{where}: {kind} is out of order for {name[:80]!r}")
             index = entry["index_sha256"] if kind == "finished" else None
-            self.attempts[name] = replace(planned, started=True, index_sha256=index)
+            self.attempts[name] = ScheduledAttempt(name, planned.path, planned.parent, True, index)
 
     def _plan(self, entry: dict[str, Any], where: str) -> None:
         name, path, parent = entry["attempt"], entry["path"], entry["parent"]

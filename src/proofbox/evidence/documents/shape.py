@@ -1,7 +1,8 @@
 """Validate the structure of JSON documents, using only the standard library.
 
 A check is called with a value and its location. It raises ShapeError, which names the location and never shows the
-content of an untrusted value. Each check has its own JSON Schema, so the code that checks a document also describes it.
+content of an untrusted value. Its function `run` may be called without a location, if only the result matters. Each
+check has its own JSON Schema, so the code that checks a document also describes it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ class ValueCheck:
         self.json_schema = dict(json_schema)
 
     def __call__(self, value: Any, where: str) -> None:
-        self.run(value, where)
+        # The locations of members are built only for the message: that takes longer than all checks.
+        try:
+            self.run(value, "")
+        except ShapeError:
+            self.run(value, where)
+            raise
 
     def meaning(self, words: str) -> ValueCheck:
         """Return the same check with a description in its schema."""
@@ -94,7 +100,7 @@ def or_null(inner: ValueCheck) -> ValueCheck:
     @checks({"anyOf": [inner.json_schema, {"type": "null"}]})
     def check(value: Any, where: str) -> None:
         if value is not None:
-            inner(value, where)
+            inner.run(value, where)
 
     return check
 
@@ -106,7 +112,7 @@ def array(inner: ValueCheck) -> ValueCheck:
             raise ShapeError(f"{where} is not an array")
         run = inner.run
         for number, item in enumerate(value):
-            run(item, f"{where}[{number}]")
+            run(item, where and f"{where}[{number}]")
 
     return check
 
@@ -119,7 +125,7 @@ def table(inner: ValueCheck) -> ValueCheck:
         if type(value) is not dict:
             raise ShapeError(f"{where} is not an object")
         for name, item in value.items():
-            inner(item, f"{where}.{name[:80]}")
+            inner.run(item, where and f"{where}.{name[:80]}")
 
     return check
 
@@ -147,6 +153,6 @@ def record(required: Mapping[str, ValueCheck], optional: Mapping[str, ValueCheck
             run = runs.get(name)
             if run is None:
                 raise ShapeError(f"{where} has an unknown member: {name[:80]!r}")
-            run(item, f"{where}.{name}")
+            run(item, where and f"{where}.{name}")
 
     return check

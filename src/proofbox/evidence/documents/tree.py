@@ -58,6 +58,7 @@ ENTRY = shape.record(
     },
     PATH_MEMBERS[1],
 )
+_OBJECT = shape.table(shape.anything)
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
@@ -75,7 +76,7 @@ declare(
 
 def parse_tree_manifest(document: Any) -> list[TreeEntry]:
     """Return the entries of a manifest. Raises ShapeError for invalid members, paths, order or digest."""
-    shape.table(shape.anything)(document, "tree_manifest")
+    _OBJECT(document, "tree_manifest")
     refuse_other_schema(document, SCHEMA)
     _DOCUMENT(document, "tree_manifest")
     if digest_of(document["entries"]) != document["tree_sha256"]:

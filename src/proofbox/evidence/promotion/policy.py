@@ -94,7 +94,7 @@ def check_policy(policy: Any) -> None:
         raise ShapeError("policy.rules lacks the rule integrity")
     final = {rule["reason"] for rule in policy["rules"] if rule["check"] == "integrity"}
     if not set(policy["acceptable"]) <= set(reasons) - final:
-        raise ShapeError("policy.acceptable names an unknown reason or that of the rule integrity")
+        raise ShapeError("policy.acceptable lists an unknown reason, or that of the rule integrity")
 
 
 def load_policy(name: str) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def push_bundle(path: _Path, store: BundleStore) -> str:
     bundle = as_bundle(checked)
     if os.path.realpath(bundle.path) != enclosing(bundle.path):
         raise BundleNotFound(
-            "a nested bundle is pushed with its run", op="bundle push", fix_hints=["give the run's directory"]
+            "a nested bundle cannot be pushed without its run",
+            op="bundle push",
+            fix_hints=["proofbox bundle push RUN STORE"],
         )
     check_store(store)
     _put(store, f"{_CLAIMS}/{bundle.run_id}", bundle.index_sha256.encode())

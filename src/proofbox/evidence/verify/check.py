@@ -26,8 +26,9 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.chain import verify_chain
@@ -100,6 +101,7 @@ class BundleCheck:
     status: RunStatus | None = None
     status_sha256: str = ""
     """The digest of the bytes that `status` was parsed from."""
+    status_size: int = 0
     index: Index | None = None
     index_sha256: str = ""
     """The digest of the index file, which a packet pins and a signature covers."""
@@ -109,6 +111,8 @@ class BundleCheck:
     """The attempts that a run planned; None if it has no schedule that can be read."""
     findings: list[BundleFinding] = field(default_factory=list)
     checked: CheckCounts = field(default_factory=CheckCounts)
+    contents: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+    """The content of its small artifacts, as checked; empty except during a visit."""
 
     @property
     def ok(self) -> bool:
@@ -150,77 +154,118 @@ class ReadBudget:
             return True
 
 
-def check_bundle(directory: str | BundleDirectory, *, chains: bool = False, limit: int | None = None) -> BundleCheck:
+Visit = Callable[[BundleCheck, str, BundleCheck], None]
+"""Called with the check of a bundle so far, the path of a nested bundle, and the check of that."""
+
+
+class _Scope(NamedTuple):
+    """What a check covers."""
+
+    chains: bool
+    budget: ReadBudget
+    visit: Visit | None
+
+
+def check_bundle(
+    directory: str | BundleDirectory, *, chains: bool = False, limit: int | None = None, visit: Visit | None = None
+) -> BundleCheck:
     """Check a bundle and its nested bundles: every size and digest, and with `chains` every line of its logs.
 
-    With `limit`, files beyond that many bytes in total are findings (`not_checked`) instead of being read.
+    With `limit`, files beyond that many bytes in total are findings (`not_checked`) instead of being read. `visit` is
+    called after the check of each bundle that is nested directly in this one. During the call, reading a small artifact
+    returns the bytes that were checked, so that a reader of thousands of attempts opens each file once.
     """
     opened = BundleDirectory(directory) if isinstance(directory, str) else directory
-    return _check(
-        opened, opened.walk, chains, ReadBudget(limit), MAX_NESTING, lambda sha256: require_base(opened.path, sha256)
-    )
+    scope = _Scope(chains, ReadBudget(limit), visit)
+    return _check(opened, scope, MAX_NESTING, lambda sha256: require_base(opened.path, sha256))
 
 
 def _check(
     directory: BundleDirectory,
-    list_contents: Callable[[], DirectoryContents],
-    chains: bool,
-    budget: ReadBudget,
+    scope: _Scope,
     depth: int,
     require: Callable[[str], None],
+    *,
+    visited: bool = False,
 ) -> BundleCheck:
-    """`require` raises ShapeError if the enclosing bundle lacks a base, given by its digest."""
+    """`require` raises ShapeError if the enclosing bundle lacks a base, given by its digest. `visited`: the content of
+    small artifacts is needed after the check."""
     bundle = BundleCheck(directory.path, directory)
     bundle.checked.bundles = 1
     # Read status, index and directory in this order. The index is written last, so a reader during a commit sees the
     # bundle as in progress or complete, never as damaged.
     _read_documents(bundle)
-    present = list_contents()
+    listed: Mapping[str, Artifact] = {} if bundle.index is None else bundle.index.artifacts
+    nested = {path.removesuffix(_INDEX_BELOW): path for path in listed if path.endswith(_INDEX_BELOW)}
+    present = directory.walk(nested)
     for path, kind in sorted(present.irregular.items()):
         bundle.found(kind, path, f"{IRREGULAR[kind]}, which a bundle can't contain")
     if bundle.index is None:
         return bundle
-    listed = bundle.index.artifacts
     _check_consistency(bundle, bundle.index)
-    wrong = _check_files(bundle, listed, present, budget)
-    if bundle.committed and STATUS not in wrong:
-        _check_parsed(bundle, STATUS, bundle.status_sha256, listed)
+    inside = {
+        path: place
+        for place, path in nested.items()
+        if depth and place in present.directories and not any(outer in nested for outer in above(place))
+    }
+    absent = _absent(directory, listed.keys() - present.files - inside.keys(), nested)
+    files = [artifact for path, artifact in listed.items() if path not in absent and path not in inside]
+    bundle.checked.files += len(files)
+    bundle.checked.bytes += sum([artifact.file_size for artifact in files])
+    wrong = _check_files(bundle, files, scope, keep=visited)
     if TREE in listed and TREE in present.files and TREE not in wrong:
         _check_base(bundle, listed[TREE], require)
-    nested = {path.removesuffix("/" + INDEX): path for path in listed if path.endswith("/" + INDEX)}
+    for path in sorted(absent):
+        bundle.found("missing", path, "listed, but missing")
     _check_coverage(bundle, listed, nested, present)
-    inside = _partition(present, nested)
 
     def listed_base(sha256: str) -> None:
         path = base_path(sha256)
         if path not in listed or listed[path].sha256 != sha256 or path in wrong or path not in present.files:
             raise ShapeError(f"its base {path} is missing from the run, or has changed")
 
-    for place, path in nested.items():
-        if path not in present.files or any(outer in nested for outer in above(place)):
-            continue
-        if depth == 0:
-            bundle.found("inconsistent", path, f"bundles are nested deeper than {MAX_NESTING}")
-            continue
-        inner = _check(directory.nested(place), _given(inside[place]), chains, budget, depth - 1, listed_base)
-        bundle.nested[place] = inner
-        bundle.checked.add(inner.checked)
-        if path not in wrong:
-            _check_parsed(bundle, path, inner.index_sha256, listed)
-        for finding in inner.findings:
-            below = finding.path if finding.path_b64 is None else os.fsdecode(base64.b64decode(finding.path_b64))
-            bundle.found(finding.code, f"{place}/{below}" if below else place, finding.detail)
-    if SCHEDULE in listed and SCHEDULE in present.files and SCHEDULE not in wrong:
-        _check_schedule(bundle, bundle.index, listed[SCHEDULE])
-    if chains:
+    schedule = listed.get(SCHEDULE) if SCHEDULE in present.files and SCHEDULE not in wrong else None
+    problem = None if schedule is None else _read_schedule(bundle, bundle.index, schedule)
+    if nested and not depth:
+        bundle.found("inconsistent", min(nested.values()), f"bundles are nested deeper than {MAX_NESTING}")
+    visit = scope.visit if depth == MAX_NESTING else None
+    for path, place in inside.items():
+        inner = _check(directory.nested(place), scope, depth - 1, listed_base, visited=visit is not None)
+        if _add_nested(bundle, listed[path], place, inner) and visit is not None:
+            visit(bundle, place, inner)
+        inner.contents.clear()
+    if schedule is not None:
+        _check_schedule(bundle, bundle.index, schedule, problem)
+    if scope.chains:
         _check_chains(bundle, bundle.index)
+    if not visited:
+        bundle.contents.clear()
     return bundle
+
+
+def _add_nested(bundle: BundleCheck, listed: Artifact, place: str, inner: BundleCheck) -> bool:
+    """Add the check of a nested bundle, unless it has no index. Return whether its index is the listed one."""
+    if not inner.index_sha256 and not bundle.directory.has(listed.path):
+        bundle.found("missing", listed.path, "listed, but missing")
+        return False
+    bundle.nested[place] = inner
+    bundle.checked.add(inner.checked)
+    bundle.checked.files += 1
+    bundle.checked.bytes += listed.file_size
+    intact = (inner.index_sha256, inner.index_size) == (listed.sha256, listed.file_size)
+    if not intact:
+        code, detail = _difference(bundle.directory, ReadBudget(None), listed) or _PARSED_DIFFERS
+        bundle.found(code, listed.path, detail)
+    for finding in inner.findings:
+        below = finding.path if finding.path_b64 is None else os.fsdecode(base64.b64decode(finding.path_b64))
+        bundle.found(finding.code, f"{place}/{below}" if below else place, finding.detail)
+    return intact
 
 
 def _read_documents(bundle: BundleCheck) -> None:
     try:
         data = bundle.directory.read(STATUS, MAX_STATUS_BYTES)
-        bundle.status_sha256 = sha256_hex(data)
+        bundle.status_sha256, bundle.status_size = sha256_hex(data), len(data)
         bundle.status = parse_status(data)
     except FileNotFoundError:
         bundle.found("status_absent", STATUS, "the status is missing")
@@ -265,76 +310,97 @@ def _check_consistency(bundle: BundleCheck, index: Index) -> None:
 
 
 _LIMITS = {STATUS: MAX_STATUS_BYTES, INDEX: MAX_INDEX_BYTES}
+_INDEX_BELOW = "/" + INDEX
+_PARSED_DIFFERS = "digest_mismatch", "the parsed bytes differ from the committed content"
+_SMALL_FILE = 1 << 18
+"""Maximum size of a file that each thread reads at once."""
+_SMALL_FILES = 1 << 22
+"""Maximum size of the artifacts of one bundle that are kept in memory, so that they are read once."""
 
 
-def _check_files(
-    bundle: BundleCheck, listed: Mapping[str, Artifact], present: DirectoryContents, budget: ReadBudget
-) -> set[str]:
-    """Compare every file with the index, and return the paths of those that differ."""
+def _check_files(bundle: BundleCheck, files: Sequence[Artifact], scope: _Scope, *, keep: bool) -> set[str]:
+    """Compare files with the index, and return the paths of those that differ.
+
+    The content of small ones stays in `contents`: of logs if their lines will be checked, and of all with `keep`.
+    """
+    directory, budget, contents = bundle.directory, scope.budget, bundle.contents
+    status = (bundle.status_sha256, bundle.status_size) if bundle.committed else None
+    todo = [each for each in files if each.path != STATUS or status != (each.sha256, each.file_size)]
+    kept, left = set(), _SMALL_FILES
+    for each in todo:
+        if each.file_size <= left and (keep or (each.chain is not None and scope.chains)):
+            kept.add(each.path)
+            left -= each.file_size
 
     def compare(artifact: Artifact) -> tuple[str, str] | None:
-        expected = artifact.file_size
-        limit = _LIMITS.get(artifact.path.rpartition("/")[2])
-        if limit is not None and expected > limit:
-            return "too_large", f"{expected} bytes; the limit for this document is {limit}"
-        try:
-            fd = bundle.directory.open(artifact.path)
-        except OSError as error:
-            return "unreadable", error.strerror or type(error).__name__
-        try:
-            # Check the size first: a file of the wrong size is not read, and a growing file only up to its limit.
-            info = os.fstat(fd)
-            size, digest = info.st_size, ""
-            if size == expected and not budget.take(size):
-                return "not_checked", f"{size} bytes; only `proofbox verify` reads that much"
-            if size == expected or not stat.S_ISREG(info.st_mode):
-                digest, size = sha256_file(fd, limit=expected, info=info)
-        except OSError as error:
-            return "unreadable", error.strerror or type(error).__name__
-        finally:
-            os.close(fd)
-        if size != expected:
-            return "size_mismatch", f"{size} bytes, expected {expected}"
-        return (
-            None if digest == artifact.sha256 else ("digest_mismatch", "the content differs from the committed content")
-        )
+        path, size = artifact.path, artifact.file_size
+        if not ((size <= _SMALL_FILE or path in kept) and budget.take(size)):
+            return _difference(directory, budget, artifact)
+        data = directory.read_matching(path, size, artifact.sha256)
+        if data is None:
+            return _difference(directory, ReadBudget(None), artifact)
+        if path in kept:
+            contents[path] = data
+        return None
 
-    todo = [artifact for path, artifact in listed.items() if path in present.files]
-    results = in_threads(compare, todo)
-    bundle.checked.files += len(todo)
-    bundle.checked.bytes += sum(artifact.file_size for artifact in todo)
     differing = set()
-    for artifact, wrong in zip(todo, results, strict=True):
+    for artifact, wrong in zip(todo, in_threads(compare, todo), strict=True):
+        if wrong is None and artifact.path == STATUS and status is not None:
+            wrong = _PARSED_DIFFERS
         if wrong is not None:
             bundle.found(wrong[0], artifact.path, wrong[1])
             differing.add(artifact.path)
     return differing
 
 
-def _check_parsed(bundle: BundleCheck, path: str, sha256: str, listed: Mapping[str, Artifact]) -> None:
+def _difference(directory: BundleDirectory, budget: ReadBudget, artifact: Artifact) -> tuple[str, str] | None:
+    """Compare a file with its entry in the index. Return the code and the detail of a difference."""
+    expected = artifact.file_size
+    limit = _LIMITS.get(artifact.path.rpartition("/")[2])
+    if limit is not None and expected > limit:
+        return "too_large", f"{expected} bytes; the limit for this document is {limit}"
+    try:
+        fd = directory.open(artifact.path)
+    except OSError as error:
+        return "unreadable", error.strerror or type(error).__name__
+    try:
+        # Check the size first: a file of the wrong size is not read, and a growing file only up to its limit.
+        info = os.fstat(fd)
+        size, digest = info.st_size, ""
+        if size == expected and not budget.take(size):
+            return "not_checked", f"{size} bytes; only `proofbox verify` reads that much"
+        if size == expected or not stat.S_ISREG(info.st_mode):
+            digest, size = sha256_file(fd, limit=expected, info=info)
+    except OSError as error:
+        return "unreadable", error.strerror or type(error).__name__
+    finally:
+        os.close(fd)
+    if size != expected:
+        return "size_mismatch", f"{size} bytes, expected {expected}"
+    return None if digest == artifact.sha256 else ("digest_mismatch", "the content differs from the committed content")
+
+
+def _check_parsed(bundle: BundleCheck, artifact: Artifact, sha256: str) -> None:
     """Compare the parsed bytes of a document with the index, since hashing opened the file a second time."""
-    if path in listed and sha256 != listed[path].sha256:
-        bundle.found("digest_mismatch", path, "the parsed bytes differ from the committed content")
+    if sha256 != artifact.sha256:
+        bundle.found(_PARSED_DIFFERS[0], artifact.path, _PARSED_DIFFERS[1])
+
+
+def _absent(directory: BundleDirectory, paths: Collection[str], nested: Collection[str]) -> set[str]:
+    """Return the paths at which there is no file. Those that were not walked are in nested bundles."""
+    return {path for path in paths if not (any(place in nested for place in above(path)) and directory.has(path))}
 
 
 def _check_coverage(
     bundle: BundleCheck, listed: Mapping[str, Artifact], nested: Mapping[str, str], present: DirectoryContents
 ) -> None:
-    for path in listed:
-        if path not in present.files:
-            bundle.found("missing", path, "listed, but missing")
-    if listed.keys() | {INDEX} == present.files and not nested:
-        extra: set[str] = set()
-    else:
-        extra = {
-            path for path in present.files if path not in listed and path != INDEX and _outermost(path, nested) is None
-        }
-    for path in sorted(extra):
+    """Find files and directories that no index covers. Nested bundles have their own, and were not walked."""
+    for path in sorted(present.files - listed.keys() - {INDEX}):
         bundle.found("unlisted", path, "a file that no index covers")
-    parents = {path.rpartition("/")[0] for path in (*present.files, *present.irregular)}
-    holding = parents | {place for parent in parents for place in above(parent)}
-    for path in sorted(present.directories - holding):
-        if not any(place in nested for place in above(path)):
+    if present.directories:
+        parents = {path.rpartition("/")[0] for path in (*present.files, *present.irregular, *nested.values())}
+        holding = parents | {place for parent in parents for place in above(parent)}
+        for path in sorted(present.directories - holding):
             bundle.found("unlisted", path, "an empty directory")
 
 
@@ -343,8 +409,10 @@ def _check_base(bundle: BundleCheck, manifest: Artifact, require: Callable[[str]
     if manifest.schema_version != SCHEMA_OF_CHANGES:
         return
     try:
-        data = bundle.directory.read(manifest.path, min(manifest.file_size, MAX_JSON_BYTES))
-        _check_parsed(bundle, manifest.path, sha256_hex(data), {manifest.path: manifest})
+        data = bundle.contents.get(manifest.path)
+        if data is None:
+            data = bundle.directory.read(manifest.path, min(manifest.file_size, MAX_JSON_BYTES))
+            _check_parsed(bundle, manifest, sha256_hex(data))
         named = base_sha256(parse_strict(data))
         if named is not None:
             require(named)
@@ -352,70 +420,54 @@ def _check_base(bundle: BundleCheck, manifest: Artifact, require: Callable[[str]
         bundle.found("tree_base_absent", manifest.path, str(error))
 
 
-def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None:
-    """Compare the attempts of a run with its schedule, to detect dropped, swapped or added attempts."""
-    if listed.chain is None:
-        bundle.found("schedule_malformed", SCHEDULE, "the index does not list it as a log")
+def _read_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> tuple[str, str] | None:
+    """Set the schedule of a run. Return the code and the detail of a problem."""
     try:
         digest = hashlib.sha256()
-        failed = index.status == "failed"
         lines = bundle.directory.lines(SCHEDULE, min(listed.file_size, MAX_SCHEDULE_BYTES), digest)
-        planned = read_schedule(map(parse_strict, lines), cut_short=failed)
-        _check_parsed(bundle, SCHEDULE, digest.hexdigest(), index.artifacts)
-        bundle.schedule = planned
+        entries = (parse_strict(line.removesuffix(b"\n")) for line in lines)
+        planned = read_schedule(entries, cut_short=index.status == "failed")
     except OSError as error:
-        bundle.found("too_large" if isinstance(error, TooLarge) else "unreadable", SCHEDULE, str(error))
+        return "too_large" if isinstance(error, TooLarge) else "unreadable", str(error)
     except (CanonicalError, ShapeError) as error:
-        bundle.found("schedule_malformed", SCHEDULE, str(error))
-    else:
-        committed = {place: inner.index_sha256 for place, inner in bundle.nested.items()}
-        for code, path, detail in coverage_gaps(planned, committed, failed=failed):
-            bundle.found(code, path, detail)
-
-
-def _partition(present: DirectoryContents, nested: Mapping[str, str]) -> dict[str, DirectoryContents]:
-    """What is in each nested bundle, in one pass: a run may have thousands of attempts."""
-    inside = {place: DirectoryContents() for place in nested}
-    if not nested:
-        return inside
-    for path in present.files:
-        if (place := _outermost(path, nested)) is not None:
-            inside[place].files.add(path[len(place) + 1 :])
-    for path in present.directories:
-        if (place := _outermost(path, nested)) is not None:
-            inside[place].directories.add(path[len(place) + 1 :])
-    return inside
-
-
-def _outermost(path: str, nested: Mapping[str, str]) -> str | None:
-    """Return the outermost nested bundle that contains a path; None if it is in none of them."""
-    end = path.find("/")
-    while end >= 0:
-        if path[:end] in nested:
-            return path[:end]
-        end = path.find("/", end + 1)
+        return "schedule_malformed", str(error)
+    if digest.hexdigest() != listed.sha256:
+        return _PARSED_DIFFERS
+    bundle.schedule = planned
     return None
 
 
-def _given(found: DirectoryContents) -> Callable[[], DirectoryContents]:
-    return lambda: found
+def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact, problem: tuple[str, str] | None) -> None:
+    """Compare the attempts of a run with its schedule, to detect dropped, swapped or added attempts."""
+    if listed.chain is None:
+        bundle.found("schedule_malformed", SCHEDULE, "the index does not list it as a log")
+    if problem is not None:
+        bundle.found(problem[0], SCHEDULE, problem[1])
+    if bundle.schedule is not None:
+        committed = {place: inner.index_sha256 for place, inner in bundle.nested.items()}
+        for code, path, detail in coverage_gaps(bundle.schedule, committed, failed=index.status == "failed"):
+            bundle.found(code, path, detail)
 
 
 def _check_chains(bundle: BundleCheck, index: Index) -> None:
+    """Verify every line of the logs."""
     for path, artifact in index.artifacts.items():
         if artifact.chain is None:
             continue
         bundle.checked.chains += 1
-        name = f"{index.run_id}/{path}"
         try:
-            fd = bundle.directory.open(path)
+            fd = None if path in bundle.contents else bundle.directory.open(path)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 bundle.found("unreadable", path, error.strerror or type(error).__name__)
             continue
         anchor = artifact.chain
-        with open(fd, "rb") as stream:
-            limit = artifact.file_size + 1  # a file of another size is already a finding and may be endless
-            report = verify_chain(stream, name, anchor.head, expected_count=anchor.count, limit=limit)
+        name = f"{index.run_id}/{path}"
+        if fd is None:
+            report = verify_chain(bundle.contents[path], name, anchor.head, expected_count=anchor.count)
+        else:
+            with open(fd, "rb") as stream:
+                limit = artifact.file_size + 1  # a file of another size is already a finding and may be endless
+                report = verify_chain(stream, name, anchor.head, expected_count=anchor.count, limit=limit)
         for finding in report.findings:
             bundle.found(f"chain_{finding.code}", path, f"line {finding.line}: {finding.message}")

@@ -24,7 +24,8 @@ from proofbox.evidence.bundle.paths import INDEX, RUN_ID, is_artifact_path, read
 from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.packet import SUFFIX
-from proofbox.evidence.verify.campaign_runs import pinned_runs
+from proofbox.evidence.verify.check import BundleCheck
+from proofbox.evidence.verify.pinned_bundles import read_pins
 from proofbox.evidence.verify.verification import Verification
 
 SCHEMA = "proofbox.embedded_evidence/1"
@@ -101,7 +102,9 @@ def embed(bundles: list[EmbeddedBundle], left_out: list[LeftOutFile]) -> str:
     return f"{OPENING.decode()}{text}{CLOSING.decode()}"
 
 
-def verify_embedded(path: str, check: Callable[[str, str | None], Verification], key: str | None) -> Verification:
+def verify_embedded(
+    path: str, check: Callable[[str, str | None], tuple[Verification, BundleCheck | None]], key: str | None
+) -> Verification:
     """Extract the evidence of an HTML file into a temporary directory and verify every bundle with `check`.
 
     With a key, each bundle must be signed, or be a run whose index a signed campaign pins.
@@ -115,10 +118,11 @@ def verify_embedded(path: str, check: Callable[[str, str | None], Verification],
         for each in document["bundles"]:
             directory = _extract(each, place)
             own_key = key if each["packet"] is not None else None
-            found = check(directory, own_key)
+            found, checked = check(directory, own_key)
+            pins = [] if checked is None else read_pins(found, checked)
             _add(total, found, each["name"], len(document["bundles"]))
             if found.signed_by is not None and found.ok:
-                pinned |= {run.index_sha256 for run in pinned_runs(directory)}
+                pinned |= {pin.index_sha256 for pin in pins}
             elif own_key is None:
                 unsigned[each["name"]] = sha256_hex(_decoded(each["files"].get(INDEX, "")))
     for name, index in unsigned.items() if key is not None else ():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proofbox.core.plurals import counted
-from proofbox.core.text import printable
+from proofbox.core.text import one_line
 from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown, PacketInvalid, ProofboxError
 from proofbox.evidence.bundle.paths import shown
 from proofbox.evidence.verify.check import BundleFinding, CheckCounts
@@ -63,7 +63,7 @@ class Verification:
             return self.summary()
         first, count = self.findings[0], len(self.findings)
         found = f"{count} findings, the first" if count > 1 else "one finding"
-        return f"{self.summary()}; {_one_line(f'{found}: {first.code} {first.path} ({first.detail})')}"
+        return f"{self.summary()}; {one_line(f'{found}: {first.code} {first.path} ({first.detail})')}"
 
     def summary(self) -> str:
         """Return the result in one line, without findings."""
@@ -81,7 +81,7 @@ class Verification:
             by = f" by a custom policy: {self.policy!r}" if self.own_policy else ""
             parts.append(("promotable" if self.promotable else "not promotable") + by)
             parts.append(self.signature_status())
-        return _one_line("; ".join(parts))
+        return one_line("; ".join(parts))
 
     def signature_status(self) -> str:
         """Return the signature status of the packet."""
@@ -116,7 +116,3 @@ class Verification:
             "notes": self.notes,
             "error": error.as_dict() if (error := self.error()) else None,
         }
-
-
-def _one_line(text: str) -> str:
-    return printable(text).replace("\n", "\\n")

@@ -15,7 +15,8 @@ Without --key and without a digest from another source, this detects damage, not
 bundle can create another consistent one.
 
 Codes of findings, besides those of `check`: packet_malformed, packet_mismatch (with the bundle),
-verdict_wrong, policy_misnamed, signature_absent, signature_wrong, bundle_absent, run_mismatch (with a campaign).
+verdict_wrong, policy_misnamed, signature_absent, signature_wrong, bundle_absent, run_mismatch (with a campaign),
+branch_mismatch (with an exploration), pins_malformed (a campaign's list of runs, an exploration's list of branches).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from datetime import timedelta
 from typing import Any
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
-from proofbox.core.text import printable
+from proofbox.core.text import one_line, printable
 from proofbox.errors import (
     ProofboxError,
     UsageError,
@@ -42,9 +43,9 @@ from proofbox.evidence.promotion.packet import PREDICATE_TYPES, SUFFIX, Packet, 
 from proofbox.evidence.promotion.packet_v02 import bundle_of_v02, differences_v02
 from proofbox.evidence.promotion.policy import is_built_in
 from proofbox.evidence.promotion.verdict import differences
-from proofbox.evidence.verify.campaign_runs import verify_runs
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.evidence.verify.embedded import verify_embedded
+from proofbox.evidence.verify.pinned_bundles import verify_pinned
 from proofbox.evidence.verify.verification import Verification
 
 HTML_SUFFIX = ".html"
@@ -65,13 +66,13 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
     if place.endswith(HTML_SUFFIX) and os.path.isfile(place):
         if bundle is not None:
             raise UsageError("--bundle can't be used with an HTML file, which contains its evidence", op="verify")
-        return verify_embedded(place, lambda directory, signer: _verify_directory(directory, signer), key)
+        return verify_embedded(place, _verify_directory, key)
     packed = place.endswith(PACKED_SUFFIX)
     if os.path.isfile(place) and not packed:
-        result = verify_packet(place, key=key, bundle=bundle)
-        if result.bundle is not None:
-            verify_runs(result, result.bundle)
-        return result
+        examined = examine_packet(place, keys=() if key is None else (key,), bundle=bundle)
+        if examined.checked is not None:
+            verify_pinned(examined.result, examined.checked)
+        return examined.result
     directory = resolve(place)
     if bundle is not None:
         raise UsageError(
@@ -79,8 +80,9 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
             op="verify",
             fix_hints=["give the path of the packet, and its bundle with --bundle"],
         )
-    result = _verify_directory(directory, key, beside=place.removesuffix(PACKED_SUFFIX) if packed else None)
-    verify_runs(result, directory)
+    result, checked = _verify_directory(directory, key, beside=place.removesuffix(PACKED_SUFFIX) if packed else None)
+    if checked is not None:
+        verify_pinned(result, checked)
     result.path = place
     if packed:
         result.bundle = place
@@ -89,20 +91,23 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
     return result
 
 
-def _verify_directory(directory: str, key: str | None, *, beside: str | None = None) -> Verification:
+def _verify_directory(
+    directory: str, key: str | None, *, beside: str | None = None
+) -> tuple[Verification, BundleCheck | None]:
     """Verify a bundle with the packet beside it, without the runs of a campaign.
 
     `beside` is the place that its packet is named after, if that is not the directory.
     """
     beside = os.path.abspath(beside or directory) + SUFFIX
     if os.path.lexists(beside):
-        return verify_packet(beside, key=key, bundle=directory)
+        examined = examine_packet(beside, keys=() if key is None else (key,), bundle=directory)
+        return examined.result, examined.checked
     result = Verification(directory)
-    _verify_bundle(result, directory)
+    checked = _verify_bundle(result, directory)
     if key is not None:
         _public_key(key)
         result.found("signature_absent", "", "a key was given, but there is no signed packet")
-    return result
+    return result, checked
 
 
 MAX_CLOCK_SKEW = timedelta(minutes=5)
@@ -259,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(result.line())
         for note in result.notes:
-            print(printable(f"note: {note}"))
+            print(one_line(f"note: {note}"))
         for finding in result.findings[1:]:
-            print(printable(f"finding: {finding.code} {finding.path}: {finding.detail}").replace("\n", "\\n"))
+            print(one_line(f"finding: {finding.code} {finding.path}: {finding.detail}"))
     return 0 if result.ok else 1
