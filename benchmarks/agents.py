@@ -2,7 +2,7 @@
 
     scripts/bench agents [--agent codex|claude|opencode] [--rounds N] [--check]
 
-The same turns of the same program against the same fake model (in a process of its own): once by a bare client that
+The same turns of the same program against the same fake model (in a separate process): once by a bare client that
 writes lines to the program and reads them, without a box, a gateway or a record; once by a session in a sealed box,
 with the gateway between and a listener that keeps every event; once more so outside any box, where a command's login
 shell reads the host's profile as it does for the bare client. Each ratio is the median of the ratios of turns in the

@@ -7,7 +7,7 @@ For each native strategy whose agent is installed:
 - reliability: the share of attempts without an infrastructure failure, as counted over the last 200 attempts;
 - overhead: the time of a turn with a command in a sealed box, with the gateway and a record, over the time of the same
   turn of the bare agent (median of the ratios of interleaved turns, see `_pairs.py`);
-- cross-talk: 20 attempts at the same time, each with a word of its own that must not be in the record of another. They
+- cross-talk: 20 attempts at the same time, each with a different word that must not be in the record of another. They
   use the same credential as those of the reliability, whose success lets so many run at the same time.
 
 The results are stored in the state directory, where `proofbox runtime list` and the default chain of strategies find

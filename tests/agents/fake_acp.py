@@ -176,7 +176,7 @@ def prompt(id, session, text):
         reason = misbehave(session) or session.prompt(text)
         send(id=id, result={"stopReason": reason})
     except Exception as error:
-        if MODE == "conceals":
+        if MODE.startswith("conceals"):
             session.update("agent_message_chunk", content={"type": "text", "text": "the model failed"})
             send(id=id, result={"stopReason": "end_turn"})
             return
@@ -190,7 +190,7 @@ def serve(id, method, params):
             once.touch()
             return None
         advertised = {"loadSession": True, "sessionCapabilities": {"fork": {}, "resume": {}}}
-        if MODE == "load-only":
+        if MODE in ("load-only", "refuses-load"):
             advertised = {"loadSession": True}
         elif MODE == "plain":
             advertised = {}
@@ -205,6 +205,9 @@ def serve(id, method, params):
         SESSIONS[new.id] = new
         return {"sessionId": new.id}
     if method in ("session/load", "session/resume"):
+        if MODE == "refuses-load":
+            send(id=id, error={"code": -32602, "message": "no such session"})
+            return None
         old = SESSIONS[params["sessionId"]] = Session(params["sessionId"], params["cwd"])
         if method == "session/load":
             replay(old)
@@ -241,6 +244,8 @@ def main():
             result = serve(id, method, params)
             if result is not None:
                 send(id=id, result=result)
+    if MODE == "conceals-and-stays":  # as codex-acp
+        threading.Event().wait()
 
 
 main()

@@ -143,3 +143,11 @@ def test_blocked_values_are_never_passed_on_without_a_grant(source: dict[str, st
     assert {*record.allowed, *record.asked, *record.granted} == set(found.values)
     reported = msgspec.json.encode(record).decode() + repr(found)
     assert not any(value in reported for value in source.values() if len(value) > 20)
+
+
+def test_changed_secret_is_withheld_in_the_next_environment() -> None:
+    for secret in ("first-secret-value", "other-secret-value"):
+        source = {"SERVICE_TOKEN": secret, "TERM": "first-secret-value", "LANG": "other-secret-value"}
+        values = decide_environment(source=source).values
+        assert secret not in values.values()
+        assert len(values) == 1

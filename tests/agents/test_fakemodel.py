@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
 
-from proofbox.agents.events import TokenUsage
+from proofbox.agents.events import Event, TokenUsage
 from proofbox.agents.fakemodel import FakeModel
+from proofbox.agents.feed import Turn
 from proofbox.agents.gateway.endpoint import ModelEndpoint
-from proofbox.agents.gateway.failures import kind_of_exchange
+from proofbox.agents.gateway.failures import kind_of_exchange, note
 from proofbox.agents.gateway.server import ModelGateway
-from proofbox.agents.gateway.traffic import Exchange
+from proofbox.agents.gateway.session_route import ModelRoute
+from proofbox.agents.gateway.traffic import Exchange, Outcome
 from proofbox.errors import (
     AgentError,
     AuthFailed,
@@ -181,6 +184,31 @@ def test_request_that_counts_tokens_uses_none(path: str, member: str) -> None:
     run(Messages, work)
 
 
+def test_only_an_answer_of_the_model_ends_its_failure() -> None:
+    turn = Turn("turn", "thread", 0.0)
+
+    async def publish(event: Event) -> None:
+        del event
+
+    feed = SimpleNamespace(turns_under_way=lambda: [turn], publish=publish)
+    route = ModelRoute(ModelEndpoint("https://model"), SimpleNamespace(owner_of=lambda thread: thread, feed=feed))  # type: ignore[arg-type]
+
+    async def see(path: str, outcome: Outcome, method: str = "POST", status: int = 200) -> bool:
+        """Return whether the failure of the model is still known."""
+        await route._on_exchange(Exchange(number=1, method=method, path=path, outcome=outcome, status=status))
+        known = turn.observed_failure is not None
+        assert known == (route.failure_of(turn) is not None) == (not turn.answered)
+        return known
+
+    async def work() -> None:
+        assert await see("/messages", "http_error", status=529)
+        assert await see("/messages/count_tokens", "completed")
+        assert await see("/models", "completed", "GET")
+        assert not await see("/messages", "completed")
+
+    anyio.run(work)
+
+
 FAULTS: dict[str, tuple[str, type[AgentError]]] = {
     "[[http 400]]": ("http_error", ModelFailed),
     "[[http 401]]": ("http_error", AuthFailed),
@@ -191,6 +219,9 @@ FAULTS: dict[str, tuple[str, type[AgentError]]] = {
     "[[http 503]]": ("http_error", Overloaded),
     "[[fail something_else]]": ("failed", ModelFailed),
     "[[fail context_length_exceeded]]": ("failed", ContextExceeded),
+    "[[http 400 type=context_length_exceeded]]": ("http_error", ContextExceeded),
+    "[[http 413]]": ("http_error", ContextExceeded),
+    "[[http 402 type=insufficient_quota]]": ("http_error", UsageLimited),
     "[[drop before]]": ("unreachable", StreamDisconnected),
     "[[drop mid]] [[say several words]]": ("cut", StreamDisconnected),
     "[[idle 0.01 after=1]] [[say several words]]": ("cut", StreamDisconnected),
@@ -209,6 +240,34 @@ def test_faults_have_the_same_outcome_in_every_api(api: type[Client]) -> None:
             assert (client.last.outcome, kind_of_exchange(client.last)) == outcome, fault
             if "retry_after" in fault:
                 assert client.last.retry_after == 7
+
+    run(api, work)
+
+
+@pytest.mark.parametrize(
+    ("api", "fault", "observed"),
+    [
+        (Messages, "credit_too_low", UsageLimited),
+        (Messages, "spend_limit", UsageLimited),
+        (Messages, "context_length_exceeded", None),
+        (Responses, "billing_hard_limit_reached", UsageLimited),
+        (Responses, "billing_not_active", UsageLimited),
+        (Responses, "invalid_request_error", None),
+        (Gemini, "invalid_api_key", AuthFailed),
+        (Gemini, "unsupported_location", AuthFailed),
+        (Gemini, "FAILED_PRECONDITION", None),
+        (Gemini, "INVALID_ARGUMENT", None),
+    ],
+)
+def test_failures_of_key_and_account_with_status_400_are_the_endpoints(
+    api: type[Client], fault: str, observed: type[AgentError] | None
+) -> None:
+    async def work(client: Client) -> None:
+        await client.prompt(f"[[http 400 type={fault}]]")
+        assert client.last.status == 400
+        turn = Turn("turn", "thread", 0.0)
+        note(turn, client.last)
+        assert (type(turn.observed_failure) if turn.observed_failure is not None else None) is observed
 
     run(api, work)
 

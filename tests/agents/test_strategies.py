@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import anyio
 import msgspec
@@ -16,6 +16,7 @@ from proofbox.agents.contract import AgentRuntime, AgentSession, RuntimeCapabili
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings, read_settings
 from proofbox.agents.strategies import CandidateResult, Chain, decide_chain, first_usable, parse_chain
+from proofbox.config.settings import NAMED_RUNTIMES
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import (
@@ -220,6 +221,12 @@ def test_settings_of_the_wrong_type_are_refused() -> None:
     assert read_settings(SampleSettings, {"retries": 3}, "sample").retries == 3
     with pytest.raises(UsageError, match="retries"):
         read_settings(SampleSettings, {"retries": "three"}, "sample")
+
+
+def test_tables_among_the_settings_of_a_named_runtime_are_no_agents() -> None:
+    for id, tables in NAMED_RUNTIMES.items():
+        fields = msgspec.structs.fields(installed().runtime(id).settings)
+        assert tables == tuple(each.name for each in fields if get_origin(each.type) is dict), id
 
 
 def test_runtime_that_fails_to_load_is_unavailable() -> None:

@@ -1,5 +1,5 @@
 """Agent runtimes: programs that take a prompt and work on a workspace, all driven and recorded in the same way.
 
 `contract.py` defines the runtime contract, `events.py` the events, and `runtimes/` contains the runtimes.
-`strategies.py` selects one of them, and `trials/` runs one prompt and records its steps.
+`strategies.py` selects one of them, and `steps.py` records what it does.
 """

@@ -76,7 +76,13 @@ def prepare_home(home: Path, options: SessionOptions, files: Mapping[str, str]) 
 
 
 def box_facts(box: SessionInfo) -> dict[str, Any]:
+    more = {}
+    if box.provider == "vm":  # times of an emulated machine can't be compared with others
+        from proofbox.sandbox.machines.acceleration import current_acceleration
+
+        more["acceleration"] = current_acceleration()
     return {
+        **more,
         "provider": box.provider,
         "isolation": box.isolation.value,
         "sandboxed": box.isolation.value != "none",

@@ -152,12 +152,18 @@ def decide_environment(
 
 def _known_secrets(granted: frozenset[str], model: frozenset[str], source: Mapping[str, str]) -> Redactor:
     """Return a redactor for the values that must not be passed on under any name."""
-    found = [
-        value
-        for name, value in source.items()
-        if (is_secret(name) or name in model) and name not in granted and len(value) >= MIN_SECRET
-    ]
-    return Redactor(found, patterns=())
+    return _redactor_of(
+        frozenset(
+            value
+            for name, value in source.items()
+            if (is_secret(name) or name in model) and name not in granted and len(value) >= MIN_SECRET
+        )
+    )
+
+
+@functools.lru_cache(maxsize=4)  # every attempt of a run asks for the same values
+def _redactor_of(secrets: frozenset[str]) -> Redactor:
+    return Redactor(secrets, patterns=())
 
 
 def _holds(value: str, secrets: Redactor) -> bool:

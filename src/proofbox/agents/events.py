@@ -274,7 +274,7 @@ EVENT_TYPES: tuple[type[AgentEvent], ...] = tuple(each for each in Event.__args_
 """The events that are logged as they are. Exchanges have a log of their own, apart from their bodies."""
 declare(
     "events.jsonl",
-    at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`; in a trial, the member `event`",
+    at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`",
     meaning="The events of an agent session, one per line. Attempts leave out the deltas.",
     shape=EVENT_TYPES,
 )

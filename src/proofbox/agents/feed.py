@@ -29,6 +29,8 @@ class Turn:
         self.usage_source: Source = "runtime_reported"
         self.answered = False
         """The model has completed a response."""
+        self.accepted: set[tuple[str, ...]] = set()
+        """The kinds of requests that were answered, in this turn and in earlier ones of its thread."""
         self.is_stopping = False
         """The session is ending the turn early."""
         self.observed_failure: ProofboxError | None = None
@@ -63,7 +65,10 @@ class Feed:
         self._listeners.pop(number, None)
 
     def begin_turn(self, id: str, thread: str) -> Turn:
-        turn = self._turns[id] = Turn(id, thread, self._clock.monotonic())
+        turn = Turn(id, thread, self._clock.monotonic())
+        for earlier in self.turns_of(thread)[-1:]:
+            turn.accepted = earlier.accepted
+        self._turns[id] = turn
         return turn
 
     def active_turn(self, thread: str) -> Turn | None:

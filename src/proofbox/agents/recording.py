@@ -20,9 +20,9 @@ MAX_OPEN = 10_000
 class Recording:
     """Listens to a session, or to one thread of it and that thread's sub-agents, until `finish`."""
 
-    def __init__(self, session: AgentSession, *listeners: Listener) -> None:
+    def __init__(self, session: AgentSession, first: Listener, *others: Listener) -> None:
         self._session = session
-        self._listeners = listeners
+        self._listeners = (first, *others)
         self._numbers: list[int] = []
         self._open: dict[tuple[str, str], str] = {}
         self._incomplete_reason = ""
@@ -33,8 +33,9 @@ class Recording:
     def start(self, thread: str | None = None) -> None:
         """Start listening: to the whole session, or to one thread and its sub-agents."""
         self._thread = thread
-        for listener in (self._watch, *self._listeners):
-            self._numbers.append(self._session.add_listener(self._guarded(listener)))
+        for number, listener in enumerate(self._listeners):
+            # Watch with the first listener: if that one fails, the record is incomplete anyway.
+            self._numbers.append(self._session.add_listener(self._guarded(listener, watch=number == 0)))
 
     async def finish(self, thread: str, *, close: bool) -> None:
         """End everything the thread started, then stop listening. With `close`, close the whole session.
@@ -60,7 +61,7 @@ class Recording:
             return f"calls without an end: {', '.join(list(self._open.values())[:3])[:200]}"
         return self._incomplete_reason
 
-    async def _watch(self, event: Event) -> None:
+    def _watch(self, event: Event) -> None:
         match event:
             case ItemStarted() if event.command:
                 self._open[event.thread, event.item] = event.command
@@ -79,11 +80,13 @@ class Recording:
     def _mark_incomplete(self, reason: str) -> None:
         self._incomplete_reason = self._incomplete_reason or reason  # the first reason is reported
 
-    def _guarded(self, listener: Listener) -> Listener:
+    def _guarded(self, listener: Listener, *, watch: bool) -> Listener:
         async def receive(event: Event) -> None:
             own = self._own_event(event)
             if own is None:
                 return
+            if watch:
+                self._watch(own)
             try:
                 await listener(own)
             except Exception as error:

@@ -11,7 +11,6 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from proofbox.agents.contract import AgentRuntime
@@ -77,6 +76,8 @@ class Registry:
 @cache
 def installed() -> Registry:
     """Return the built-in runtimes and those of installed packages. The result is cached."""
+    from importlib.metadata import entry_points
+
     loaders: dict[str, Loader] = {
         entry.name: lambda entry=entry: entry.load()()  # type: ignore[misc]  # the default binds the loop variable
         for entry in entry_points(group=GROUP)

@@ -6,13 +6,14 @@ known name as a hint. A flag such as `--model` applies to every runtime of the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 import msgspec
 
 from proofbox.agents.contract import AgentRuntime
+from proofbox.agents.gateway.endpoint import ModelAccess
 from proofbox.agents.registry import Registry
 from proofbox.agents.strategies import Chain
 from proofbox.core.nearest import nearest
@@ -30,21 +31,58 @@ def read_settings(kind: type[S], table: Mapping[str, Any], runtime: str) -> S:
     try:
         return msgspec.convert(dict(table), kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"[runtimes.{runtime}]: {error}", op="settings", fix_hints=["see docs/agents.md"]) from None
+        hints = [*_known_values(kind, str(error)), "see docs/agents.md"]
+        raise UsageError(f"[runtimes.{runtime}]: {error}", op="settings", fix_hints=hints) from None
 
 
-def with_absolute_mounts(tables: Mapping[str, Mapping[str, Any]], base: Path) -> dict[str, dict[str, Any]]:
-    """Return the tables with absolute host paths in every mount, because workers run in another directory."""
+def _known_values(kind: type[msgspec.Struct], message: str) -> Iterator[str]:
+    """Yield a hint with the possible values of the setting that a message is about, if it allows only some."""
+    for field in msgspec.structs.fields(kind):
+        if message.endswith(f"`$.{field.name}`"):
+            choices = [value for part in (field.type, *get_args(field.type)) for value in _literals(part)]
+            if choices:
+                yield f"known: {', '.join(map(str, choices))}"
+
+
+def _literals(part: Any) -> tuple[Any, ...]:
+    return get_args(part) if get_origin(part) is Literal else ()
+
+
+@runtime_checkable
+class _HasDefaultModel(Protocol):
+    """A runtime that reaches a model even if its settings name no endpoint."""
+
+    def model_access(self, settings: Mapping[str, Any]) -> ModelAccess | None: ...
+
+
+def model_access(runtime: AgentRuntime, settings: Mapping[str, Any]) -> ModelAccess | None:
+    """Return where a runtime with these settings finds its model; None if it uses none through the gateway.
+
+    Raises `UsageError` for invalid settings.
+    """
+    if isinstance(runtime, _HasDefaultModel):
+        return runtime.model_access(settings)
+    url, key = settings.get("base_url"), settings.get("api_key_env")
+    return ModelAccess(str(url or ""), key) if url or key else None
+
+
+def with_absolute_paths(tables: Mapping[str, Mapping[str, Any]], base: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables with absolute host paths in mounts and scripts, because workers run in another directory."""
     return {
-        id: {name: _absolute(value, base) if name == "mounts" else value for name, value in table.items()}
+        id: {
+            name: _absolute(value, base) if name == "mounts" or (id, name) == ("scripted", "script") else value
+            for name, value in table.items()
+        }
         for id, table in tables.items()
     }
 
 
-def _absolute(mounts: Any, base: Path) -> Any:
-    if not isinstance(mounts, list | tuple) or not all(isinstance(each, str) for each in mounts):
-        return mounts  # the runtime reports the error
-    return [f"{base}/{each}" if each and not each.startswith(("/", ":")) else each for each in mounts]
+def _absolute(value: Any, base: Path) -> Any:
+    if isinstance(value, str):
+        return f"{base}/{value}" if value and not value.startswith(("/", ":")) else value
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return [_absolute(each, base) for each in value]
+    return value  # a script itself, or an error that the runtime reports
 
 
 class RuntimeSettings:

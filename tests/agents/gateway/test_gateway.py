@@ -34,12 +34,12 @@ from hypothesis import strategies as st
 
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, ModelScript, ResponseRule, load_rules
-from proofbox.agents.gateway.endpoint import ModelEndpoint
-from proofbox.agents.gateway.failures import kind_of_exchange
+from proofbox.agents.gateway.endpoint import ModelAccess, ModelEndpoint
+from proofbox.agents.gateway.failures import is_answer, kind_of_exchange
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
 from proofbox.agents.gateway.rate_windows import read_duration, read_windows
-from proofbox.agents.gateway.server import MAX_ERROR_BODY, ModelGateway
-from proofbox.agents.gateway.traffic import Exchange, StreamReader, read_body
+from proofbox.agents.gateway.server import MAX_ERROR_BODY, MAX_TARGET, ModelGateway
+from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, StreamReader, read_body
 from proofbox.errors import (
     AgentError,
     AuthFailed,
@@ -218,6 +218,7 @@ def test_stream_is_forwarded_without_delay(tmp_path: Path) -> None:
         "http://other.example/model/responses",
         "//other.example/model/responses",
         "/model/responses?a=\x7f",
+        f"/model/{'x' * MAX_TARGET}/responses",
     ],
 )
 def test_requests_to_other_targets_are_refused(tmp_path: Path, target: str) -> None:
@@ -255,13 +256,53 @@ def test_head_request_to_the_base_url_is_not_forwarded(tmp_path: Path, target: s
     run(tmp_path, work)
 
 
-def test_key_is_sent_in_the_header_that_the_client_uses(tmp_path: Path) -> None:
+def test_key_is_sent_in_the_header_of_the_api(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         own = {"x-api-key": "the-box-made-this-up", "anthropic-version": "2023-06-01", "anthropic-beta": "b"}
-        await lab.ask("[[say hello]]", headers=own)
+        await lab.ask("[[say hello]]", "/model/messages", headers=own)
         headers = dict(lab.model.seen[-1].headers)
         assert (headers["x-api-key"], "authorization" in headers) == (KEY, False)
         assert (headers["anthropic-version"], headers["anthropic-beta"]) == ("2023-06-01", "b")
+        for header in ("x-api-key", "x-goog-api-key"):
+            await lab.ask("[[say hello]]", headers={header: "the-box-made-this-up"})
+            headers = dict(lab.model.seen[-1].headers)
+            assert (headers["authorization"], header in headers) == (f"Bearer {KEY}", False)
+
+    run(tmp_path, work)
+
+
+ANTHROPIC = "https://api.anthropic.com"
+GOOGLE = "https://generativelanguage.googleapis.com"
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "path", "used", "header"),
+    [
+        (ANTHROPIC, "sk-ant-api03-x", "/v1/messages?beta=true", "", "x-api-key"),
+        (ANTHROPIC, "sk-ant-api03-x", "/v1/messages", "x-goog-api-key", "x-api-key"),
+        (ANTHROPIC, "sk-ant-oat01-x", "/v1/messages", "x-api-key", "authorization"),
+        (ANTHROPIC, "sk-ant-api03-x", "/v1/models", "x-api-key", "x-api-key"),
+        (GOOGLE, "AIza-x", "/v1beta/models/gemini-3:generateContent", "", "x-goog-api-key"),
+        (GOOGLE, "ya29.x", "/v1beta/models/gemini-3:countTokens", "x-goog-api-key", "authorization"),
+        (GOOGLE, "AIza-x", "/v1beta/openai/chat/completions", "x-goog-api-key", "authorization"),
+        ("https://example.org", "k", "/v1/messages", "x-api-key", "x-api-key"),
+        ("https://example.org", "k", "/v1/messages", "", "authorization"),
+        ("https://example.org", "k", "/v1/responses/compact", "x-api-key", "authorization"),
+    ],
+)
+def test_header_of_the_key_is_what_the_endpoint_needs(url: str, key: str, path: str, used: str, header: str) -> None:
+    assert ModelEndpoint(url, key).key_header(path, used) == header
+    assert ModelEndpoint(url, key, key_header="authorization").key_header(path, used) == "authorization"
+
+
+@pytest.mark.parametrize("name", ["key", "%6bey", "Key", "access_token", "oauth%5Ftoken", "$key"])
+def test_keys_of_the_client_are_removed_from_the_query(tmp_path: Path, name: str) -> None:
+    async def work(lab: Lab) -> None:
+        async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
+            target = f"/model/models/m:generateContent?{name}=z&alt=sse&{name}=z"
+            await stream.send(f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+            await stream.receive()
+        assert [seen.target for seen in lab.model.seen] == ["/v1/models/m:generateContent?alt=sse"]
 
     run(tmp_path, work)
 
@@ -426,12 +467,13 @@ def test_invalid_endpoints_are_refused(url: str, key: str | None) -> None:
 
 
 def test_missing_key_variable_is_an_error() -> None:
+    access = ModelAccess("https://example.org/v1", "MY_KEY")
     with pytest.raises(AuthFailed, match="MY_KEY"):
-        ModelEndpoint.of("https://example.org/v1", "MY_KEY", {})
+        ModelEndpoint.of(access, {})
     with pytest.raises(AuthFailed):
-        ModelEndpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": "a\nb"})
-    assert ModelEndpoint.of("https://example.org/v1", None, {}).authorization() == {}
-    assert ModelEndpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": KEY}).has_key
+        ModelEndpoint.of(access, {"MY_KEY": "a\nb"})
+    assert ModelEndpoint.of(ModelAccess("https://example.org/v1"), {}).authorization() == {}
+    assert ModelEndpoint.of(access, {"MY_KEY": KEY}).has_key
 
 
 # ---- parsing responses
@@ -645,6 +687,9 @@ def test_fake_model_continues_after_tool_results(tmp_path: Path) -> None:
 STREAM = "/model/v1beta/models/gemini-3:streamGenerateContent?alt=sse&key=the-box-made-this-up"
 
 
+ARRAY = STREAM.partition("?")[0]
+
+
 async def ask_gemini(lab: Lab, prompt: str, path: str = STREAM) -> httpx2.Response:
     body = {"contents": [{"role": "user", "parts": [{"text": prompt}]}]}
     return await lab.client.post(path, json=body, headers={"x-goog-api-key": "the-box-made-this-up"})
@@ -654,15 +699,15 @@ def test_gemini_requests_get_the_key_in_its_header_and_count_thoughts(tmp_path: 
     async def work(lab: Lab) -> None:
         prompt = "[[usage input=7 output=3 cached=2 reasoning=1]] [[think hm]] [[say hello there]]"
         counted = TokenUsage(input_tokens=7, output_tokens=3, cached_input_tokens=2, reasoning_tokens=1)
-        for path in (STREAM, STREAM.replace("streamGenerateContent", "generateContent")):
+        for path in (STREAM, STREAM.replace("streamGenerateContent", "generateContent"), ARRAY):
             answer = await ask_gemini(lab, prompt, path)
-            chunks = events(answer) or [answer.json()]
+            chunks = events(answer) or (answer.json() if path is ARRAY else [answer.json()])
             texts = [part for each in chunks for c in each.get("candidates", ()) for part in c["content"]["parts"]]
             assert [part["text"] for part in texts] == ["hm", "hello ", "there", ""]
             assert (lab.last.outcome, lab.last.usage, lab.last.unmeasured) == ("completed", counted, "")
         for seen in lab.model.seen:
             assert (dict(seen.headers)["x-goog-api-key"], "authorization" in dict(seen.headers)) == (KEY, False)
-            assert seen.target.endswith("enerateContent?alt=sse")
+            assert seen.target.endswith(("enerateContent?alt=sse", "streamGenerateContent"))
         assert (await ask_gemini(lab, "x", STREAM.replace("streamGenerateContent", "countTokens"))).status_code == 200
         assert (lab.last.usage, lab.last.unmeasured) == (None, "")
 
@@ -679,23 +724,76 @@ def test_gemini_requests_get_the_key_in_its_header_and_count_thoughts(tmp_path: 
         ("[[fail UNAVAILABLE message=slow]]", "failed", Overloaded, {"error_message": "slow"}),
         ("[[garbage]]", "cut", StreamDisconnected, {"unmeasured": "broken_off"}),
         ("[[http 400]]", "http_error", ModelFailed, {}),
+        ("[[fail SAFETY]]", "completed", None, {"unmeasured": ""}),
     ],
 )
 def test_gemini_failures_are_classified(
-    tmp_path: Path, prompt: str, outcome: str, kind: type[AgentError], more: dict[str, Any]
+    tmp_path: Path, prompt: str, outcome: str, kind: type[AgentError] | None, more: dict[str, Any]
 ) -> None:
     async def work(lab: Lab) -> None:
-        await ask_gemini(lab, prompt)
-        assert (lab.last.outcome, kind_of_exchange(lab.last)) == (outcome, kind)
-        assert {name: getattr(lab.last, name) for name in more} == more
+        for path in (STREAM, ARRAY):
+            await ask_gemini(lab, prompt, path)
+            assert (lab.last.outcome, kind_of_exchange(lab.last)) == (outcome, kind)
+            assert {name: getattr(lab.last, name) for name in more} == more
 
     run(tmp_path, work)
 
 
 def test_gemini_stream_without_its_last_chunk_is_cut(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
-        with pytest.raises(httpx2.TransportError):
-            await ask_gemini(lab, "[[drop mid]] [[say a few words]]")
-        assert (lab.last.outcome, lab.last.unmeasured) == ("cut", "broken_off")
+        for path in (STREAM, ARRAY):
+            with pytest.raises(httpx2.TransportError):
+                await ask_gemini(lab, "[[usage input=7]] [[drop mid]] [[say a few words]]", path)
+            assert (lab.last.outcome, lab.last.unmeasured) == ("cut", "broken_off")
+            assert lab.last.usage == TokenUsage(input_tokens=7), "the usage stated before is kept"
 
     run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "tokens"),
+    [
+        ('[{"usageMetadata": {"promptTokenCount": 7}}\n,', "cut", 7),
+        ('[{"usageMetadata": {"promptTokenCount": 7}}\n,\r\n{"candidates": [{"content"', "cut", 7),
+        ('\n[{"candidates": [{}], "usageMetadata": {"promptTokenCount": 7}}]', "cut", 7),
+        ('[{"candidates": [{"finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 7}}]', "completed", 7),
+        ("[" * 100_000, "cut", None),
+        ("[", "cut", None),
+        ("", "cut", None),
+        ("<html>", "cut", None),
+        ("[" + " " * MAX_EVENT, "completed", None),  # it was not read to its end
+        ("\n\x05proto", "completed", None),  # the client asked for another form
+    ],
+)
+def test_array_stream_without_its_end_is_cut(body: str, outcome: str, tokens: int | None) -> None:
+    exchange = Exchange(
+        number=1, method="POST", path="/models/m:streamGenerateContent", status=200, outcome="completed"
+    )
+    read_body(exchange, body.encode())
+    assert (exchange.outcome, exchange.usage and exchange.usage.input_tokens) == (outcome, tokens)
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        ({"error": {"code": 502, "message": "no provider"}}, "failed"),
+        ([{"error": {"code": 502, "message": "no provider"}}], "failed"),
+        ({"type": "error", "error": {"type": "api_error"}}, "failed"),
+        ({"error": "no provider"}, "failed"),
+        ({"error": None, "output": [{}]}, "completed"),
+        ({"error": {"code": 502}, "choices": [{}]}, "completed"),
+    ],
+)
+def test_error_with_status_200_is_no_answer(body: Any, outcome: str) -> None:
+    exchange = Exchange(number=1, method="POST", path="/chat/completions", status=200, outcome="completed")
+    read_body(exchange, json.dumps(body).encode())
+    assert (exchange.outcome, is_answer(exchange)) == (outcome, outcome == "completed")
+
+
+def test_error_in_an_array_is_read_on_every_path() -> None:
+    quota = {"violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel-FreeTier"}]}
+    error = {"code": 429, "status": "RESOURCE_EXHAUSTED", "details": [quota, {"retryDelay": "9s"}]}
+    for path in ("/v1beta/openai/chat/completions", "/v1beta/models/m:streamGenerateContent"):
+        exchange = Exchange(number=1, method="POST", path=path, status=429, outcome="http_error")
+        read_body(exchange, json.dumps([{"error": error}]).encode())
+        assert (exchange.outcome, exchange.retry_after, kind_of_exchange(exchange)) == ("http_error", 9.0, UsageLimited)

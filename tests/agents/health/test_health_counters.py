@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -44,6 +45,16 @@ for i in range(number):
     count_attempt("codex_app_server", AttemptHealth(infra="RUNTIME_CRASH" if i % 4 == 0 else None), directory=place)
     print(i, flush=True)
 """
+
+
+def test_attempts_counted_together_are_as_counted_one_by_one(tmp_path: Path) -> None:
+    made = [AttemptHealth(infra="RUNTIME_CRASH" if i % 3 else None, start_ms=float(i), restarts=i) for i in range(5)]
+    count_attempt("scripted", *made, directory=tmp_path / "together")
+    for each in made:
+        count_attempt("scripted", each, directory=tmp_path / "alone")
+    together, alone = (read_health("scripted", directory=tmp_path / name) for name in ("together", "alone"))
+    assert msgspec.structs.replace(together, updated_at=alone.updated_at) == alone
+    assert together.attempts == 5
 
 
 def writer(place: Path, number: int) -> subprocess.Popen[str]:

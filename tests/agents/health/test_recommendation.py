@@ -90,12 +90,13 @@ def test_unknown_is_not_recommended(tmp_path: Path) -> None:
     assert not judge(read_health("swift", directory=tmp_path), GOOD).recommended
 
 
-def test_failures_of_the_account_and_the_model_do_not_count_against_a_strategy(tmp_path: Path) -> None:
+def test_failures_of_the_account_and_the_model_and_missing_keys_do_not_count_against_a_strategy(tmp_path: Path) -> None:
     for _ in range(50):
         count_attempt("swift", AttemptHealth(infra="RUNTIME_RATE_LIMIT"), directory=tmp_path)
+        count_attempt("swift", AttemptHealth(infra="RUNTIME_STRATEGY_UNAVAILABLE"), directory=tmp_path)
     counted(tmp_path, lost=0)
     found = read_health("swift", directory=tmp_path)
-    assert (found.attempts, found.window, found.reliability) == (250, 200, 1.0)
+    assert (found.attempts, found.window, found.reliability) == (300, 200, 1.0)
     assert judge(found, GOOD).recommended
 
 

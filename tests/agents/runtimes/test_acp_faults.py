@@ -19,6 +19,7 @@ from proofbox.agents.runtimes.acp.decoder import AcpDecoder
 from proofbox.agents.runtimes.acp.profiles import endpoint_of
 from proofbox.agents.runtimes.acp.requests import answer_permission
 from proofbox.agents.runtimes.acp.settings import AcpSettings
+from proofbox.agents.runtimes.thread_program import ThreadProgram
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
@@ -218,7 +219,11 @@ def test_only_end_turn_completes_a_turn(reason: str, kind: type[AgentError], tmp
     run(tmp_path, work)
 
 
-def test_failure_of_the_model_that_the_agent_conceals_fails_the_turn(tmp_path: Path) -> None:
+def test_failure_of_the_model_that_the_agent_conceals_fails_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ThreadProgram, "exit_seconds", 600)  # longer than the test may take
+
     async def work(lab: AcpLab) -> None:
         async with lab.session(fake="conceals") as seat:
             result = await seat.turn("[[http 503]] [[say never]]")
@@ -226,8 +231,9 @@ def test_failure_of_the_model_that_the_agent_conceals_fails_the_turn(tmp_path: P
             assert isinstance(result.observed_failure, Overloaded)
             assert (await seat.turn("[[http 503 times=1]] [[say fine]]")).status == "failed"
             assert (await seat.turn("[[run true]] [[say fine]]")).status == "completed"
-        # The same after a response, by an agent that is known to do this.
-        async with lab.session({"command": [], "agent": "codex", "binary": str(FAKE)}, fake="conceals") as seat:
+        # The same after a response, by an agent that is known to do this, and not to exit by itself.
+        codex = {"command": [], "agent": "codex", "binary": str(FAKE)}
+        async with lab.session(codex, fake="conceals-and-stays") as seat:
             result = await seat.turn("[[run true]] [[http 503]] [[say never]]")
             assert isinstance(result.error, Overloaded)
             assert len(seat.of(ToolCall)) == 1
@@ -257,13 +263,28 @@ def test_agent_without_sessions_to_load_can_t_continue_after_an_interrupt(tmp_pa
     async def work(lab: AcpLab) -> None:
         async with lab.session(fake="plain") as seat:
             thread = await seat.session.start_thread()
-            assert (await seat.turn("one [[say first]]", thread)).status == "completed"
+            first = await seat.turn("one [[say first]]", thread)
             with pytest.raises(CapabilityUnsupported):
                 await seat.session.fork_thread(thread)
+            assert (await seat.turn("two [[say second]]", thread)).status == "completed"
+            with pytest.raises(CapabilityUnsupported, match="no copy"):
+                await seat.session.fork_thread(thread, first.turn)
             turn = await seat.session.start_turn(thread, "[[run touch on; sleep 300]]")
             await seat.until((lab.workspace / "on").exists)
             await seat.session.interrupt_turn(thread, turn)
             assert isinstance((await seat.turn("go on", thread)).error, CapabilityUnsupported)
+
+    run(tmp_path, work)
+
+
+def test_agent_that_advertises_to_load_sessions_and_refuses_it(tmp_path: Path) -> None:
+    async def work(lab: AcpLab) -> None:
+        home = lab.workspace.parent / "home"
+        async with lab.session(fake="refuses-load", home=home) as seat:
+            thread = await seat.session.start_thread()
+        async with lab.session(fake="refuses-load", home=home) as seat:
+            with pytest.raises(CapabilityUnsupported, match="refused to load a session: no such session"):
+                await seat.session.resume_thread(thread)
 
     run(tmp_path, work)
 
@@ -288,6 +309,13 @@ def test_probe_names_what_is_missing() -> None:
     def probe(**settings: Any) -> str:
         return anyio.run(AcpRuntime().probe, settings).reason
 
+    for unknown, known in (
+        ({"agent": "goose"}, "known: opencode, gemini, codex, claude"),
+        ({"env": {"A": 1}}, "see docs/agents.md"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            probe(**unknown)
+        assert refused.value.fix_hints[0] == known
     assert probe(command=["no-such-agent"]) == "no-such-agent is not installed on this machine"
     assert probe(agent="gemini", binary="/nonexistent/gemini").startswith("binary '/nonexistent/gemini' is not")
     absent = probe(**{**fake_settings("https://model.example"), "api_key_env": "NO_SUCH_KEY"})

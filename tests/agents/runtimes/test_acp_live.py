@@ -9,13 +9,13 @@ import pytest
 from acp_lab import AcpLab, run
 
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.events import ApprovalDecision, FileChange, Integrity, RateWindows, ToolCall, Usage
+from proofbox.agents.events import ApprovalDecision, FileChange, Integrity, RateWindows, ToolCall, TurnEnded, Usage
 
 pytestmark = pytest.mark.needs("bubblewrap", "opencode")
 KEY = "sk-ant-" + "k7Q" * 12
 
 
-def test_calls_approvals_usage_and_no_key_in_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_approvals_usage_close_and_no_key_in_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENCODE_TEST_KEY", KEY)
 
     async def work(lab: AcpLab) -> None:
@@ -46,6 +46,11 @@ def test_calls_approvals_usage_and_no_key_in_the_box(tmp_path: Path, monkeypatch
             assert (result.usage.input_tokens, result.usage.output_tokens) == (4000, 200)
             assert [each.windows[0].used_percent for each in seat.of(RateWindows, source="gateway")] == [40.0]
             assert not seat.of(Integrity)
+            lasting = await seat.session.start_turn(result.thread, "[[run touch runs; sleep 300]] [[say never]]")
+            await seat.until((lab.workspace / "runs").exists, seconds=150.0)
+        result = await seat.session.wait_turn(lasting)  # closing the session has ended it
+        assert (result.status, len(seat.of(TurnEnded, turn=lasting))) == ("interrupted", 1)
+        assert "never" not in result.final_message
         assert {dict(request.headers)["x-api-key"] for request in lab.model.seen} == {KEY}
         files = [Path(folder) / name for folder, _, names in os.walk(tmp_path) for name in names]
         assert [path for path in files if path.is_file() and KEY.encode() in path.read_bytes()] == []

@@ -19,6 +19,7 @@ def test_new_runtime_conforms() -> None:
     report = run_conformance("echo_agent", registry=Registry({"echo_agent": echo_agent.EchoRuntime}))
     assert report.ok, [result.detail for result in report.of("failed")]
     assert len(report.of("passed")) >= 5
+    assert report.version == "1"
 
 
 def test_new_runtime_is_a_package_that_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +32,5 @@ def test_new_runtime_is_a_package_that_registers_it(tmp_path: Path, monkeypatch:
         assert getattr(importlib.import_module(module), name).id == id
     with pytest.raises(UsageError, match="already exists"):
         new_runtime(tmp_path / "echo")
+    with pytest.raises(UsageError, match="not a directory"):
+        new_runtime(tmp_path / "echo/echo_agent.py")

@@ -67,19 +67,20 @@ def run_conformance(
             f"unknown check {unknown[0]!r}", op="runtime check", fix_hints=[f"known: {', '.join(sorted(known))}"]
         )
     runtime = (registry or installed()).runtime(strategy)
-    anyio.run(_find, runtime)
+    version = anyio.run(_find, runtime)
     results = []
-    version = ""
     for check in CHECKS:
         if only is None or check.name in only or check.subject in only:
-            result, version = _run(check, runtime, provider)
+            result, seen = _run(check, runtime, provider)
+            version = seen or version  # only checks that open a session see it
             results.append(result)
             if on_result is not None:
                 on_result(result)
     return RuntimeReport(runtime.id, version, runtime.capabilities, tuple(results))
 
 
-async def _find(runtime: AgentRuntime) -> None:
+async def _find(runtime: AgentRuntime) -> str:
+    """Return the version of a runtime that can be checked here."""
     with tempfile.TemporaryDirectory(prefix="proofbox-runtime-") as scratch:
         try:
             async with rig_for(runtime).stage([[]], Path(scratch)) as settings:
@@ -97,6 +98,7 @@ async def _find(runtime: AgentRuntime) -> None:
             fix_hints=probe.fix_hints,
             details={"because": probe.code},
         )
+    return probe.version
 
 
 def _run(check: RuntimeCheck, runtime: AgentRuntime, provider: str | None) -> tuple[CheckResult, str]:

@@ -11,7 +11,22 @@ from proofbox.agents.fakemodel.script import DEFAULT_USAGE, ScriptedResponse, Sc
 from proofbox.errors import UsageError
 
 SHELL = "run_shell_command"
-_STATUS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
+_OVERFLOW = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
+_OWN_ERRORS = {
+    "context_length_exceeded": ("INVALID_ARGUMENT", _OVERFLOW),
+    "invalid_api_key": ("INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."),
+    "unsupported_location": ("FAILED_PRECONDITION", "User location is not supported for the API use."),
+}
+"""How this API states errors that have a code of their own elsewhere."""
+_REASONS = {"invalid_api_key": "API_KEY_INVALID"}
+BLOCKED = ("SAFETY", "PROHIBITED_CONTENT")
+_STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+}
 
 
 def conversation(body: Mapping[str, Any]) -> list[ScriptEntry]:
@@ -79,17 +94,24 @@ def _parts(answer: ScriptedResponse, shell: str) -> list[dict[str, Any]]:
 
 
 def failure_event(start: Mapping[str, Any], code: str, message: str) -> dict[str, Any]:
-    """Return the event that ends a stream with a failure."""
+    """Return the event that ends a stream with a failure, or that blocks the prompt."""
     del start
-    return {"error": {"code": 500, "status": code, "message": message}}
+    if code in BLOCKED:
+        return {"promptFeedback": {"blockReason": code}}
+    status, message = _OWN_ERRORS.get(code, (code, message))
+    return {"error": {"code": 500, "status": status, "message": message}}
 
 
 def error(kind: str, message: str, more: Mapping[str, Any], status: int = 400) -> bytes:
-    details = []
+    details: list[dict[str, Any]] = []
     if more:
         details.append({"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [{"quotaId": "PerDay"}]})
         delay = f"{more['resets_in_seconds']}s"
         details.append({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay})
+    if kind in _REASONS:
+        info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": _REASONS[kind]}
+        details.append({**info, "domain": "googleapis.com"})
+    kind, message = _OWN_ERRORS.get(kind, (kind, message))
     given = kind if kind != "server_error" else _STATUS.get(status, "INTERNAL")
     return msgspec.json.encode({"error": {"code": status, "message": message, "status": given, "details": details}})
 

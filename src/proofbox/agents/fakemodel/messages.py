@@ -12,6 +12,17 @@ from proofbox.agents.fakemodel.script import DEFAULT_USAGE, ScriptedResponse, Sc
 from proofbox.errors import UsageError
 
 MODEL = "claude-fake"
+_OWN_ERRORS = {
+    "context_length_exceeded": ("invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"),
+    "insufficient_quota": ("billing_error", "there is a problem with the billing of this account"),
+    "credit_too_low": ("invalid_request_error", "Your credit balance is too low to access the Anthropic API."),
+    "spend_limit": (
+        "invalid_request_error",
+        "You have reached your specified API usage limits. You will regain access on 2026-12-01 at 00:00 UTC.",
+    ),
+    "request_too_large": ("request_too_large", "Request exceeds the maximum size"),
+}
+"""How this API states errors that have a code of their own elsewhere."""
 
 
 def conversation(body: Mapping[str, Any]) -> list[ScriptEntry]:
@@ -89,11 +100,13 @@ def _blocks(answer: ScriptedResponse, id: str, shell: str) -> list[tuple[dict[st
 def failure_event(start: Mapping[str, Any], code: str, message: str) -> dict[str, Any]:
     """Return the event that ends a stream with a failure."""
     del start
-    return {"type": "error", "error": {"type": code, "message": message}}
+    kind, message = _OWN_ERRORS.get(code, (code, message))
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def error(kind: str, message: str, more: Mapping[str, Any], status: int = 400) -> bytes:
-    del more, status
+    del more
+    kind, message = _OWN_ERRORS.get("request_too_large" if status == 413 else kind, (kind, message))
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 

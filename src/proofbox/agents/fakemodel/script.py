@@ -14,7 +14,7 @@ The following directives modify the next response. With `times=N`, a fault occur
     [[wait SECONDS]]      wait first              [[usage input=N output=N cached=N reasoning=N]]
     [[think TEXT]]        a piece of reasoning    [[limits primary=PERCENT secondary=PERCENT resets=SECONDS]]
     [[http STATUS type=T message=M retry_after=S resets=S times=N]]     answer with this status
-    [[fail CODE message=M times=N]]               the stream reports that the response failed
+    [[fail CODE message=M times=N]]               the stream reports that the response failed; SAFETY: a blocked prompt
     [[drop before|mid times=N]]                   the connection breaks before or during the response
     [[idle SECONDS after=WORDS times=N]]          the stream pauses after some words of a message
     [[garbage times=N]]                           the response is not a stream of events

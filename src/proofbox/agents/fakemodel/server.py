@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -89,6 +89,8 @@ class FakeModel:
             if path.endswith(_WHOLE) and not answers[0].faults:
                 await responder.send(200, gemini.body_of(events), {"content-type": "application/json"})
                 return
+            if api is gemini and not path.endswith(_WHOLE) and "alt=sse" not in request.target:
+                responder = _ArrayResponder(responder)  # without it, Gemini streams the elements of an array
             await self._play(api, answers[0], events, key, responder)
         finally:
             self.open -= 1
@@ -168,6 +170,28 @@ class FakeModel:
             return {}
         at = self._clock.now().timestamp() + fault.resets
         return {"resets_at": int(at), "resets_in_seconds": int(fault.resets)}
+
+
+class _ArrayResponder(Responder):
+    """Sends events, and the bodies of errors, as the elements of a JSON array."""
+
+    def __init__(self, responder: Responder) -> None:
+        super().__init__(responder._stream, responder._http)
+        self._next = b"["
+
+    async def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        await super().send(status, b"[%b]" % body, headers)
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        await super().start(status, {**headers, "content-type": "application/json"})
+
+    async def write(self, data: bytes) -> None:
+        await super().write(self._next + data.removeprefix(b"data: ").strip())
+        self._next = b","
+
+    async def finish(self) -> None:
+        await super().write(b"]")
+        await super().finish()
 
 
 def _body(request: HttpRequest) -> dict[str, Any]:

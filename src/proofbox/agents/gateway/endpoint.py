@@ -4,24 +4,45 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from proofbox.agents.gateway.apis import api_of
 from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import AuthFailed, UsageError
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 """The only headers in which the APIs of Anthropic and Google accept an API key."""
+_OWN_HEADERS = {"anthropic": "x-api-key", "gemini": "x-goog-api-key"}
+_OWN_HOSTS = ("api.anthropic.com", "generativelanguage.googleapis.com")
+_TOKENS = ("sk-ant-oat", "ya29.")
+"""How OAuth tokens of Anthropic and Google begin, which are accepted only as bearer tokens."""
+
+KeyHeader = Literal["x-api-key", "x-goog-api-key", "authorization"]
 
 Recorded = Literal["usage", "bodies"]
 """What the gateway records of each exchange: its figures, or also the bodies of request and response."""
 
 
+class ModelAccess(NamedTuple):
+    """Where a runtime finds its model, and the variable that holds the key."""
+
+    base_url: str
+    api_key_env: str | None = None
+
+    @property
+    def credential(self) -> str:
+        """What rate and usage limits apply to. Not all agents write the version of an API in its address."""
+        return f"{self.base_url.rstrip('/').removesuffix('/v1')} {self.api_key_env or ''}"
+
+
 class ModelEndpoint:
     """The address of the model, its key, and what is recorded. The key never appears in the repr or in an error."""
 
-    def __init__(self, base_url: str, key: str | None = None, record: Recorded = "usage") -> None:
+    def __init__(
+        self, base_url: str, key: str | None = None, record: Recorded = "usage", key_header: KeyHeader | None = None
+    ) -> None:
         parts = urlsplit(base_url)
         try:
             port = parts.port
@@ -54,30 +75,52 @@ class ModelEndpoint:
         self.local = local
         self.record = record
         self._key = key
+        self._key_header = key_header
+        self._is_own = parts.hostname in _OWN_HOSTS
 
     @classmethod
     def of(
         cls,
-        base_url: str,
-        api_key_env: str | None,
+        access: ModelAccess,
         env: Mapping[str, str] | None = None,
         *,
         record: Recorded = "usage",
+        key_header: KeyHeader | None = None,
     ) -> ModelEndpoint:
         """Read the key from a variable of our own environment. Raises `AuthFailed` if the variable is not set."""
+        base_url, api_key_env = access
         source = os.environ if env is None else env
         key = source.get(api_key_env, "") if api_key_env else None
         if api_key_env and not key:
             raise AuthFailed(
                 f"the variable {api_key_env} is not set, so there is no key for the model",
-                op="gateway",
-                fix_hints=[f"export {api_key_env}=…"],
+                op="start",
+                fix_hints=[
+                    f"export {api_key_env}=…",
+                    "or set api_key_env to another variable; its value stays outside the box",
+                ],
+                details={"api_key_env": api_key_env},
             )
-        return cls(base_url, key, record)
+        return cls(base_url, key, record, key_header)
 
     @property
     def has_key(self) -> bool:
         return self._key is not None
+
+    def key_header(self, path: str, used: str) -> str:
+        """Return the header for the key: the one that the endpoint needs.
+
+        If it accepts several, or for paths of no known API, `used` decides, the header of `KEY_HEADERS` that the client
+        used.
+        """
+        if self._key_header is not None:
+            return self._key_header
+        api = api_of(path)
+        if not api:
+            return used or "authorization"
+        own = _OWN_HEADERS.get(api, "authorization")
+        is_token = (self._key or "").startswith(_TOKENS) if self._is_own else not used
+        return "authorization" if is_token else own
 
     def authorization(self, header: str = "") -> dict[str, str]:
         """Return the header with the key: one of `KEY_HEADERS`, or else `authorization`."""

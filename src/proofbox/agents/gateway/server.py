@@ -26,11 +26,20 @@ import msgspec
 
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
+from proofbox.agents.gateway.apis import MAX_PATH, model_of, without_keys
 from proofbox.agents.gateway.bodies import Bodies
 from proofbox.agents.gateway.endpoint import KEY_HEADERS, ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
 from proofbox.agents.gateway.rate_windows import number_of, read_windows
-from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body
+from proofbox.agents.gateway.traffic import (
+    MAX_EVENT,
+    Exchange,
+    OnCall,
+    StreamReader,
+    measure,
+    read_body,
+    read_partial_body,
+)
 from proofbox.agents.lines import LineSplitter
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.removal import remove_tree
@@ -45,6 +54,7 @@ CONNECT_SECONDS = 15.0
 MAX_ERROR_BODY = 1 << 20
 REMEMBERED = 10_000
 CONNECTIONS = 128
+MAX_TARGET = 8 << 10  # the HTTP client refuses very long addresses, which would look like an unreachable endpoint
 BODIES = 256 << 20  # total size of the bodies of all concurrent requests
 REPORTED_FAULTS = 16
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~:@!$&'()*+,;=-][A-Za-z0-9._~:@!$&'()*+,;=-]*)+")
@@ -57,6 +67,7 @@ _FORWARDED_HEADERS = frozenset(
 )
 _THREAD_HEADERS = ("thread-id", "x-claude-code-session-id", "x-session-id")
 """The headers in which Codex, Claude Code and OpenCode name the thread of a request."""
+_BETA_HEADERS = ("anthropic-beta", "openai-beta")
 _RETURNED_HEADERS = frozenset(
     {"content-type", "retry-after", "x-should-retry", "x-request-id", "request-id"}
     | {"openai-model", "openai-processing-ms"}
@@ -178,7 +189,7 @@ class ModelGateway:
         exchange = Exchange(
             number=self.requests,
             method=request.method[:16],
-            path=(path or "")[:500],
+            path=(path or "")[:MAX_PATH],
             at_ms=self._elapsed(0),
             thread=next(filter(None, map(request.header, _THREAD_HEADERS)), "")[:100],
             turn=_turn_of(request)[:100],
@@ -221,17 +232,21 @@ class ModelGateway:
         target, _, query = request.target.partition("?")
         if request.method not in ("GET", "POST") or not target.startswith(self._prefix + "/"):
             return None
+        if len(request.target) > MAX_TARGET:
+            return None
         path = target[len(self._prefix) :]
         # No percent-encoding, and no segment that begins with a dot: servers must not interpret the path differently.
         if not _PATH.fullmatch(path) or not _QUERY.fullmatch(query):
             return None
-        query = "&".join(word for word in query.split("&") if not word.startswith("key="))  # the gateway adds the key
+        query = without_keys(query)
         return f"{path}?{query}" if query else path
 
     async def _forward(self, request: HttpRequest, path: str, exchange: Exchange, responder: Responder) -> None:
         headers = {name: value for name, value in request.headers if _is_forwarded(name, _FORWARDED_HEADERS)}
-        used = next(filter(request.header, KEY_HEADERS), "")  # send the key in the header that the client uses
-        headers |= {"accept-encoding": "identity", **self._endpoint.authorization(used)}
+        key_header = self._endpoint.key_header(path, next(filter(request.header, KEY_HEADERS), ""))
+        headers |= {"accept-encoding": "identity", **self._endpoint.authorization(key_header)}
+        model = model_of(request.body)
+        exchange.variant = None if model is None else (key_header, model, *map(request.header, _BETA_HEADERS))
         url = self._endpoint.base_url + path
         try:
             sent = httpx2.Request(
@@ -283,17 +298,21 @@ class ModelGateway:
         is_stream = "event-stream" in response.headers.get("content-type", "")
         reader, lines, body = StreamReader(exchange, self._on_call), LineSplitter(MAX_EVENT), bytearray()
         clean = StreamRedactor(self._redactor)
-        async for piece in response.aiter_bytes():
-            self._keep(exchange, piece)
-            if is_stream:
-                for line, cut in lines.feed(piece):
-                    if not cut:
-                        reader.line(line)
-                if reader.ended:
-                    await self._conclude(exchange)
-            elif len(body) <= MAX_EVENT:
-                body += piece
-            await responder.write(clean.feed(piece))
+        try:
+            async for piece in response.aiter_bytes():
+                self._keep(exchange, piece)
+                if is_stream:
+                    for line, cut in lines.feed(piece):
+                        if not cut:
+                            reader.line(line)
+                    if reader.ended:
+                        await self._conclude(exchange)
+                elif len(body) <= MAX_EVENT:
+                    body += piece
+                await responder.write(clean.feed(piece))
+        except BaseException:  # either side broke off
+            read_partial_body(exchange, bytes(body))
+            raise
         if is_stream:
             for line, cut in lines.end():
                 if not cut:

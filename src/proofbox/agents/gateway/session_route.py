@@ -11,7 +11,7 @@ import msgspec
 from proofbox.agents.events import Event, Integrity, RateWindows, TokenUsage
 from proofbox.agents.feed import Turn
 from proofbox.agents.gateway.endpoint import ModelEndpoint
-from proofbox.agents.gateway.failures import HINTS, kind_of_exchange, limits_of, note
+from proofbox.agents.gateway.failures import HINTS, is_answer, kind_of_exchange, limits_of, note
 from proofbox.agents.gateway.server import ModelGateway, open_model_route
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.usage import UsageLedger
@@ -110,9 +110,9 @@ class ModelRoute:
         thread = turn.thread if turn is not None else named
         if turn is not None:
             note(turn, exchange, first_is_ours=bool(named))
-            if kind_of_exchange(exchange) is None:
+            if is_answer(exchange):
                 self._failed.pop(turn.id, None)
-            else:
+            elif kind_of_exchange(exchange) is not None:
                 self._failed[turn.id] = exchange
         events: list[Event] = []
         if exchange.outcome == "refused":

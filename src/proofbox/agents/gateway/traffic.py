@@ -7,6 +7,9 @@ memory. A response whose usage could not be read counts as unknown, never as zer
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -20,9 +23,15 @@ MAX_EVENT = 8 << 20
 TEXT_LIMIT = 500
 _MARKERS = (
     *(b"response.completed", b"response.failed", b"response.incomplete", b"response.output_item.done", b'"error"'),
-    *(b'"usage"', b'"finish_reason"', b"message_stop", b"[DONE]", b'"usageMetadata"', b'"finishReason"'),
+    *(b'"usage"', b'"finish_reason"', b"message_stop", b"[DONE]"),
+    *(b'"usageMetadata"', b'"finishReason"', b'"promptFeedback"'),
 )
 ARGUMENTS = 64 << 10
+_OUTPUTS = ("output", "choices", "content", "candidates")
+"""The members that hold the response of a model."""
+_ELEMENT = re.compile(r"[^\s,]")
+_KEY_REASONS = ("API_KEY_INVALID", "BILLING_DISABLED")
+"""Reasons in the details of Gemini's errors that name the key or the account, with the status of an invalid request."""
 _FREE = ("/count_tokens", "/input_tokens", ":countTokens")
 """Requests that are answered without running a model."""
 
@@ -38,6 +47,9 @@ class Exchange(msgspec.Struct, kw_only=True):
     turn: str = ""
     method: str
     path: str
+    variant: tuple[str, ...] | None = ()
+    """What besides the path decides whether the endpoint accepts the key: its header, the model and the API's beta
+    features. None if the request can't be read."""
     status: int = 0
     outcome: Outcome = "abandoned"
     at_ms: float = 0.0
@@ -50,6 +62,8 @@ class Exchange(msgspec.Struct, kw_only=True):
     windows: tuple[RateWindow, ...] = ()
     error_type: str = ""
     error_code: str = ""
+    error_status: int = 0
+    """The HTTP status that the error states, which a stream may state after its status 200."""
     error_message: str = ""
     retry_after: float | None = None
     resets_at: float | None = None
@@ -94,15 +108,16 @@ class StreamReader:
             event = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
-        if isinstance(event, dict) and not self.ended:
-            self._event(event)
+        self.event(event)
 
     def finish(self) -> None:
         """Handle a regular end of the connection."""
         if not self.ended:
             self._end("completed" if self._finished else "cut")
 
-    def _event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Any) -> None:
+        if not isinstance(event, dict) or self.ended:
+            return
         exchange, kind = self._exchange, event.get("type")
         response, message = _table(event.get("response")), _table(event.get("message"))
         if kind in ("response.completed", "response.incomplete"):
@@ -128,11 +143,12 @@ class StreamReader:
         elif kind is None and isinstance(event.get("choices"), list):
             self._count(event.get("usage"))  # in the last chunk, or cumulative in every chunk
             self._finished = self._finished or any(_table(each).get("finish_reason") for each in event["choices"])
-        elif kind is None and ("candidates" in event or "usageMetadata" in event):
+        elif kind is None and any(name in event for name in ("candidates", "usageMetadata", "promptFeedback")):
             self._count(event.get("usageMetadata"))  # cumulative
             candidates = event.get("candidates")
             ended = [_table(each).get("finishReason") for each in candidates] if isinstance(candidates, list) else []
-            self._finished = self._finished or any(ended)
+            blocked = _table(event.get("promptFeedback")).get("blockReason")  # the model does not answer the prompt
+            self._finished = self._finished or any(ended) or bool(blocked)
 
     def _count(self, usage: Any) -> None:
         if isinstance(usage, dict) and self._exchange.method == "POST":
@@ -151,18 +167,52 @@ def read_body(exchange: Exchange, body: bytes) -> None:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        is_text = body.lstrip()[:1] in (b"", b"[", b"{", b"<")  # else the client asked for another form
+        if _is_array_stream(exchange) and is_text and len(body) <= MAX_EVENT:  # larger ones are not read to their end
+            read_partial_body(exchange, body)
+            exchange.outcome = "cut"
         return
+    if isinstance(value, list) and len(value) == 1 and isinstance(_table(value[0]).get("error"), dict):
+        value = value[0]  # Google sends errors in this form, also in its version of OpenAI's API
+    if isinstance(value, list) and _is_array_stream(exchange):
+        reader = StreamReader(exchange)
+        for event in value:
+            reader.event(event)
+        reader.finish()
     if isinstance(value, dict):
         read_error(exchange, value.get("error"))
         if exchange.status < 300:
-            exchange.outcome = "failed" if value.get("status") == "failed" else "completed"
+            failed = value.get("status") == "failed" or (value.get("error") and not any(map(value.get, _OUTPUTS)))
+            exchange.outcome = "failed" if failed else "completed"
             if exchange.method == "POST":
                 exchange.usage = read_usage(value.get("usage") or value.get("usageMetadata"))
 
 
+def read_partial_body(exchange: Exchange, body: bytes) -> None:
+    """Read the complete elements of an array stream that broke off, for the usage that they state."""
+    if not _is_array_stream(exchange):
+        return
+    text, reader, decoder = body.decode("utf-8", "replace"), StreamReader(exchange), json.JSONDecoder()
+    at = text.find("[") + 1
+    with contextlib.suppress(ValueError, RecursionError):
+        while start := _ELEMENT.search(text, at):
+            event, at = decoder.raw_decode(text, start.start())
+            reader.event(event)
+
+
+def _is_array_stream(exchange: Exchange) -> bool:
+    """Return whether a JSON body is a stream of Gemini without `alt=sse`."""
+    return ":streamGenerateContent" in exchange.path and exchange.status < 300
+
+
+def asks_model(exchange: Exchange) -> bool:
+    """Return whether the request runs a model, unlike one that lists models or counts tokens."""
+    return exchange.method == "POST" and not exchange.path.partition("?")[0].endswith(_FREE)
+
+
 def measure(exchange: Exchange) -> None:
     """Set `unmeasured` on a finished exchange."""
-    if exchange.method != "POST" or exchange.path.partition("?")[0].endswith(_FREE):
+    if not asks_model(exchange):
         return
     if exchange.outcome in ("cut", "abandoned"):
         exchange.unmeasured = "broken_off"
@@ -174,15 +224,20 @@ def read_error(exchange: Exchange, error: Any) -> None:
     if not isinstance(error, dict):
         return
     exchange.error_type = _short_text(error.get("type") or error.get("status"))
-    exchange.error_code = _short_text(error.get("code"))
+    code = error.get("code")
+    exchange.error_code = _short_text(code)
+    exchange.error_status = code if isinstance(code, int) and 400 <= code < 600 else 0
     exchange.error_message = _short_text(error.get("message"))
     exchange.resets_at = number_of(error.get("resets_at")) or exchange.resets_at
     _read_details(exchange, error.get("details"))
 
 
 def _read_details(exchange: Exchange, details: Any) -> None:
-    """Read the limits in the details of an error of Gemini: when to retry, and whether a day's quota is used up."""
+    """Read the details of an error of Gemini: an invalid key, when to retry, and whether a day's quota is used up."""
     for detail in details[:100] if isinstance(details, list) else []:
+        reason = _table(detail).get("reason")
+        if reason in _KEY_REASONS:
+            exchange.error_code = exchange.error_code or reason
         delay = _table(detail).get("retryDelay")
         if isinstance(delay, str) and exchange.retry_after is None:
             exchange.retry_after = read_duration(delay)

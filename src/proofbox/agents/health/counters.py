@@ -1,9 +1,9 @@
 """Health counters of each strategy across all runs of this user: one small file per strategy in the state directory.
 
 Every attempt adds to them once its result is recorded. A file is replaced atomically under a lock, so any number of
-processes can write, and a process that is killed leaves the counters as they were before or after its attempt. Counters
+processes can write, and a process that is killed leaves the counters as they were before or after its update. Counters
 help to operate runs; they are not evidence, and nothing in a bundle depends on them. A process that is killed between
-recording a result and counting it loses that one count.
+recording results and counting them loses those counts: for a worker of a run, those of the last second.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from proofbox.errors import (
     Overloaded,
     RateLimited,
     SetupFailed,
+    StrategyUnavailable,
     UsageLimited,
     VersionUnknown,
 )
@@ -45,9 +46,11 @@ MAX_COUNT: Final = 2**53 - 1
 MAX_BYTES: Final = 64 << 10
 OTHER: Final = "OTHER"
 UNRELATED: Final = frozenset(
-    each.code for each in (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, SetupFailed)
+    each.code
+    for each in (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, SetupFailed, StrategyUnavailable)
 )
-"""Failures of the account, of the model's provider or of a mission's setup. They say nothing about the strategy."""
+"""Failures of the account, of the model's provider or of a mission's setup, and attempts without what the strategy
+needs, such as its key or its program. They say nothing about the strategy."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 _Code = Annotated[str, msgspec.Meta(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
@@ -158,9 +161,9 @@ def is_strategy(name: str) -> bool:
 
 
 def count_attempt(
-    strategy: str, attempt: AttemptHealth, *, clock: Clock | None = None, directory: Path | None = None
+    strategy: str, *attempts: AttemptHealth, clock: Clock | None = None, directory: Path | None = None
 ) -> None:
-    """Add an attempt to the counters of its strategy.
+    """Add an attempt, or several in their order, to the counters of their strategy.
 
     A damaged file is kept as `STRATEGY.json.damaged`, and counting starts again. Raises `OSError` if the state
     directory cannot be written, and `VersionUnknown` if another version of proofbox has written the file.
@@ -180,8 +183,10 @@ def count_attempt(
         except (OSError, msgspec.DecodeError):
             _set_aside(path)
             old = StrategyCounters(strategy=strategy)
+        for attempt in attempts:
+            old = _added(old, attempt, now)
         # Without a sync: a power cut may lose the last counts, and a file that it damages is replaced.
-        write_document(path, msgspec.json.encode(_added(old, attempt, now)), mode=0o600, sync=False)
+        write_document(path, msgspec.json.encode(old), mode=0o600, sync=False)
 
 
 def read_health(strategy: str, *, directory: Path | None = None) -> StrategyHealth:

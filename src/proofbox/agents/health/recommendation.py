@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MIN_RELIABILITY: Final = 0.99
 """The smallest share of the last attempts without an infrastructure failure."""
 MIN_ATTEMPTS: Final = 200
-"""The number of most recent attempts from which reliability is computed."""
+"""Reliability is computed from this many of the most recent attempts."""
 MAX_OVERHEAD: Final = 0.15
 """The largest share of the bare agent's time that a turn may take in addition."""
 PARALLEL: Final = 20

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from proofbox.core.files.programs import directories_of, find_program, is_inside
+from proofbox.core.files.programs import directories_of, is_planted, locate_program, trusted_path
 from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
 from proofbox.sandbox.host.scratch import Scratch
 from proofbox.workspace.registry import is_registered
@@ -42,13 +42,11 @@ def program_on_path(name: str, path: str | None = None) -> Path | None:
     asked on the host. The current directory may come from a stranger, unless it contains the user's home directory.
     Agents write to workspaces. A user who wants such a program names it in their settings.
     """
-    program = find_program(name, path)
+    program = locate_program(name, path)
     if program is None:
         return None
-    here = Path(os.path.realpath(os.curdir))
-    untrusted = [] if Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(here) else [here]
     above = {each for place in directories_of(program) for each in (place, *place.parents)}
-    if is_inside(program, [*untrusted, *(each for each in above if is_registered(str(each)))]):
+    if is_planted(program) or any(is_registered(str(each)) for each in above):
         raise StrategyUnavailable(
             f"{name} on PATH is {program}, in the current directory or in a workspace, so it is not run",
             op="probe",
@@ -64,7 +62,7 @@ def program_on_path(name: str, path: str | None = None) -> Path | None:
 def ask_program(program: Path, arguments: Sequence[str], home_variable: str, install: Sequence[str]) -> str:
     """Run the program and return its output, with a temporary home and without our environment."""
     with Scratch() as home:
-        env = {"PATH": os.environ.get("PATH", ""), "HOME": str(home), home_variable: str(home)}
+        env = {"PATH": trusted_path(), "HOME": str(home), home_variable: str(home)}
         try:
             done = subprocess.run(
                 [str(program), *arguments],

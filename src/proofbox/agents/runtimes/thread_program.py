@@ -28,6 +28,9 @@ THREAD_VARIABLE = "PROOFBOX_THREAD"
 class ThreadProgram:
     """The process of one thread. `run` must run as a background task. Subclasses handle its output (`_serve`)."""
 
+    exit_seconds = EXIT_SECONDS
+    """Seconds that it gets to exit after its stdin was closed."""
+
     def __init__(
         self, box: AsyncSession, thread: str, name: str, *, argv: Sequence[str], env: Mapping[str, str], cwd: str | None
     ) -> None:
@@ -74,7 +77,7 @@ class ThreadProgram:
             return False
         with contextlib.suppress(ProofboxError, anyio.BrokenResourceError):
             await self._process.close_stdin()
-        with anyio.move_on_after(EXIT_SECONDS):
+        with anyio.move_on_after(self.exit_seconds):
             await self.ended.wait()
         if self.ended.is_set():
             return False

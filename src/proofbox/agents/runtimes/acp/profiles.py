@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from proofbox.agents.gateway.endpoint import ModelEndpoint
+from proofbox.agents.gateway.endpoint import ModelAccess, ModelEndpoint
 from proofbox.agents.runtimes.acp.settings import AcpSettings
-from proofbox.errors import AuthFailed, StrategyUnavailable, UsageError
+from proofbox.errors import StrategyUnavailable, UsageError
 
 PLACEHOLDER = "held-by-the-gateway"
 """Sent instead of a key. The gateway replaces it; without any key, most agents refuse to start."""
@@ -49,6 +49,8 @@ class AcpProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The agent expects the version of an API, such as `/v1`, in its base URL. Otherwise it adds it to every path."""
     states_failures: bool = False
     """The agent reports every command that failed as failed, so the exit code of a completed one is 0."""
+    exits: bool = True
+    """The agent exits when its stdin is closed. Otherwise it is killed without waiting for that."""
     conceals_failures: bool = False
     """The agent ends a turn as usual even if the model has failed, so the gateway's view decides."""
 
@@ -142,6 +144,7 @@ PROFILES: Mapping[str, AcpProfile] = {
         install=("npm install -g @agentclientprotocol/codex-acp",),
         environment=_codex,
         mode="agent-full-access",
+        exits=False,
         conceals_failures=True,
     ),
     "claude": AcpProfile(
@@ -174,6 +177,13 @@ def endpoint_of(settings: AcpSettings, env: Mapping[str, str] | None = None) -> 
             op="start",
             fix_hints=["set model in [runtimes.acp] of config.toml", "or: --model NAME"],
         )
+    access = access_of(settings)
+    return ModelEndpoint.of(access, env, record=settings.record) if access is not None else None
+
+
+def access_of(settings: AcpSettings) -> ModelAccess | None:
+    """Return the address of the model, and the variable of its key; None for a command without `base_url`."""
+    profile = profile_of(settings)
     url, key = settings.base_url, settings.api_key_env
     if profile is not None and url is None:
         url, usual = APIS.get(settings.api or profile.api, (None, None))
@@ -184,12 +194,4 @@ def endpoint_of(settings: AcpSettings, env: Mapping[str, str] | None = None) -> 
         return None
     if profile is not None and not profile.versioned:
         url = url.rstrip("/").removesuffix("/v1")
-    try:
-        return ModelEndpoint.of(url, key, env, record=settings.record)
-    except AuthFailed as error:
-        raise AuthFailed(
-            error.message,
-            op="start",
-            fix_hints=[*error.fix_hints, "or set api_key_env to another variable; its value stays outside the box"],
-            details={"api_key_env": key},
-        ) from None
+    return ModelAccess(url, key)

@@ -116,11 +116,21 @@ class AcpProgram(ThreadProgram):
         return _session_id(await self.request("session/new", {"cwd": cwd, "mcpServers": []}))
 
     async def restore_session(self, session: str, cwd: str) -> None:
-        """Continue a session of an earlier process. Raises `CapabilityUnsupported` if the agent can't."""
+        """Continue a session of an earlier process. Raises `CapabilityUnsupported` if the agent can't or refuses."""
         ways = [name for name in ("resume", "load") if name in self.abilities]  # loading sends the whole history
         if not ways:
             raise self.lacks("supports_thread_resume", "load or resume sessions")
-        await self.request(f"session/{ways[0]}", {"sessionId": session, "cwd": cwd, "mcpServers": []})
+        try:
+            await self.request(f"session/{ways[0]}", {"sessionId": session, "cwd": cwd, "mcpServers": []})
+        except RuntimeProtocolError as error:
+            if "rpc_message" not in error.details:
+                raise
+            raise CapabilityUnsupported(  # as Gemini CLI, which advertises it
+                f"{self._name} refused to {ways[0]} a session: {error.details['rpc_message']}",
+                op="session",
+                fix_hints=["start a new thread", "choose a runtime that can resume threads: proofbox runtime list"],
+                details={**error.details, "missing": ["supports_thread_resume"]},
+            ) from None
 
     async def fork_session(self, session: str, cwd: str) -> str:
         """Copy a session. Return the id of the copy. Raises `CapabilityUnsupported` if the agent can't."""

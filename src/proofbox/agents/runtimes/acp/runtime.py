@@ -10,6 +10,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.gateway.endpoint import ModelAccess
 from proofbox.agents.runtimes.acp.settings import AcpSettings
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
@@ -36,6 +37,11 @@ class AcpRuntime:
         supports_token_usage=True,
         supports_rate_limits=True,
     )
+
+    def model_access(self, settings: Mapping[str, Any]) -> ModelAccess | None:
+        from proofbox.agents.runtimes.acp.profiles import access_of
+
+        return access_of(read_settings(AcpSettings, settings, self.id))
 
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
         """Check whether the agent is installed, and a required model and key are set. The agent is not run."""

@@ -134,7 +134,7 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
         workspace = self._box.inside.guest_project
         thread.decoder.states_failures = self._profile is not None and self._profile.states_failures
         listener = AcpListener(thread, self.options.approvals, self._settings.undecided, workspace, publish)
-        return AcpProgram(
+        program = AcpProgram(
             self._box,
             thread.id,
             self._program_name,
@@ -149,6 +149,9 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
             ),
             timeout=self.options.request_timeout,
         )
+        if self._profile is not None and not self._profile.exits:
+            program.exit_seconds = 0.0
+        return program
 
     async def _prepare_program(self, thread: AcpLiveThread, program: AcpProgram) -> None:
         """Complete the handshake, then start, restore or copy the agent's session."""

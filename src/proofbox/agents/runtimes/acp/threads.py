@@ -9,12 +9,12 @@ import msgspec
 from proofbox.agents.runtimes.thread_store import StoredThreads
 from proofbox.core.documents import stored
 from proofbox.core.ids import is_id
-from proofbox.errors import UsageError
+from proofbox.errors import CapabilityUnsupported, UsageError
 
 SCHEMA = "proofbox.acp_thread/1"
 
 
-@stored(SCHEMA, at="a trial's home/threads/THREAD.json, for agents that speak ACP")
+@stored(SCHEMA, at="an agent's home/threads/THREAD.json, for agents that speak ACP")
 class AcpThread(msgspec.Struct, frozen=True):
     """A conversation with an agent that speaks ACP. Its messages are in the agent's own files."""
 
@@ -36,6 +36,13 @@ class AcpThread(msgspec.Struct, frozen=True):
         """Return the agent's id of the conversation as it was after a turn; None: as it is now."""
         if turn is None or self.turns[-1:] == (turn,):
             return self.acp_session
+        if turn in self.turns and turn not in self.checkpoints:
+            raise CapabilityUnsupported(
+                "the agent has no copy of the conversation after that turn",
+                op="thread",
+                fix_hints=["agents that can fork copy it before each further turn, unless checkpoints = false"],
+                details={"missing": ["supports_thread_fork"]},
+            )
         if turn not in self.checkpoints:
             raise UsageError(f"thread {self.id} has no turn {turn[:80]!r} to fork at", op="thread")
         return self.checkpoints[turn]

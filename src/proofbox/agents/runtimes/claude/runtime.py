@@ -9,6 +9,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.gateway.endpoint import ModelAccess
 from proofbox.agents.runtimes.claude.binary import ask_version, find_claude
 from proofbox.agents.runtimes.claude.settings import ClaudeSettings
 from proofbox.agents.settings import read_settings
@@ -35,6 +36,9 @@ class ClaudeCode:
         supports_token_usage=True,
         supports_rate_limits=True,
     )
+
+    def model_access(self, settings: Mapping[str, Any]) -> ModelAccess:
+        return read_settings(ClaudeSettings, settings, self.id).access()
 
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
         """Check whether the program is installed, its version is supported, and a required key is set."""

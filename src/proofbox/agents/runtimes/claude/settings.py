@@ -7,9 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from proofbox.agents.gateway.endpoint import ModelEndpoint, Recorded
+from proofbox.agents.gateway.endpoint import KeyHeader, ModelAccess, ModelEndpoint, Recorded
 from proofbox.agents.runtimes.claude.binary import HOME_VARIABLE
-from proofbox.errors import AuthFailed
 
 DEFAULT_ENDPOINT = "https://api.anthropic.com"
 DEFAULT_KEY = "ANTHROPIC_API_KEY"
@@ -40,18 +39,15 @@ class ClaudeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not 0 <= self.max_retries <= 100:
             raise ValueError("max_retries must be between 0 and 100")
 
+    def access(self) -> ModelAccess:
+        """Return the address of the model, and the variable of its key."""
+        key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
+        return ModelAccess(self.base_url or DEFAULT_ENDPOINT, key)
+
     def endpoint(self, env: Mapping[str, str] | None = None) -> ModelEndpoint:
         """Return the model's endpoint with its key. Raises `AuthFailed` if a required key is missing."""
-        key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
-        try:
-            return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env, record=self.record)
-        except AuthFailed as error:
-            raise AuthFailed(
-                error.message,
-                op="start",
-                fix_hints=[*error.fix_hints, "or set api_key_env to another variable; its value stays outside the box"],
-                details={"api_key_env": key},
-            ) from None
+        header: KeyHeader = "x-api-key" if self.authorization == "x-api-key" else "authorization"
+        return ModelEndpoint.of(self.access(), env, record=self.record, key_header=header)
 
     def arguments(self) -> list[str]:
         """Return the arguments that every process gets."""

@@ -28,7 +28,7 @@ def is_uuid(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-@stored(SCHEMA, at="a trial's home/threads/THREAD.json, for Claude Code")
+@stored(SCHEMA, at="an agent's home/threads/THREAD.json, for Claude Code")
 class ClaudeThread(msgspec.Struct, frozen=True):
     """A conversation with Claude Code. Its messages are in the program's own files."""
 

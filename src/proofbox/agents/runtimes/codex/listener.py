@@ -22,7 +22,7 @@ from proofbox.agents.events import (
     Usage,
 )
 from proofbox.agents.feed import Feed, Turn
-from proofbox.agents.gateway.failures import note
+from proofbox.agents.gateway.failures import is_answer, note
 from proofbox.agents.gateway.traffic import Exchange, RequestedCall
 from proofbox.agents.jsonrpc.messages import Garbage, Id
 from proofbox.agents.runtimes.codex import fields
@@ -167,9 +167,9 @@ class CodexListener:
             await self.feed.publish(
                 self._retry(Retrying(session=session, thread=thread, turn=turn, code="", message=""), before)
             )
-        if exchange.outcome == "completed":
+        if is_answer(exchange):
             self._failed.pop(turn, None)
-        elif turn:
+        elif turn and exchange.outcome != "completed":
             self._failed[turn] = exchange
         if turn:  # before its first response, the agent has run nothing that could have sent a request
             note(self.feed.turn(turn), exchange, first_is_ours=True)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.agents.gateway.endpoint import ModelEndpoint, Recorded
-from proofbox.errors import AuthFailed, UsageError
+from proofbox.agents.gateway.endpoint import ModelAccess, ModelEndpoint, Recorded
+from proofbox.errors import UsageError
 
 DEFAULT_ENDPOINT = "https://api.openai.com/v1"
 DEFAULT_KEY = "OPENAI_API_KEY"
@@ -50,18 +50,14 @@ class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("stream_idle_seconds must be between 0.1 and 86400")
         _toml(self.extra_config)
 
+    def access(self) -> ModelAccess:
+        """Return the address of the model, and the variable of its key."""
+        key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
+        return ModelAccess(self.base_url or DEFAULT_ENDPOINT, key)
+
     def endpoint(self, env: Mapping[str, str] | None = None) -> ModelEndpoint:
         """Return the model's endpoint with its key. Raises `AuthFailed` if a required key is missing."""
-        key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
-        try:
-            return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env, record=self.record)
-        except AuthFailed as error:
-            raise AuthFailed(
-                error.message,
-                op="start",
-                fix_hints=[*error.fix_hints, "or set api_key_env to another variable; its value stays outside the box"],
-                details={"api_key_env": key},
-            ) from None
+        return ModelEndpoint.of(self.access(), env, record=self.record)
 
 
 def config_toml(settings: CodexSettings, base_url: str) -> str:

@@ -25,7 +25,7 @@ from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionO
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice, TokenUsage, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.server import TURN_VARIABLE, Funnel
-from proofbox.agents.gateway.endpoint import ModelEndpoint, Recorded
+from proofbox.agents.gateway.endpoint import ModelAccess, ModelEndpoint, Recorded
 from proofbox.agents.hosted_session import HostedSession
 from proofbox.agents.lines import LineSplitter
 from proofbox.agents.runtimes.process.dialects import DialectName, dialect_named
@@ -164,7 +164,7 @@ class ProcessSession(HostedSession):
                 ModelRoute,  # imports an HTTP client, which is needed only with a model
             )
 
-            endpoint = ModelEndpoint.of(settings.base_url, settings.api_key_env, record=settings.record)
+            endpoint = ModelEndpoint.of(ModelAccess(settings.base_url, settings.api_key_env), record=settings.record)
             self._route = ModelRoute(endpoint, self)
 
     async def open(self) -> None:

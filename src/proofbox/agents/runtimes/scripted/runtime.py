@@ -174,7 +174,7 @@ class ScriptedSession(HostedSession):
         self._script = script
         self._open_tools = open_tools
         self._sleep = sleep
-        self._store = ThreadStore(options.home or options.scratch / "home")
+        self._store = ThreadStore(options.home)
         self._kept: dict[str, Thread] = {}
         self._tools: dict[str, Tools] = {}
         self._box: Tools | None = None

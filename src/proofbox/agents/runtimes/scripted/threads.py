@@ -24,7 +24,7 @@ class KeptTurn(msgspec.Struct, frozen=True):
     """A turn in progress is stored as interrupted, so that the status is correct if proofbox is killed."""
 
 
-@stored(SCHEMA, at="a trial's home/threads/THREAD.json")
+@stored(SCHEMA, at="an agent's home/threads/THREAD.json")
 class Thread(msgspec.Struct, frozen=True):
     """A stored conversation of the scripted agent."""
 
@@ -54,5 +54,5 @@ class Thread(msgspec.Struct, frozen=True):
 
 
 class ThreadStore(StoredThreads[Thread]):
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path | None) -> None:
         super().__init__(home, Thread, SCHEMA, lambda id: _NAME.fullmatch(id) is not None)
