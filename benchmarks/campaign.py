@@ -35,7 +35,8 @@ from proofbox.evidence.bundle.paths import STATUS
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.campaign.registration import flow_out, read_manifest
+from proofbox.lab.campaign.layout import flow_out
+from proofbox.lab.campaign.registration import read_manifest
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import ledger_path
 from proofbox.lab.run.running import conduct_run
@@ -162,7 +163,7 @@ def write_bundle(run_dir: Path, run_id: str, attempt: Attempt, contents: dict[st
 
 
 def report(out: Path) -> tuple[float, float, int]:
-    """Return the seconds, processor seconds and megabytes of `campaign report`, in a process of its own."""
+    """Return the seconds, processor seconds and megabytes of `campaign report`, in a separate process."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "proofbox.cli", "campaign", "report", str(out), "--json"],

@@ -1,6 +1,7 @@
 """What attempts cost on a Ray cluster, against worker processes on this machine.
 
-    scripts/setup --test && scripts/bench cluster [--nodes 1,2,4,8] [--rounds N] [--wait S] [--overhead N] [--memory N]
+    scripts/setup --test
+    scripts/bench cluster [--nodes 1,2,4,8] [--rounds N] [--wait S] [--overhead N] [--memory N] [--check]
 
 - scaling: attempts whose agent waits, 8 on each node, per second and against one node;
 - overhead: attempts of 100 ms of CPU time, on one node against the local crew with as many slots: wall time, and the
@@ -8,8 +9,9 @@
   crew spends per second, even while its attempts wait, is measured separately: on a busy machine, it would count most;
 - memory: of the conductor and its driver during a run of many attempts on the largest cluster.
 
-0 skips a part. All nodes are on this machine and share its cores: besides waiting, an attempt needs about 110 ms of CPU
-time, so 64 of them in 2 s need four cores. With fewer, let them wait longer.
+With --check, the run fails if a figure is past its threshold. 0 skips a part. All nodes are on this machine and share
+its cores: besides waiting, an attempt needs about 110 ms of CPU time, so 64 of them in 2 s need four cores. With fewer,
+let them wait longer.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,12 @@ BUSY = mission(
     command("python3 -S -c 'import time\nwhile time.process_time() < 0.1: pass'"),
     say("done"),
 )
+MIN_SCALING = 0.9
+"""Of linear, on the largest cluster."""
+MAX_OVERHEAD = 1.25
+"""CPU time per attempt, against the local crew."""
+MAX_GROWTH = 1.2
+"""Memory of the conductor or its driver at the end of a run, against a tenth of it."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -140,15 +149,19 @@ def waiting(seconds: float) -> str:
     return mission("waits", command(f"sleep {seconds:g}"), say("done"))
 
 
-def scaling(counts: list[int], rounds: int, seconds: float) -> None:
-    first = 0.0
+def scaling(counts: list[int], rounds: int, seconds: float) -> Iterator[str]:
+    """Measure the rate on each cluster; yield what is past its threshold."""
+    first = reached = 0.0
     for nodes in counts:
         with ray_cluster(nodes, 1) as cluster:
             slots = nodes * PER_NODE
             found = measure(waiting(seconds), slots * rounds, slots, cluster)
         found.show(f"ray, {nodes} nodes")
         first = first or found.rate / nodes
-        print(f"{'':<24}scaling {found.rate / first / nodes:.2f} of linear", flush=True)
+        reached = found.rate / first / nodes
+        print(f"{'':<24}scaling {reached:.2f} of linear", flush=True)
+    if reached < MIN_SCALING:
+        yield f"scaling {reached:.2f} to {counts[-1]} nodes is below {MIN_SCALING}"
 
 
 def background(cluster: RayCluster | None) -> float:
@@ -158,7 +171,8 @@ def background(cluster: RayCluster | None) -> float:
     return spent * long.attempts / (long.work_s - short.work_s)
 
 
-def overhead(attempts: int) -> None:
+def overhead(attempts: int) -> Iterator[str]:
+    """Compare both crews; yield what is past its threshold."""
     walls: dict[str, list[float]] = defaultdict(list)
     cpus: dict[str, list[float]] = defaultdict(list)
     with ray_cluster(1, 2) as cluster:
@@ -176,31 +190,43 @@ def overhead(attempts: int) -> None:
         "".join(f"{name:<24}{spent:.0f} ms of CPU time per second besides\n" for name, spent in idle.items()),
         flush=True,
     )
+    if ray_cpu / local_cpu > MAX_OVERHEAD:
+        yield f"overhead {ray_cpu / local_cpu:.2f} in CPU time is above {MAX_OVERHEAD}"
 
 
-def memory(attempts: int, nodes: int) -> None:
+def memory(attempts: int, nodes: int) -> Iterator[str]:
+    """Measure a long run; yield what is past its threshold."""
     with ray_cluster(nodes, 1) as cluster:
         found = measure(BRIEF, attempts, nodes * PER_NODE, cluster)
     found.show(f"ray, {nodes} nodes, brief")
     for ended, conductor, driver in found.memory:
         print(f"{'':<24}{ended:>6} ended: conductor {conductor:.0f} MB, driver {driver:.0f} MB", flush=True)
+    (_, *before), (_, *after) = found.memory[0], found.memory[-1]
+    for name, first, last in zip(("conductor", "driver"), before, after, strict=True):
+        if last > first * MAX_GROWTH:
+            yield f"the memory of the {name} grows by {last / first:.2f}, more than {MAX_GROWTH}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", default="1,2,4,8")
-    parser.add_argument("--rounds", type=int, default=3, help="attempts per slot, for scaling")
+    parser.add_argument("--rounds", type=int, default=15, help="attempts per slot, for scaling")
     parser.add_argument("--wait", type=float, default=2.0, help="seconds that each of these attempts waits")
     parser.add_argument("--overhead", type=int, default=60, help="attempts of each crew")
     parser.add_argument("--memory", type=int, default=1000, help="attempts; 10000 takes most of an hour")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a figure is past its threshold")
     options = parser.parse_args()
     counts = [int(each) for each in options.nodes.split(",")]
+    past: list[str] = []
     if options.overhead:
-        overhead(options.overhead)
+        past += overhead(options.overhead)
     if options.rounds:
-        scaling(counts, options.rounds, options.wait)
+        past += scaling(counts, options.rounds, options.wait)
     if options.memory:
-        memory(options.memory, counts[-1])
+        past += memory(options.memory, counts[-1])
+    print("\n".join(past))
+    if options.check and past:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

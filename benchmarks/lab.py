@@ -3,8 +3,9 @@
     scripts/bench lab [--attempts N] [--many N] [--template N] [--provider P] [--check]
 
 - attempts a second on all cores, a tool call and a verifier in each;
+- the CPU time of an attempt, in all processes, to that of the two bare boxes that it needs at least;
 - the memory of the processes that run them, and of the one that conducts them, at the end of the longest run;
-- the cost of one attempt in a run of few and in a run of many: it must be the same;
+- the CPU time of one attempt in a run of few and in a run of many: it must be the same;
 - the CPU time of the commands that read the longest run, to a loop that reads and hashes its files;
 - as root, the time and the evidence of an attempt on many files, to those of an attempt without files.
 
@@ -14,6 +15,8 @@ With --check the run fails when a figure is past its threshold. `--many 10000` i
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -30,12 +33,18 @@ from proofbox.core.ids import IdSource
 from proofbox.lab.run.conductor import Conductor, create_run
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
+from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.providers.bubblewrap import command_line
 
-LEAST_RATE = 25.0
+CONCURRENT = 16
+"""Attempts wait for the disk and for the starts and ends of boxes. More of them at once take no more CPU time each."""
+LEAST_RATE = 35.0
+MOST_WORK = 2.7
+CHILD_SUBREAPER = 36
 MAX_MEMORY_MB = 200
-FLAT = 1.3
+FLAT = 1.1
 LARGE, EVIDENCE = 4.0, 1.2
-READERS = {"verify": 6.0, "report": 6.0, "validate": 15.0, "attempt list": 6.0, "suite resume": 7.0, "gc": 3.0}
+READERS = {"verify": 2.4, "report": 2.4, "validate": 4.0, "attempt list": 2.7, "suite resume": 3.0, "gc": 1.4}
 """The most CPU time of each command on a run, to that of `READ`."""
 READ = """
 import hashlib, os, sys
@@ -69,9 +78,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place:
         os.environ["XDG_STATE_HOME"] = place
-        few, _ = run(Path(place) / "few", 100, options.provider)
-        timed, _ = run(Path(place) / "timed", options.attempts, options.provider)
-        many, memory = run(Path(place) / "many", options.many, options.provider)
+        floor = 2 * bare_box(Path(place) / "box") if options.provider == "bubblewrap" else None
+        _, few, _ = run(Path(place) / "few", 100, options.provider)
+        timed, work, _ = run(Path(place) / "timed", options.attempts, options.provider)
+        _, many, memory = run(Path(place) / "many", options.many, options.provider)
         held = readers(Path(place) / "many")
         large = one_by_one(Path(place) / "large", options.template) if os.geteuid() == 0 else None
         small = one_by_one(Path(place) / "small", 0)
@@ -87,6 +97,11 @@ def main() -> int:
         told("memory of a worker", f"{memory} MB", f"under {MAX_MEMORY_MB}", memory < MAX_MEMORY_MB),
         told("and of the conductor", f"{own} MB", f"under {MAX_MEMORY_MB}", own < MAX_MEMORY_MB),
     ]
+    if floor is not None:
+        ratio = work / options.attempts / floor
+        each = f"{work / options.attempts * 1000:.1f} ms, two bare boxes {floor * 1000:.1f} ms: {ratio:.1f}"
+        ok = at_most("CPU time of an attempt, to two bare boxes", ratio, MOST_WORK)
+        held.append(told("CPU of an attempt", each, f"at most {MOST_WORK:g}", ok))
     ratio = (many / options.many) / (few / 100)
     each = (
         f"{few * 10:.1f} ms in a run of 100, {many / options.many * 1000:.1f} ms in one of {options.many}: {ratio:.2f}"
@@ -102,8 +117,28 @@ def main() -> int:
     return 1 if options.check and not all(held) else 0
 
 
-def run(out: Path, count: int, provider: str) -> tuple[float, int]:
-    """Seconds for so many attempts, and the most memory that one of its workers had, in MB."""
+def bare_box(project: Path, count: int = 50) -> float:
+    """CPU seconds of a box that bubblewrap starts without proofbox, with the same mounts."""
+    project.mkdir()
+    command = [*command_line(project.resolve(), Policy()), "true"]
+    prctl = ctypes.CDLL(None).prctl
+    prctl(CHILD_SUBREAPER, 1, 0, 0, 0)  # bubblewrap does not wait for the process that makes the mounts
+    began = cpu_seconds(resource.RUSAGE_CHILDREN)
+    for _ in range(count):
+        os.posix_spawn(command[0], command, os.environ)
+        with contextlib.suppress(ChildProcessError):  # all have ended
+            while os.waitpid(-1, 0)[1] == 0:
+                pass
+    prctl(CHILD_SUBREAPER, 0, 0, 0, 0)
+    return (cpu_seconds(resource.RUSAGE_CHILDREN) - began) / count
+
+
+def cpu_seconds(*processes: int) -> float:
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, processes))
+
+
+def run(out: Path, count: int, provider: str) -> tuple[float, float, int]:
+    """Seconds and CPU seconds for so many attempts, and the most memory that one of its workers had, in MB."""
     plan = Plan(
         run_id=IdSource().new_id("run"),
         suite_name="bench",
@@ -111,21 +146,22 @@ def run(out: Path, count: int, provider: str) -> tuple[float, int]:
         base=str(out.parent),
         chain="scripted",
         chain_origin="flag",
-        concurrency=8,
+        concurrency=CONCURRENT,
         provider=provider,
         replicates=count,
     )
     create_run(plan, out)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), cpu_seconds(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     conductor = Conductor(out, plan.run_id)
     path = conductor.conduct()
     conductor.close()
     took = time.perf_counter() - began
+    used = cpu_seconds(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN) - used
     totals = json.loads((path / "summary.json").read_bytes())["totals"]
     if totals["passed"] != count:
         raise SystemExit(f"only {totals['passed']} of {count} passed: {totals}")
-    print(f"  {count} attempts in {took:.1f} s", flush=True)
-    return took, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    print(f"  {count} attempts in {took:.1f} s, {used / count * 1000:.1f} ms of CPU time each", flush=True)
+    return took, used, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
 
 
 def readers(out: Path) -> list[bool]:
@@ -143,10 +179,9 @@ def readers(out: Path) -> list[bool]:
 
 def cpu_time(*argv: str) -> float:
     """Return the CPU seconds of a Python process and its children. Raises if it fails."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_seconds(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *argv], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu_seconds(resource.RUSAGE_CHILDREN) - before
 
 
 def one_by_one(out: Path, files: int, count: int = 9) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The results of a flow, for tests of what is computed from them."""
+"""Made-up results of a flow, for tests of plots and tables."""
 
 from __future__ import annotations
 

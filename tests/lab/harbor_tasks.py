@@ -77,7 +77,7 @@ class Ran:
             base=str(path),
             chain=strategy,
             chain_origin="flag",
-            concurrency=2,
+            concurrency=1,  # starting more workers takes longer
             flags=flags or {},
         )
         self.out = out
@@ -90,17 +90,20 @@ class Ran:
         self.attempts = {each.mission: each for each in attempts(self.plan, self.out).values()}
         return self
 
-    def only(self) -> Attempt:
+    def attempt(self, task: str | None = None) -> Attempt:
+        """Return the attempt of a task, which must be the only one if it is not named."""
+        if task is not None:
+            return self.attempts[task]
         (attempt,) = self.attempts.values()
         return attempt
 
-    def verdict(self) -> tuple[str, str | None, str]:
-        result = self.only().result
+    def verdict(self, task: str | None = None) -> tuple[str, str | None, str]:
+        result = self.attempt(task).result
         assert result is not None
         return result.verified, result.infra, result.reason
 
-    def document(self, name: str) -> Any:
-        return document(self.out, self.plan, self.only(), name)
+    def document(self, name: str, task: str | None = None) -> Any:
+        return document(self.out, self.plan, self.attempt(task), name)
 
-    def calls(self) -> list[dict[str, Any]]:
-        return [each for each in lines(self.out, self.plan, self.only(), "tool.calls.jsonl") if "call" in each]
+    def calls(self, task: str | None = None) -> list[dict[str, Any]]:
+        return [each for each in lines(self.out, self.plan, self.attempt(task), "tool.calls.jsonl") if "call" in each]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
+from proofbox.agents.fakemodel import FakeModel
+from proofbox.agents.fakemodel.script import ResponseRule
 from proofbox.core.ids import IdSource
 from proofbox.lab.run.conductor import Conductor, create_run
 from proofbox.lab.run.crews import local
@@ -20,6 +24,10 @@ from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 
 HEAD = '[suite]\nid = "test"\n'
+DIES_AT_FIRST = """
+real = worker.run_attempt
+worker.run_attempt = lambda each, *rest: real(each, *rest) if each.parent else os.kill(os.getpid(), 9)
+"""  # for `patch_workers`: the worker of each attempt dies, and that of its replacement does not
 
 
 def mission(id: str, *steps: dict[str, Any], **fields: Any) -> str:
@@ -83,6 +91,19 @@ def serving(*argv: str) -> Iterator[str]:
     finally:
         server.terminate()
         server.communicate()
+
+
+@contextlib.contextmanager
+def serving_model(rules: Sequence[ResponseRule] = ()) -> Iterator[str]:
+    """Serve a fake model in a thread, which starts faster than a process, for the duration of the block."""
+    model = FakeModel(rules)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(model.listening()) as url:
+        yield url
+
+
+def one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run all concurrent attempts of a run in one worker process, because each takes a while to start."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
 def patch_workers(monkeypatch: pytest.MonkeyPatch, code: str) -> None:

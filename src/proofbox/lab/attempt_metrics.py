@@ -12,8 +12,9 @@ from proofbox.agents.events import TokenUsage
 from proofbox.agents.health.counters import AttemptHealth, count_attempt
 from proofbox.core.clock import Clock
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.core.spec_files.text_files import Unreadable, read_text
-from proofbox.errors import ProofboxError
+from proofbox.core.spec_files.text_files import Unreadable, decode, read_text
+from proofbox.errors import BundleError, ProofboxError
+from proofbox.evidence.bundle.reader import Bundle
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.trace import CALLS
@@ -94,17 +95,15 @@ class _HealthFacts(msgspec.Struct, frozen=True):
         return max(0.0, times["stopping"] - times["running"] - self.turn_ms)
 
 
-def read_metrics(bundle: Path, *, cleaned: bool = False) -> AttemptMetrics:
-    """Return the figures of an attempt. Damaged documents count as unknown: validation reports them.
+def read_metrics(bundle: Bundle | Path) -> AttemptMetrics:
+    """Return the figures of an attempt: of a verified bundle, or of an unverified one by its path.
 
-    `cleaned`: its mission has cleanup commands.
+    Damaged documents count as unknown: validation reports them.
     """
     found = _read(bundle, (artifacts.REPORT,), AttemptMetrics)
-    if cleaned:
-        failure = _read(bundle, (artifacts.CLEANUP,), _Cleanup)
-        found = msgspec.structs.replace(found, cleanup=failure.code)
+    found = msgspec.structs.replace(found, cleanup=_read(bundle, (artifacts.CLEANUP,), _Cleanup).code)
     try:
-        lines = read_text(bundle / CALLS, _LARGEST).split("\n")
+        lines = _text(bundle, CALLS).split("\n")
         calls = [parse_json(line, _Call) for line in lines if line]
     except (Unreadable, msgspec.DecodeError):
         return found
@@ -123,14 +122,19 @@ def node_of(bundle: Path) -> str | None:
     return _read(bundle, (artifacts.NODE,), _Node).name
 
 
-def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry: bool, clock: Clock) -> None:
-    """Add an attempt to the health counters of its strategy.
+def node_in(bundle: Bundle) -> str | None:
+    """Return the name of the node that a verified bundle states; None if it states no node, or a malformed one."""
+    if artifacts.NODE not in bundle.artifacts:
+        return None
+    with contextlib.suppress(BundleError, msgspec.ValidationError):
+        return msgspec.convert(bundle.read_json(artifacts.NODE, limit=_LARGEST), _Node).name
+    return None
 
-    `strategy` is used if the result names none, because no agent started. Counters are a convenience: if they cannot be
-    written, the attempt stands as it is.
-    """
+
+def health_of(bundle: Path, result: AttemptResult, *, is_retry: bool) -> AttemptHealth:
+    """Return what an attempt adds to the health counters of its strategy."""
     found = _read(bundle, (artifacts.ATTEMPT, artifacts.RUNNER, artifacts.REPORT), _HealthFacts)
-    health = AttemptHealth(
+    return AttemptHealth(
         infra=result.infra,
         is_retry=is_retry,
         model_retries=sum(found.retries.values()),
@@ -138,16 +142,32 @@ def count_health(bundle: Path, result: AttemptResult, *, strategy: str, is_retry
         start_ms=found.start_ms,
         turn_ms=found.turn_ms,
     )
+
+
+def count_health(strategy: str, *attempts: AttemptHealth, clock: Clock) -> None:
+    """Add attempts to the health counters of their strategy.
+
+    Counters are a convenience: if they cannot be written, the attempts stand as they are.
+    """
     with contextlib.suppress(OSError, ProofboxError):
-        count_attempt(result.strategy or strategy, health, clock=clock)
+        count_attempt(strategy, *attempts, clock=clock)
 
 
-def _read(bundle: Path, names: tuple[str, ...], kind: type[_T]) -> _T:
+def _text(bundle: Bundle | Path, name: str) -> str:
+    if isinstance(bundle, Path):
+        return read_text(bundle / name, _LARGEST)
+    try:
+        return decode(bundle.read_bytes(name, limit=_LARGEST), _LARGEST)
+    except BundleError as error:
+        raise Unreadable(error.message) from None
+
+
+def _read(bundle: Bundle | Path, names: tuple[str, ...], kind: type[_T]) -> _T:
     """Return the members of some documents as one struct."""
     members: dict[str, Any] = {}
     for name in names:
         with contextlib.suppress(Unreadable, msgspec.DecodeError):
-            members |= parse_json(read_text(bundle / name, _LARGEST), dict[str, Any])
+            members |= parse_json(_text(bundle, name), dict[str, Any])
     try:
         return msgspec.convert(members, kind)
     except msgspec.ValidationError:

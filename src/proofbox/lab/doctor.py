@@ -111,6 +111,8 @@ class DoctorReport(Document, frozen=True, kw_only=True):
     """The model credentials that a rate limit currently blocks for all runs."""
     campaigns: tuple[CampaignState, ...] = ()
     """The campaigns that were started here and are not committed."""
+    images: tuple[RetentionItem, ...] = ()
+    """Images, kernels and templates of virtual machines on this machine, and copies of them in the container engine."""
     could_free: int
     """Bytes that `proofbox gc` would free: leftovers of killed runs and ended sessions, and caches of old versions."""
     error: ErrorBody | None = None
@@ -157,7 +159,9 @@ def doctor(
     if quick and deep:
         raise UsageError("quick and deep exclude each other", op="doctor")
     configured = load(Path().resolve())
-    settings = Settings(image=image or configured.image, runtime=runtime or configured.runtime)
+    settings = Settings(
+        image=image or configured.image, runtime=runtime or configured.runtime, vm_template=configured.vm_template
+    )
     names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
     briefly = SLOW if provider is None else frozenset()
     reports = {name: _examine(name, settings, quick or name in briefly, on_check) for name in names}
@@ -171,6 +175,7 @@ def doctor(
     elif provider is not None and not (works := reports[names[0]].works).available:
         error = ProviderUnavailable(works.reason, op="doctor", fix_hints=works.fix_hints)
     now = SystemClock().now()
+    kept = list(_garbage(now))
     report = DoctorReport(
         ok=error is None,
         host=platform.node(),
@@ -186,7 +191,8 @@ def doctor(
             for each in known_campaigns()
             if each.state in ("running", "interrupted")
         ),
-        could_free=sum(item.bytes for item in _garbage(now) if item.free),
+        images=tuple(item for item in kept if item.kind in ("image", "engine_image")),
+        could_free=sum(item.bytes for item in kept if item.free),
         error=ErrorBody.of(error) if error else None,
     )
     if not quick:
@@ -205,7 +211,7 @@ def _garbage(now: datetime) -> Iterator[RetentionItem]:
 
 def _examine(name: str, settings: Settings, quick: bool, on_check: OnCheck | None) -> ProviderReport:
     provider = provider_named(name)
-    own = settings if name in ("docker", "apple-vm") else Settings()
+    own = settings if name in ("docker", "apple-vm") else Settings(vm_template=settings.vm_template)
     works = diagnose(provider, Policy(image=own.image, runtime=own.runtime))
     if not works.available:
         return ProviderReport(works, None, None)

@@ -121,12 +121,26 @@ class NewFiles(Document, frozen=True, kw_only=True):
 
 
 def new_suite(directory: str | os.PathLike[str]) -> NewFiles:
-    """Write a commented suite into a directory. Raises `UsageError` if one of its files exists."""
+    """Write a commented suite, which runs without a key, into a directory.
+
+    For example:
+
+        print(proofbox.new_suite("missions").files)
+
+    Raises `UsageError` if one of its files exists.
+    """
     return _write(Path(directory), {"suite.toml": SUITE, **_SOLUTIONS}, "proofbox suite run suite.toml")
 
 
 def new_campaign(directory: str | os.PathLike[str]) -> NewFiles:
-    """Write a commented campaign, with its suite, into a directory. Raises `UsageError` if one of its files exists."""
+    """Write a commented campaign with its suite, which runs without a key, into a directory.
+
+    For example:
+
+        print(proofbox.new_campaign("comparison").files)
+
+    Raises `UsageError` if one of its files exists.
+    """
     files = {"campaign.toml": CAMPAIGN, "suite.toml": SUITE, **_SOLUTIONS}
     return _write(Path(directory), files, "proofbox campaign run campaign.toml --out out")
 
@@ -142,7 +156,11 @@ def _write(directory: Path, files: dict[str, str], command: str) -> NewFiles:
     for name in files:
         if os.path.lexists(directory / name):
             raise UsageError(f"{directory / name} already exists", op="new", fix_hints=["choose another directory"])
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        hints = ["choose another directory"]
+        raise UsageError(f"{directory} is a file, or in one, not a directory", op="new", fix_hints=hints) from None
     for name, text in files.items():
         create_only(directory / name, text.encode())
     return NewFiles(directory=str(directory), files=tuple(files), next=command)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from proofbox.config.engine import chosen_engine
+import msgspec
+
+from proofbox.config.engine import EngineSettings, chosen_engine
 from proofbox.config.settings import load_users
 from proofbox.core.clock import SystemClock
 from proofbox.core.plurals import counted
@@ -14,6 +16,9 @@ from proofbox.core.results import Document, ErrorBody
 from proofbox.errors import NotFoundError, NotFreed, UsageError
 from proofbox.lab.campaign.retention import collect_campaign, survey_campaign
 from proofbox.lab.run.retention import PIN_SUFFIX, RetentionItem, RetentionRules, collect, survey
+
+if TYPE_CHECKING:
+    from proofbox.lab.run.crews.cluster.sweeping import SweptItem
 
 DAY = 86400.0
 MEGABYTE = 1 << 20
@@ -54,12 +59,13 @@ def collect_garbage(
     `out` is an output directory, or that of a campaign, which is deleted as a whole; None means `out`, if it exists.
     `older_than` is a number of days. `max_size` keeps the newest runs up to this number of MB in total. `pin` names a
     run that is never deleted, and `unpin` allows deleting it again. `engine` (`ray:HOST:PORT`) also deletes what killed
-    workers left on the nodes of that cluster.
+    workers left on the nodes of that cluster, and what the nodes keep but have not used for an hour.
     """
     if any(value is not None and not 0 <= value < 2**40 for value in (older_than, max_size)):
         raise UsageError(
             "--older-than or --max-size is out of range", op="gc", fix_hints=["give a number of days, or of MB"]
         )
+    chosen = None if engine is None else chosen_engine(load_users().engine, engine, None, ())
     place = Path("out" if out is None else out)
     if out is not None and not place.is_dir():
         raise NotFoundError(f"{place} is not a directory", op="gc", fix_hints=["name the --out directory of your runs"])
@@ -74,22 +80,34 @@ def collect_garbage(
     )
     now = SystemClock().now()
     items = (*survey_campaign(place, rules, now), *survey(place, rules, now))
+    # The cluster first: one that can't be reached is reported before anything is deleted.
+    on_nodes = _of_cluster(chosen, remove=not dry_run)
     freed = sum(item.bytes for item in items if item.free)
     if not dry_run:
         freed, items = collect(items, campaign=collect_campaign)
-    if engine is not None:
-        nodes = tuple(_on_nodes(engine, remove=not dry_run))
-        items, freed = (*items, *nodes), freed + sum(item.bytes for item in nodes)
+    swept = (*_of_machine(remove=not dry_run), *on_nodes)
+    items, freed = (*items, *swept), freed + sum(item.bytes for item in swept if item.free)
     return CollectedGarbage(dry_run=dry_run, freed=freed, items=items, error=_not_freed(items))
 
 
-def _on_nodes(engine: str, *, remove: bool) -> Iterator[RetentionItem]:
+def _of_cluster(engine: EngineSettings | None, *, remove: bool) -> list[RetentionItem]:
+    """Return what is left on the nodes of an existing cluster, and remove it, if asked."""
+    if engine is None or engine.address is None:
+        return []
     from proofbox.lab.run.crews.cluster.sweeping import sweep_engine
 
-    chosen = chosen_engine(load_users().engine, engine, None, ())
-    for each in sweep_engine(chosen, remove=remove):
-        reason = f"left on {each.node} by a killed worker"
-        yield RetentionItem(kind="node", path=each.path, bytes=each.bytes, free=True, reason=reason)
+    return [_retained(each) for each in sweep_engine(engine, remove=remove)]
+
+
+def _of_machine(*, remove: bool) -> list[RetentionItem]:
+    """Return what clusters left on this machine, and remove it, if asked."""
+    from proofbox.lab.run.crews.cluster.sweeping import sweep_machine
+
+    return [_retained(each) for each in sweep_machine(remove=remove)]
+
+
+def _retained(item: SweptItem) -> RetentionItem:
+    return msgspec.convert(item, RetentionItem, from_attributes=True)
 
 
 def _pin(out: Path, run_id: str, *, pinned: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, plan, serving
+from suites import HEAD, attempts, conduct, document, plan, serving_model
 
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.reports.validation import validate
@@ -34,7 +34,7 @@ def ask(prompt, path="/responses"):
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         yield url
 
 
@@ -167,6 +167,21 @@ def test_failure_seen_by_the_gateway_does_not_count_against_the_agent(tmp_path: 
     credential = credential_of(made)
     assert credential is not None
     assert Limiter(credential, 4).state().halved_at > 0
+
+
+def test_refusals_that_a_program_provokes_count_against_it(tmp_path: Path, model: str) -> None:
+    fine = ASK + "ask('[[say fine]]'); "
+    missions = mission("other-path", fine + "ask('[[http 401]]', '/other/responses'); sys.exit(1)")
+    missions += mission("forbidden", fine + "ask('[[http 403]]'); sys.exit(1)")
+    missions += mission("parameter", fine + "ask('[[drop mid]] [[say a b c]]', '/responses?x=1'); sys.exit(1)")
+    missions += mission("revoked", fine + "ask('[[http 401]]'); sys.exit(1)")
+    _, _, found = ran(tmp_path, model, missions, retries=0)
+    assert found == {
+        "other-path.1": (None, "turn_failed"),
+        "forbidden.1": (None, "turn_failed"),
+        "parameter.1": (None, "turn_failed"),
+        "revoked.1": ("RUNTIME_AUTH", "infra_failed"),
+    }
 
 
 def test_timeout_while_waiting_for_a_failed_model_is_an_infra_failure(tmp_path: Path, model: str) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from acp_lab import fake_settings
-from suites import HEAD, attempts, conduct, document, lines, plan, serving
+from suites import HEAD, attempts, conduct, document, lines, plan, serving_model
 
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.attempt import trace
 from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
@@ -32,7 +33,7 @@ def prompt(id: str, text: str, **fields: Any) -> str:
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         yield url
 
 
@@ -44,7 +45,7 @@ def made(source: str, out: Path, model: str, **options: Any) -> Plan:
 def test_concurrent_attempts_have_separate_sessions_and_traces(
     tmp_path: Path, model: str, rounds: Callable[[int, int], int]
 ) -> None:
-    count = rounds(3, 18)
+    count = rounds(2, 18)
     source = HEAD + "".join(
         prompt(f"m{n}", f"[[run echo marker-{n}-marker; echo 42 > answer.txt]] [[say done marker-{n}-marker]]")
         for n in range(count)
@@ -118,4 +119,5 @@ def test_missions_have_the_same_evidence_on_every_runtime_and_no_key(
                 assert "PATH=" in calls[0]["output"]  # it saw environments
         files = [Path(folder) / name for folder, _, names in os.walk(out) for name in names]
         assert [path for path in files if key.encode() in path.read_bytes()] == []
+        assert [path for path in files if path.name == trace.EXCHANGES or "bodies" in path.parts] == []
     assert shapes["claude_code"] == shapes["codex_app_server"] == shapes["acp"]

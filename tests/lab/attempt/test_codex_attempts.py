@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, lines, plan, serving
+from suites import HEAD, attempts, conduct, document, lines, plan, serving, serving_model
 
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.promotion.emit import emit_promotion
@@ -29,7 +29,7 @@ def prompt(id: str, text: str, **fields: Any) -> str:
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         yield url
 
 
@@ -70,7 +70,7 @@ def codex(source: str, out: Path, model: str, **options: Any) -> Plan:
 def test_concurrent_attempts_have_separate_sessions_and_traces(
     tmp_path: Path, model: str, rounds: Callable[[int, int], int]
 ) -> None:
-    count = rounds(6, 18)
+    count = rounds(3, 18)
     source = HEAD + "".join(
         prompt(f"m{n}", f"[[run echo marker-{n}-marker; echo 42 > answer.txt]] [[say done marker-{n}-marker]]")
         for n in range(count)

@@ -45,7 +45,7 @@ boxed = pytest.mark.needs("bubblewrap")
 
 @pytest.fixture
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make whatever kills one attempt kill all running ones."""
+    """Use one worker, so that whatever kills one attempt kills all running ones."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
@@ -222,7 +222,7 @@ def test_failed_template_is_created_again_for_the_next_attempt(tmp_path: Path) -
     for number in range(2):
         templates.fork("m", tmp_path / f"fork-{number}").forget()
         assert (tmp_path / f"fork-{number}/file").read_text() == "here"
-    forget_workspaces(tmp_path / "templates")
+    forget_workspaces(tmp_path / "templates", tmp_path)
 
 
 def test_one_open_template_is_kept_per_concurrent_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_one_open_template_is_kept_per_concurrent_fork(tmp_path: Path, monkeypat
         (tmp_path / f"templates/m{number}" / GIVEN).mkdir(parents=True)
         templates.fork(f"m{number}", tmp_path / f"fork-of-m{number}").forget()
     assert set(opened) & set(closed) == set(opened[:-MAX_IDLE]), "only the most recently used ones stay open"
-    forget_workspaces(tmp_path / "templates")
+    forget_workspaces(tmp_path / "templates", tmp_path)
 
 
 def test_broken_idle_template_does_not_affect_other_missions(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, lines, plan, serving, toml
+from suites import HEAD, attempts, conduct, document, lines, plan, serving_model, toml
 
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.verify.verifier import verify
@@ -25,7 +25,7 @@ FAKE = Path(__file__).parents[2] / "agents" / "fake_codex.py"
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         yield url
 
 

@@ -64,7 +64,8 @@ def test_calls_cut_off_by_a_failed_model_count_as_missing(tmp_path: Path) -> Non
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        script = 'python3 -c \'import os, urllib.request as u; u.urlopen(os.environ["OPENAI_BASE_URL"] + "/x")\''
+        asks = 'import os, urllib.request as u; u.urlopen(os.environ["OPENAI_BASE_URL"] + "/responses", b"{}")'
+        script = f"python3 -c '{asks}'"
         out, made, attempt = ran(tmp_path, script, output="codex_exec", base_url=url)
     assert attempt.result is not None
     assert (attempt.result.infra, attempt.result.reason) == ("RUNTIME_STREAM_DISCONNECT", "infra_failed")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, lines, plan, serving
+from suites import HEAD, attempts, conduct, lines, plan, serving_model
 
 from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.runtimes.acp import AcpRuntime
@@ -27,7 +27,7 @@ SECRET = "hunter2-but-longer-Zq81"
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         yield url
 
 
@@ -86,12 +86,6 @@ def test_bodies_are_redacted(tmp_path: Path, model: str, monkeypatch: pytest.Mon
     )
     assert "[[say hello]] [redacted]" in stored(bundle, entry, "request")
     assert [path for path in bundle.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()] == []
-
-
-def test_nothing_is_stored_by_default(tmp_path: Path, model: str) -> None:
-    bundle, found = ran(tmp_path, ASK, **shell(model))
-    assert found == []
-    assert not (bundle / "bodies").exists()
 
 
 def one_attempt(tmp_path: Path, model: str) -> Path:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from suites import HEAD, attempts, mission, plan
 
-from proofbox.errors import SuiteInvalid
+import proofbox
+from proofbox.errors import SuiteInvalid, UsageError
 
 PROCESS = {"process": {"command": ["/bin/sh", "-s"]}}
 
@@ -51,3 +52,12 @@ def test_per_attempt_fields_may_differ(tmp_path: Path) -> None:
     source = HEAD + mission("first") + mission("second", **ours)
     made = plan(source, tmp_path / "out", tmp_path, chain="process", isolation="shared", runtimes=PROCESS)
     assert set(attempts(made, tmp_path / "out")) == {"first.1", "second.1"}
+
+
+def test_run_that_shares_a_process_cannot_be_resumed_on_a_cluster(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    made = plan(HEAD + mission("only"), out, tmp_path, chain="process", isolation="shared", runtimes=PROCESS)
+    with pytest.raises(UsageError, match="cannot share one agent process"):
+        proofbox.resume_suite(out, engine="ray:127.0.0.1:9")
+    assert {each.state for each in attempts(made, out).values()} == {"planned"}
+    assert not (out / made.run_id).exists(), "nothing was started"

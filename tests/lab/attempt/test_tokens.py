@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, plan, serving
+from suites import HEAD, attempts, conduct, document, plan, serving, serving_model
 
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.reports.validation import validate
@@ -53,7 +53,7 @@ if len(sys.argv) > 2:
 @pytest.fixture
 def model() -> Iterator[str]:
     """Each of its responses states 1000 tokens of input and 50 of output."""
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         yield url
 
 

@@ -11,11 +11,13 @@ from flow_reports import flow_report
 from suites import HEAD, mission, say, write
 
 from proofbox.cli import main
+from proofbox.core.dirs import config_dir
 from proofbox.core.spec_files.problems import Problem
-from proofbox.errors import CampaignChanged, CampaignInvalid, NotFoundError, UsageError
+from proofbox.errors import CampaignChanged, CampaignInvalid, NotFoundError, PathRefused, UsageError
+from proofbox.lab.campaign import agent_files
 from proofbox.lab.campaign.planning import plan_campaign
 from proofbox.lab.campaign.reading import read_campaign
-from proofbox.lab.campaign.registration import describe, require_registered, require_same_images
+from proofbox.lab.campaign.registration import describe, registered_digest, require_registered, require_unchanged
 from proofbox.lab.campaign.spec import Gate
 from proofbox.lab.reports.campaigns.gates import judge
 from proofbox.lab.statistics import ComparisonVerdict, compare
@@ -34,6 +36,15 @@ MISSIONS = '[[missions]]\nsuite = "suite.toml"\n'
 OTHER = '[[flow]]\nid = "b"\nrunner = { type = "scripted" }\n'
 FLOW = '[[flow]]\nid = "a"\nrunner = { type = "scripted" }\n'
 GOOD = CAMPAIGN + MISSIONS + FLOW
+AGAINST = (
+    CAMPAIGN
+    + 'against = "b"\n'
+    + MISSIONS
+    + FLOW
+    + OTHER
+    + OTHER.replace('"b"', '"c"')
+    + '[[gate]]\ntype = "comparison"\nflow = "a"\nagainst = "c"\nverdicts = ["better"]\n'
+)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +81,13 @@ def problems_of(text: str) -> list[Problem]:
         (GOOD + FLOW, 9, "duplicate flow id 'a'", "unique"),
         (GOOD + 'model = "gpt"\n', 8, "no field 'model'", "runner of a [[flow]]"),
         (GOOD + 'prompt_template = "do it"\n', 8, "the template has no {prompt}", "{prompt}"),
-        (GOOD + 'provider = "bublewrap"\n', 5, "bublewrap", ""),
+        (GOOD.replace(" }", ', settings = { script = "agent.toml" } }'), 7, "a flow is not used", "[[mission.script"),
+        (GOOD + 'provider = "bublewrap"\n', 8, "unknown provider 'bublewrap'", "bubblewrap"),
+        (GOOD + 'env = ["A=B"]\n', 8, "'A=…' is not the name of a variable", "only the name"),
+        (GOOD + '[[gate]]\ntype = "budget"\nmax = -1\n', 10, "out of range", "at least 0"),
+        (GOOD + '[[gate]]\ntype = "coverage"\nverdicts = ["better"]\n', 10, "has no verdicts", "remove it"),
+        (GOOD + '[[gate]]\ntype = "coverage"\nagainst = "a"\n', 10, "has no against", "remove it"),
+        (AGAINST, 18, "'a' and 'c' are not compared", "against = 'b'"),
         (GOOD + '[[gate]]\ntype = "covrage"\n', 9, "covrage", "coverage"),
         (GOOD + '[[gate]]\ntype = "pass_rate"\n', 8, "needs min", "min = "),
         (GOOD + '[[gate]]\ntype = "pass_rate"\nmin = 90\n', 10, "out of range", "between 0 and 1"),
@@ -88,6 +105,46 @@ def test_wrong_file_is_reported_with_position_and_suggestion(text: str, line: in
     assert [each.line for each in found] == [line], found
     assert message in found[0].message
     assert hint in found[0].fix_hint
+
+
+COMPARED = '[[gate]]\ntype = "comparison"\nflow = "a"\nagainst = "b"\nverdicts = {}\n'
+RATE = '[[gate]]\ntype = "pass_rate"\nmin = {}\n'
+
+
+@pytest.mark.parametrize(
+    ("gate", "missions", "problem"),
+    [
+        (RATE.format("1.0"), 2, "with 2 missions and 2 replicates, the lower end is at most 0.342 (write min = 0.342"),
+        (RATE.format("0.35"), 2, "or less, or use at least 3 missions)"),
+        (RATE.format("0.34"), 2, None),
+        (COMPARED.format('["better"]'), 6, "6 missions can never show better (use at least 7 missions)"),
+        (COMPARED.format('["better", "worse"]'), 1, "1 mission can never show better or worse"),
+        (COMPARED.format('["better"]'), 7, None),
+        (COMPARED.format('["better", "equivalent"]'), 2, "2 missions can never show better or equivalent"),
+        (COMPARED.format('["better", "equivalent"]'), 7, None),
+        (COMPARED.format('["better", "underpowered"]'), 1, None),
+    ],
+)
+def test_gate_that_can_never_pass_is_refused(gate: str, missions: int, problem: str | None) -> None:
+    """Three flows are compared in three pairs, so a p-value must be below a third of alpha."""
+    Path("suite.toml").write_text(HEAD + "".join(mission(f"m{i}", say("done"), verify=ANSWER) for i in range(missions)))
+    flows = FLOW + OTHER + OTHER.replace('"b"', '"c"')
+    text = CAMPAIGN + "replicates = 2\n" + MISSIONS + flows + gate
+    if problem is not None:
+        [found] = problems_of(text)
+        assert problem in f"{found.message} ({found.fix_hint})"
+        return
+    Path("campaign.toml").write_text(text)
+    assert read_campaign(Path("campaign.toml"), first=1).missions == ("m0",), "a canary has the campaign's gates"
+
+
+def test_value_of_a_variable_is_never_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("campaign.toml").write_text(GOOD + 'env = ["OPENAI_API_KEY=sk-proj-0123"]\n')
+    for words in (["lint", "campaign.toml"], ["lint", "campaign.toml", "--json"], ["run", "campaign.toml"]):
+        assert main(["campaign", *words]) != 0
+        shown = "".join(capsys.readouterr())
+        assert "OPENAI_API_KEY=" in shown
+        assert "sk-proj" not in shown
 
 
 def test_template_is_refused_if_only_the_missions_prompt_is_used() -> None:
@@ -188,21 +245,65 @@ def test_images_are_registered_by_digest_and_another_one_is_refused(
     monkeypatch.setattr(ContainerEngine, "find", lambda: None)
     monkeypatch.setattr(images, "inspect_image", lambda _engine, _name: engine)
     registered = describe(campaign, here / "out")
-    assert registered.runs[0].inputs == {"image://tools": digest, "image://busybox:latest": "a" * 64}
+    inputs = {path: each for path, each in registered.runs[0].inputs.items() if path.startswith("image://")}
+    assert inputs == {"image://tools": digest, "image://busybox:latest": "a" * 64}
     assert registered.runs[0].files == {}
     require_registered(describe(campaign, here / "out"), registered)
-    require_same_images(campaign, registered)
+    require_unchanged(campaign, registered, here / "out")
 
     engine["Id"] = "b" * 64  # as Podman writes it
     with pytest.raises(CampaignChanged, match="image://busybox:latest"):
         require_registered(describe(campaign, here / "out"), registered)
     with pytest.raises(CampaignChanged, match="image://busybox:latest"):
-        require_same_images(campaign, registered)
+        require_unchanged(campaign, registered, here / "out")
     engine["Id"] = "a" * 64
     (rootfs / "version").write_text("2")
     import_image(rootfs, "tools")
     with pytest.raises(CampaignChanged, match="image://tools"):
-        require_same_images(campaign, registered)
+        require_unchanged(campaign, registered, here / "out")
+
+
+def test_mounted_files_are_registered_by_content(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("agent", "cache", "data"):
+        (here / name).mkdir()
+        (here / name / "file").write_text("1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "config"))
+    config_dir().mkdir(parents=True, exist_ok=True)
+    (config_dir() / "config.toml").write_text(f'mounts = ["{here}/data/file:/data"]\n')
+    mounts = f'mounts = ["agent:/agent", "{here}:/all", "cache:/cache:rw"]'
+    runner = f'{{ type = "process", settings = {{ command = ["cat"], {mounts} }} }}'
+    Path("campaign.toml").write_text(GOOD.replace('{ type = "scripted" }', runner))
+    campaign, out = read_campaign(Path("campaign.toml")), here / "out"
+    out.mkdir()
+
+    def found() -> dict[str, str]:
+        inputs = describe(campaign, out).runs[0].inputs
+        return {path: digest for path, digest in inputs.items() if path.startswith("agent://")}
+
+    before = found()
+    assert list(before) == ["agent://.", "agent://agent", "agent://data/file"]
+    (out / "campaign.json").write_text("written by the campaign itself")
+    assert found() == before
+    for name, changed in (("agent", {"agent://.", "agent://agent"}), ("data", {"agent://.", "agent://data/file"})):
+        (here / name / "file").write_text("2")
+        now = found()
+        assert {path for path in now if now[path] != before[path]} == changed
+        (here / name / "file").write_text("1")
+    monkeypatch.setattr(agent_files, "MAX_ENTRIES", 3)
+    with pytest.raises(PathRefused, match="cannot be registered: it has more than 3 files"):
+        describe(campaign, out)
+
+
+def test_campaign_of_a_version_that_hashed_less_is_named_as_one(here: Path) -> None:
+    Path("campaign.toml").write_text(GOOD)
+    found = describe(read_campaign(Path("campaign.toml")), here / "out")
+    [run] = found.runs
+    earlier = [msgspec.structs.replace(run, inputs=run.files)]
+    digest = registered_digest(found.document, None, earlier)
+    registered = msgspec.structs.replace(found, runs=tuple(earlier), sha256=digest)
+    with pytest.raises(CampaignChanged, match=r"earlier version, which did not hash settings://config\.toml") as raised:
+        require_registered(found, registered)
+    assert raised.value.fix_hints == ("start a new campaign: proofbox campaign run FILE --out NEW",)
 
 
 def test_campaign_with_the_value_of_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 from campaign_files import ANSWER, CAMPAIGN, LIES, ONE_FLOW, WORKS, interrupted, scores, write_files
-from suites import command, mission, toml
+from suites import DIES_AT_FIRST, command, mission, one_worker_process, patch_workers, toml, write
 
 import proofbox
 from proofbox.cli import main
 from proofbox.config import consent
+from proofbox.config.engine import EngineSettings
 from proofbox.core.digest import sha256_file
+from proofbox.core.dirs import config_dir
 from proofbox.errors import (
     BundleSecretFound,
     CampaignChanged,
@@ -29,18 +34,25 @@ from proofbox.errors import (
     CorruptError,
     RunBusy,
     RunInterrupted,
+    RunMoved,
     RunUnknown,
     UsageError,
 )
 from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.lab.campaign import running
 from proofbox.lab.campaign.history import known_campaigns
+from proofbox.lab.campaign.layout import flow_out
 from proofbox.lab.campaign.registration import CampaignManifest, exclusive, read_manifest, registered_digest
 from proofbox.lab.reports.campaigns import parallel_reading
+from proofbox.lab.reports.campaigns.text import notes
 from proofbox.lab.run.events import RunStarted, SuiteEvent
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import ledger_path, read_plan
 from proofbox.workspace import registry
 
+USAGE = {"usage": {"input_tokens": 900, "output_tokens": 100}}
 ONCE = CAMPAIGN.replace("replicates = 2", "replicates = 1")
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("campaign")]
@@ -130,6 +142,18 @@ def test_status_counts_the_attempts_of_a_running_campaign(
     assert last == (2, 2, 0)
 
 
+def test_campaign_whose_events_are_no_longer_read_ends_and_resumes(spec: Callable[..., str]) -> None:
+    words = [sys.executable, "-m", "proofbox.cli", "campaign", "run", spec(WORKS, campaign=ONE_FLOW), "--jsonl"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert "proofbox campaign resume out" in process.stderr.read()
+    assert process.returncode == 141, "it is not complete"
+    assert proofbox.resume_campaign("out").ok
+
+
 def test_flows_of_a_large_campaign_are_read_in_children_with_the_same_results(
     finished: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +182,7 @@ def test_campaign_is_compared_with_an_earlier_one(finished: str, capsys: pytest.
     ("words", "hint"),
     [
         (["report", "{}"], "fix: name the run of one flow: proofbox report {}/flows/agent"),
+        (["report", "parity", "{}", "{}"], "fix: name the run of one flow: proofbox report parity {}/flows/agent"),
         (["validate", "{}"], "fix: name the run of one flow: proofbox validate {}/flows/agent"),
         (["attempt", "list", "{}"], "fix: name the run of one flow: proofbox attempt list {}/flows/agent"),
         (
@@ -180,7 +205,7 @@ def test_campaign_given_as_a_run_is_refused_with_commands_that_work(
     assert f"{out} is a campaign, not a run; its runs are in {out}/flows" in told
     assert f"fix: see the campaign: proofbox campaign report {out}" in told
     assert hint.format(out) in told
-    if campaign == "finished":
+    if campaign == "finished" and "parity" not in words:
         assert main(hint.format(out).rpartition(": proofbox ")[2].split()) == 0
 
 
@@ -201,14 +226,15 @@ def test_report_ends_with_what_to_do_next(finished: str, capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines()[-1] == "written: flow.html"
 
 
-def test_directory_without_a_campaign_is_named_with_the_command(
+def test_directory_without_a_campaign_is_named_with_a_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["campaign", "status"]) == 2
-    told = capsys.readouterr().err
-    assert "there is no campaign in out" in told
-    assert "fix: name the directory that you gave as --out: proofbox campaign status DIR" in told
+    for words in (["status"], ["resume"], ["report"], ["compare", "out", "out"]):
+        assert main(["campaign", *words]) == 2
+        told = capsys.readouterr().err
+        assert "there is no campaign in out" in told
+        assert "fix: name the directory that you gave to `proofbox campaign run` as --out" in told
 
 
 def test_published_results_have_a_packet_that_verifies(finished: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,6 +247,16 @@ def test_published_results_have_a_packet_that_verifies(finished: str, capsys: py
     assert "first can be published" in capsys.readouterr().out
     with pytest.raises(CampaignExists):
         proofbox.run_campaign("campaign.toml", out=finished)
+
+
+def test_interrupted_campaign_is_named_as_one(begun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["campaign", "report", begun, "--html", "r.html"]) == 1
+    told = capsys.readouterr().err
+    assert "the campaign in out is not committed" in told
+    assert "fix: resume with: proofbox campaign resume out" in told
+    assert not Path("r.html").exists()
+    main(["campaign", "compare", begun, begun])
+    assert "the earlier campaign is not committed: " in capsys.readouterr().out
 
 
 def test_packet_that_exists_must_be_signed_with_the_given_key(finished: str) -> None:
@@ -293,6 +329,92 @@ def test_changed_file_is_refused_by_its_hash(begun: str, path: str, old: str, ne
     assert (report.ok, report.committed) == (False, False)
 
 
+def test_resume_loses_nothing_without_a_key_or_in_another_directory(
+    spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"command": ["/bin/sh", "-c", "echo 42 > answer.txt"]}
+    runner = {"type": "process", "base_url": "http://127.0.0.1:9", "api_key_env": "THE_KEY", "settings": settings}
+    file = spec(WORKS, campaign=ONE_FLOW.replace('{ type = "scripted" }', toml(runner)))
+    monkeypatch.setenv("THE_KEY", "known-only-to-this-test")
+    interrupted(file, "out", trust=True)
+    with monkeypatch.context() as patch:
+        patch.delenv("THE_KEY")
+        with pytest.raises(CampaignNotReady) as raised:
+            proofbox.resume_campaign("out")
+    codes = [each["code"] for each in raised.value.details["failures"]]
+    assert codes == ["CAMPAIGN_KEY_ABSENT", "RUNTIME_STRATEGY_UNAVAILABLE"]
+    shutil.move("out", "moved")
+    with pytest.raises(RunMoved):
+        proofbox.resume_campaign("moved")
+    shutil.move("moved", "out")
+    report = proofbox.resume_campaign("out")
+    assert (report.ok, scores(report)) == (True, {"works": {"agent": (2, 2)}})
+
+
+def test_settings_of_the_user_are_registered_without_secrets(
+    spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They decide what a flow does as much as the campaign's file."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd() / "config"))
+    config = config_dir() / "config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+
+    def set_up(command: str, value: str = "first-value") -> str | None:
+        env = f"env = {{ SOME_TOKEN = {json.dumps(value)} }}"
+        config.write_text(f'[runtimes.process]\ncommand = ["sh", "-c", "{command}"]\n[runtimes.acp]\n{env}\n')
+        return proofbox.lint_campaign(file).sha256
+
+    file = spec(WORKS, campaign=ONE_FLOW.replace("scripted", "process"))
+    one, other = set_up("echo 42 > answer.txt"), set_up("true")
+    assert one != other
+    acp = {"type": "acp", "settings": {"command": ["cat"]}}
+    file = spec(WORKS, campaign=ONE_FLOW.replace('{ type = "scripted" }', toml(acp)))
+    proofbox.lint_campaign(file, trust=True)
+    assert set_up("true") == set_up("true", "second-value"), "values of secrets are not hashed"
+    file = spec(WORKS, campaign=ONE_FLOW.replace("scripted", "process"))
+    assert set_up("echo 42 > answer.txt") == one
+    interrupted(file, "out")
+    set_up("true")
+    with pytest.raises(CampaignChanged, match=r"changed: settings://config\.toml"):
+        proofbox.resume_campaign("out")
+    set_up("echo 42 > answer.txt")
+    assert proofbox.resume_campaign("out").ok
+
+
+def test_files_that_the_agent_mounts_are_registered(spec: Callable[..., str]) -> None:
+    """A better agent in the middle of a campaign would improve its results."""
+    agent = Path("agent/run.sh")
+    agent.parent.mkdir()
+    agent.write_text("true\n")
+    settings = {"command": ["sh", "/mnt/agent/run.sh"], "mounts": ["agent:/mnt/agent"]}
+    runner = {"type": "process", "settings": settings}
+    interrupted(spec(WORKS, campaign=ONE_FLOW.replace('{ type = "scripted" }', toml(runner))), "out", trust=True)
+
+    def improve(event: RunStarted | SuiteEvent | None = None) -> None:
+        if event is None or (isinstance(event, SuiteEvent) and event.event == "ended"):
+            agent.write_text("echo 42 > answer.txt\n")
+
+    improve()
+    with pytest.raises(CampaignChanged, match="changed: agent://agent"):
+        proofbox.resume_campaign("out")
+    agent.write_text("true\n")
+    with pytest.raises(CampaignChanged, match=r"mounts .* have changed: agent://agent"):
+        proofbox.resume_campaign("out", on_event=improve)
+    agent.write_text("true\n")
+    report = proofbox.resume_campaign("out")
+    assert (report.findings, scores(report)) == ((), {"works": {"agent": (0, 2)}})
+
+
+def test_plan_with_other_settings_than_registered_is_a_finding(finished: str) -> None:
+    [ledger] = Path(finished, "flows/agent").glob("*.ledger")
+    with contextlib.closing(sqlite3.connect(ledger)) as database, database:
+        [(text,)] = database.execute("SELECT value FROM about WHERE key = 'plan'")
+        plan = {**json.loads(text), "runtimes": {"scripted": {"pace": 1}}}
+        database.execute("UPDATE about SET value = ? WHERE key = 'plan'", [json.dumps(plan)])
+    details = {each.detail for each in proofbox.load_campaign(finished).findings}
+    assert "the user's settings that it was planned with are not the registered ones" in details
+
+
 def test_manifest_that_was_changed_with_its_hash_is_refused(begun: str) -> None:
     """The registered hash is also recorded outside the campaign's directory."""
     Path("campaign.toml").write_text(Path("campaign.toml").read_text().replace("replicates = 2", "replicates = 1"))
@@ -302,6 +424,31 @@ def test_manifest_that_was_changed_with_its_hash_is_refused(begun: str) -> None:
     Path(begun, "campaign.json").write_text(json.dumps(made))
     with pytest.raises(CampaignChanged, match="is not the manifest that was registered"):
         proofbox.resume_campaign(begun)
+
+
+@pytest.mark.needs("ray")
+def test_resumed_campaign_keeps_its_engine_unless_told_otherwise(
+    spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a flow that was not planned when the campaign was killed."""
+    conducted: list[str | None] = []
+
+    def stop_there(*_: object, engine: str | None = None, **__: object) -> None:
+        conducted.append(engine)
+        raise RunInterrupted("killed", op="suite")
+
+    monkeypatch.setattr(running, "conduct_run", stop_there)
+    with pytest.raises(RunInterrupted):
+        proofbox.run_campaign(spec(), engine="ray:127.0.0.1:9", per_node=3)
+    last = read_manifest(Path("out")).runs[-1]
+    path = ledger_path(flow_out(Path("out"), last.flow), last.run_id)
+    path.unlink()
+    for engine in (None, "local"):
+        with pytest.raises(RunInterrupted):
+            proofbox.resume_campaign("out", engine=engine)
+    with Ledger(path, read_only=True) as ledger:
+        assert read_plan(ledger).engine == EngineSettings(name="ray:127.0.0.1:9", per_node=3)
+    assert conducted == [None, None, "local"]
 
 
 def test_doctor_lists_campaigns_that_can_be_resumed(begun: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -404,8 +551,11 @@ def test_campaign_stops_at_its_timeout_and_can_be_resumed(
 
 
 def test_canary_runs_the_first_missions_and_is_never_publishable(spec: Callable[..., str]) -> None:
-    report = proofbox.run_canary(spec(campaign=ONCE), missions=1, out="out")
-    assert (report.results.canary, list(scores(report))) == (1, ["works"])
+    report = proofbox.run_canary(spec(WORKS, campaign=ONCE), missions=50, out="out")
+    assert (report.results.canary, list(scores(report))) == (50, ["works"])
+    assert any(note.startswith("a canary of 1 mission:") for note in notes(report))
+    compared = proofbox.compare_campaigns("out", "out")
+    assert compared.notes[0] == "the earlier campaign is a canary of 1 mission"
     refused = proofbox.check_publishable("out")
     assert (refused.packet, [each.code for each in refused.reasons]) == (None, ["canary"])
     plan = proofbox.plan_campaign("campaign.toml")
@@ -429,6 +579,23 @@ def test_attempts_lost_to_infrastructure_are_excluded_and_shown(spec: Callable[.
     assert codes[:2] == ["coverage_incomplete", "gate_failed"]
 
 
+def test_campaign_without_a_score_for_every_attempt_is_not_ok(
+    spec: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    crashes = mission("crashes", {"fault": "crash"}, verify=ANSWER)
+    report = proofbox.run_campaign(spec(WORKS + crashes, campaign=ONE_FLOW.replace("replicates = 2", "")), out="out")
+    assert (report.ok, report.committed, report.results.complete) == (False, True, False)
+    assert report.error is not None
+    assert (report.error.code, report.error.message) == (
+        "CAMPAIGN_INCOMPLETE",
+        "1 result of first without a score: lost to RUNTIME_CRASH",
+    )
+    shown = {"report": "not complete: 1 result", "resume": "not complete: 1 result", "status": "1 result of first"}
+    for verb, text in shown.items():
+        assert main(["campaign", verb, "out"]) == 1
+        assert f"{text} without a score" in capsys.readouterr().out
+
+
 def test_campaign_that_asks_for_more_needs_consent(spec: Callable[..., str]) -> None:
     broken = '[[flow]]\nid = "broken"\nrunner = { type = "process", settings = { command = ["no-such-program"] } }\n'
     with pytest.raises(ConsentRequired):
@@ -443,6 +610,7 @@ def test_new_campaign_finishes_green_and_is_publishable(
     assert main(["new", "campaign", "made"]) == 0
     assert "run it: cd made && proofbox campaign run campaign.toml --out out" in capsys.readouterr().out
     monkeypatch.chdir("made")
+    one_worker_process(monkeypatch)
     report = proofbox.run_campaign("campaign.toml", out="out")
     assert (report.ok, [flow.rate.rate for flow in report.flows]) == (True, [1.0, 1.0])
     assert proofbox.check_publishable("out").ok
@@ -512,6 +680,18 @@ def test_attempt_with_a_result_cannot_be_retried(spec: Callable[..., str]) -> No
     ]
     found = proofbox.validate(Path("out/flows/agent", run.run_id))
     assert "it retries lies.1, which has a result" in {each.detail for each in found.findings}
+
+
+def test_budget_gate_fails_if_a_replaced_attempt_left_no_count_of_its_tokens(
+    spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_workers(monkeypatch, DIES_AT_FIRST)
+    works = mission("works", USAGE, write("answer.txt", "42\n"), verify=ANSWER)
+    once = ONE_FLOW.replace("replicates = 2", "replicates = 1").replace("retries = 0", "retries = 1")
+    report = proofbox.run_campaign(spec(works, '[[gate]]\ntype = "budget"\nmax = 1500\n', campaign=once), out="out")
+    [flow], [gate] = report.flows, report.gates
+    assert (flow.rate.passed, flow.tokens_spent, flow.tokens_unknown) == (1, 1000, 1)
+    assert (gate.passed, gate.detail) == (False, "the tokens of 1 attempt are unknown")
 
 
 def test_exam_refuses_mounts_that_show_the_hidden_files(spec: Callable[..., str]) -> None:

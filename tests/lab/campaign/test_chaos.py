@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from campaign_files import ANSWER, LIES, ONE_FLOW, scores, write_files
 from codex_lab import descendants
-from suites import command, mission, patch_workers, say, serving, write
+from suites import command, mission, one_worker_process, patch_workers, say, serving_model, write
 
 import proofbox
 from proofbox.core.clock import SystemClock
@@ -218,14 +218,17 @@ FAULTS = {
 
 
 @pytest.mark.needs("codex")
-def test_faults_of_the_model_are_retried_or_counted_as_lost(rounds: Callable[[int, int], int]) -> None:
+def test_faults_of_the_model_are_retried_or_counted_as_lost(
+    monkeypatch: pytest.MonkeyPatch, rounds: Callable[[int, int], int]
+) -> None:
+    one_worker_process(monkeypatch)
     names = [*FAULTS][: rounds(2, len(FAULTS))]
     suite = "".join(
         mission(name, verify=ANSWER).replace('"do it"', f'"{FAULTS[name]} [[run echo 42 > answer.txt]] [[say done]]"')
         for name in names
     )
     dead = mission("dead", verify=ANSWER).replace('"do it"', '"[[http 503]] [[say done]]"')
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         write_files(suite + dead, campaign=CODEX.format(url=url))
         report = proofbox.run_campaign("campaign.toml", out="out", trust=True)
     assert report.findings == ()

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import commandlines
 import pytest
-from suites import serving
+from suites import serving_model
 
 import proofbox
+from proofbox.agents.fakemodel import load_rules
 from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.cli import main
 from proofbox.lab.campaign.running import run_canary
@@ -55,7 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / "rules.toml").write_text(RULES)
     config = place / "config"
     (config / "proofbox").mkdir(parents=True, mode=0o700)
-    with serving("-m", "proofbox.agents.fakemodel", "--rules", str(place / "rules.toml")) as url:
+    with serving_model(load_rules(place / "rules.toml")) as url:
         settings = CONFIG.format(url=url, codex=find_binary().path.parent)
         (config / "proofbox" / "config.toml").write_text(settings)
         with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from campaign_files import comparable, killed, scores, write_three_flows
-from suites import serving
+from suites import serving_model
 
 import proofbox
 from proofbox.lab.campaign.publishing import check_publishable
@@ -27,7 +27,7 @@ def test_campaign_killed_and_resumed_equals_an_undisturbed_one(
     missions, replicates, kills = rounds(1, 10), rounds(1, 5), rounds(1, 2)
     monkeypatch.chdir(tmp_path)
     generator = random.Random()  # noqa: S311 -- when to kill, not a secret
-    with serving("-m", "proofbox.agents.fakemodel") as model:
+    with serving_model() as model:
         spec = write_three_flows(model, missions=missions, replicates=replicates, concurrency=rounds(1, 4))
 
         events: list[object] = []

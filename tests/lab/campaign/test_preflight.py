@@ -13,6 +13,7 @@ from suites import command, mission, say, toml
 
 import proofbox
 from proofbox.cli import main
+from proofbox.core.dirs import config_dir
 from proofbox.errors import CampaignNotReady, ConsentRequired
 from proofbox.lab.campaign import preflight
 from proofbox.lab.run import resources
@@ -98,6 +99,27 @@ def test_sandbox_that_cannot_enforce_a_mission_is_reported(spec: Callable[..., s
     assert found[0][1].startswith("SANDBOX_")
 
 
+def test_mount_of_an_agent_that_no_box_can_have_is_reported(spec: Callable[..., str]) -> None:
+    """Without these mounts the box starts, so it is tried for every flow whose agent has others."""
+    Path("agent").mkdir()
+    wrong = ("agent:/usr/agent", "agent:/proc/agent", "absent:/agent", "agent")
+    mounted = [flow(type="process", settings={"command": ["cat"], "mounts": [each]}) for each in wrong]
+    more = "".join(each.replace('"other"', f'"m{number}"') for number, each in enumerate(mounted))
+    refused = [(f"m{number}", "SANDBOX_PATH_REFUSED") for number in range(len(mounted))]
+    assert failures(spec(WORKS, more)) == refused
+
+
+def test_script_in_the_settings_loses_no_attempt(spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers, which run in another directory, read it as well."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd() / "config"))
+    config_dir().mkdir(parents=True, exist_ok=True)
+    (config_dir() / "config.toml").write_text('[runtimes.scripted]\nscript = "agent.toml"\n')
+    file = spec(WORKS, campaign=ONE_FLOW.replace("replicates = 2", ""))
+    assert failures(file) == [("agent", "PROOFBOX_USAGE")], "it is absent"
+    Path("agent.toml").write_text(f"step = {toml([say('done')])}\n")
+    assert scores(proofbox.run_campaign(file, out="out")) == {"works": {"agent": (1, 1)}}
+
+
 def test_low_disk_space_is_reported(spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "MIN_DISK", 1 << 62)
     monkeypatch.setattr(resources, "MIN_SHARE", 1.1)
@@ -140,3 +162,21 @@ def test_exam_is_refused_if_a_box_shows_its_oracle(spec: Callable[..., str]) -> 
     """Boxes show the system's directories, so a suite that is installed there has no secrets."""
     shown = mission("shown", say("done"), verify={"commands": ["true"], "mounts": {"/oracle": "/usr/bin/env"}})
     assert failures(spec(shown, campaign=EXAM)) == [("agent", "CAMPAIGN_ORACLE_REACHABLE")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ['[runtimes.process]\ncommand = ["cat"]\nmounts = ["{}:/data"]\n', 'mounts = ["{}:/data"]\n'],
+    ids=["of the agent", "of all boxes"],
+)
+def test_exam_is_refused_if_the_user_mounts_its_oracle(
+    spec: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str
+) -> None:
+    """The plan adds the user's settings to those of the campaign, so the agent would get these mounts as well."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    config_dir().mkdir(parents=True, exist_ok=True)
+    (config_dir() / "config.toml").write_text(settings.format(tmp_path))
+    runner = {"type": "process", "settings": {"command": ["cat", "/data/hidden/test.txt"]}}
+    exam = EXAM.replace('{ type = "scripted" }', toml(runner))
+    found = failures(spec(WORKS, campaign=exam))
+    assert set(found) == {("agent", "CAMPAIGN_ORACLE_REACHABLE")}

@@ -91,7 +91,8 @@ def sparse_log_listed_in_the_index(made: Evidence) -> None:
     sparse(made.attempt / "tool.calls.jsonl")
 
     def grow(index: Index) -> Index:
-        listed = index.artifacts["tool.calls.jsonl"]._replace(file_size=HUGE)
+        listed = index.artifacts["tool.calls.jsonl"]
+        listed = Artifact(listed.path, HUGE, listed.sha256, listed.schema_version, listed.chain)
         return replace(index, artifacts={**index.artifacts, listed.path: listed})
 
     (made.attempt / INDEX).write_bytes(grow(parse_index((made.attempt / INDEX).read_bytes())).to_bytes())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, command, conduct, mission, plan, say, serving, write
+from suites import HEAD, attempts, command, conduct, mission, one_worker_process, plan, say, serving_model, write
 
 import proofbox
 from proofbox.agents.runtimes.codex.binary import find_binary
@@ -27,14 +27,14 @@ def prompt(id: str, text: str, more: str = "") -> str:
 
 TWO_CALLS = "[[run echo 4 > a]] [[run tr -d '\\n' < a > answer.txt; echo 2 >> answer.txt]] [[say done]]"
 FIXTURES = {
+    "timeout": (
+        prompt("timeout", "[[wait 600]] [[say done]]", "timeout = 2.0\n"),  # however late the agent starts
+        ("failed", None, "timed_out"),
+    ),
     "two-calls": (prompt("two-calls", TWO_CALLS), ("passed", None, "completed")),
     "gives-up": (
         prompt("gives-up", "[[run cat nothing-here]] [[say failed: it is not there]]"),
         ("failed", None, "completed"),
-    ),
-    "timeout": (
-        prompt("timeout", "[[wait 600]] [[say done]]", "timeout = 2.0\n"),  # however late the agent starts
-        ("failed", None, "timed_out"),
     ),
     "authentication": (
         prompt("authentication", "[[http 401 type=invalid_api_key message=wrong]]"),
@@ -44,12 +44,13 @@ FIXTURES = {
     "failure": (prompt("failure", "[[say done]]"), ("failed", None, "completed")),
 }
 """Success, failure, timeout and authentication errors, for both paths, with verdict, infrastructure failure and reason.
-The last two are simpler than the first two, and only in the soak."""
+The timeout is first, because the others run meanwhile. The last two are simpler than other ones, and only in the
+soak."""
 
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         yield url
 
 
@@ -62,7 +63,9 @@ def codex_command() -> list[str]:
         "model_providers.fake.base_url": "{base_url}",
         "model_providers.fake.wire_api": "responses",
         "model_providers.fake.request_max_retries": 0,
+        "model_providers.fake.stream_max_retries": 0,
         "check_for_update_on_startup": False,
+        "analytics.enabled": False,
         "features.plugins": False,
         "features.apps": False,
     }
@@ -74,8 +77,13 @@ def codex_command() -> list[str]:
 
 @pytest.mark.needs("codex")
 def test_protocol_and_command_line_score_the_same(
-    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str], rounds: Callable[[int, int], int]
+    tmp_path: Path,
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: Callable[[int, int], int],
 ) -> None:
+    one_worker_process(monkeypatch)
     chosen = dict(list(FIXTURES.items())[: rounds(4, len(FIXTURES))])
     suite = HEAD + "".join(text for text, _ in chosen.values())
     folder = find_binary().path.parent
@@ -88,8 +96,8 @@ def test_protocol_and_command_line_score_the_same(
     outs = tmp_path / "process", tmp_path / "native"
     shared: dict[str, Any] = {"retries": 0, "concurrency": 2}
     conduct(plan(suite, outs[0], tmp_path, chain="process!", runtimes={"process": process}, **shared), outs[0])
-    flags = {"base_url": model, "model": "fake-model"}
-    made = plan(suite, outs[1], tmp_path, chain="codex_app_server!", flags=flags, **shared)
+    native = {"codex_app_server": {"base_url": model, "model": "fake-model", "max_retries": 0}}
+    made = plan(suite, outs[1], tmp_path, chain="codex_app_server!", runtimes=native, **shared)
     conduct(made, outs[1])
     found = proofbox.compare_parity(*outs)
     assert found.differences == ()

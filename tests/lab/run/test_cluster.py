@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +29,12 @@ from proofbox.config.engine import EngineSettings
 from proofbox.core.clock import parse_isoformat
 from proofbox.core.dirs import config_dir
 from proofbox.core.interpreter import ChildInterpreter, module_child
-from proofbox.errors import EngineUnavailable
+from proofbox.errors import EngineLost, EngineUnavailable
+from proofbox.lab.run.crews import ray as ray_crew
 from proofbox.lab.run.crews.cluster import connection
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.limiter import Limiter
 from proofbox.lab.run.plan import credential_of, ledger_path
-from proofbox.sandbox.images.imports import import_image
 from proofbox.viewer.runs import RunReader
 
 pytestmark = [pytest.mark.needs("bubblewrap", "ray"), pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
@@ -87,23 +90,63 @@ def test_run_on_two_nodes_records_the_node_of_each_attempt_and_leaks_no_key(
         assert searched.stdout == ""
 
 
-def test_private_cluster_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--engine ray` starts a cluster for one run. Its token is new, and nothing of it is left afterwards."""
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    marker = f"PRIVATE_CLUSTER={tmp_path}"
-    (tmp_path / "suite.toml").write_text(HEAD + WORKS)
+@contextlib.contextmanager
+def private_run(tmp_path: Path, place: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a suite on a private cluster, whose temporary files are below `place`, and wait until an attempt runs."""
+    argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--provider", "bubblewrap", "-n", "2"]
+    env = {**os.environ, "TMPDIR": str(place), "PRIVATE_CLUSTER": str(tmp_path)}
     for _ in range(MAX_STARTS):
-        done = run_cli(tmp_path, "-n", "2", "--engine", "ray", "--json", PRIVATE_CLUSTER=str(tmp_path))
-        if "a private cluster could not be started" not in done.stdout:
-            break
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+        with subprocess.Popen(
+            [*argv, "--engine", "ray", "--jsonl"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+        ) as run:
+            assert run.stdout is not None
+            if any('"running"' in line for line in run.stdout):
+                yield run
+                return
+    raise AssertionError("the cluster did not start")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory for temporary files with a path that is short enough for Ray's sockets."""
+    with TemporaryDirectory(prefix="pbt-", dir="/tmp") as found:
+        yield Path(found)
+
+
+def test_private_cluster_ends_with_its_run(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--engine ray` starts a cluster for one run, which other users cannot reach. Nothing of it is left afterwards."""
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    (tmp_path / "suite.toml").write_text(HEAD + WORKS)
+    with private_run(tmp_path, place) as run:
+        modes = {each.name[:12]: stat.S_IMODE(each.stat().st_mode) for each in place.iterdir()}
+        assert modes == {"proofbox-ray": 0o700, "proofbox-nod": 0o700}
+        output = run.communicate()[0]
+    assert run.returncode == 0, output
+    found = json.loads(output.splitlines()[-1])
     assert len({each["node"] for each in found["attempts"]} - {None}) == 1
-    assert wait_for_none(lambda: [str(each) for each in processes_of(marker)], 120.0) == []
-    left = [
-        each.name for each in Path(os.environ["TMPDIR"]).iterdir() if each.name.startswith(("pbr-", "proofbox-nodes-"))
-    ]
-    assert left == [], "neither Ray's files nor those of workers are left"
+    assert wait_for_none(lambda: private_processes(tmp_path), 120.0) == []
+    assert list(place.iterdir()) == [], "neither Ray's files nor those of workers are left"
+
+
+def test_termination_while_a_private_cluster_starts_leaves_nothing(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    (tmp_path / "suite.toml").write_text(HEAD + WAITS)
+    argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--engine", "ray"]
+    env = {**os.environ, "TMPDIR": str(place), "PRIVATE_CLUSTER": str(tmp_path)}
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as run:
+        while not list(place.glob("proofbox-ray-*/r/session_*/logs")):
+            assert run.poll() is None
+        run.terminate()
+        assert "resume with: proofbox suite resume" in run.communicate()[1]
+    assert run.returncode == 128 + signal.SIGTERM
+    assert wait_for_none(lambda: private_processes(tmp_path), 120.0) == []
+    assert list(place.iterdir()) == []
+
+
+def private_processes(tmp_path: Path) -> list[str]:
+    return [str(each) for each in processes_of(f"PRIVATE_CLUSTER={tmp_path}")]
 
 
 def test_campaign_runs_on_the_engine_of_the_settings(
@@ -142,22 +185,10 @@ def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(
     assert {each.state for each in attempts(made, out).values()} == {"planned"}
 
 
-def test_image_that_a_node_does_not_have_keeps_it_from_getting_attempts(
-    tmp_path: Path, out: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # not that of the nodes
-    (tmp_path / "root/bin").mkdir(parents=True)
-    import_image(tmp_path / "root", "tools")
-    source = HEAD + mission("answer", say("done"), image="tools")
-    made = plan(source, out, tmp_path, concurrency=2, engine=on(cluster), trust=True)
-    with pytest.raises(EngineUnavailable, match="the image 'tools' is not there"):
-        conduct(made, out)
-
-
 @pytest.mark.parametrize(
     ("resources", "token", "reason"),
     [
-        ({"unicorn": 1.0}, None, "no node of the cluster has"),
+        ({"unicorn": 1.0}, None, "no node of the cluster has unicorn=1"),
         ({}, "0" * 64, "could not be joined"),
         ({}, "", "no token for the cluster"),
     ],
@@ -194,8 +225,7 @@ def test_boxes_cannot_use_the_cluster_with_any_network_policy(tmp_path: Path, cl
     child = module_child(connection.__name__, cluster.address, env={**os.environ, "RAY_AUTH_MODE": "disabled"})
     child.env.pop("RAY_AUTH_TOKEN")
     refused = subprocess.run(child.argv, env=child.env, cwd=child.cwd, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0
-    assert "InvalidAuthToken" in refused.stderr
+    assert refused.returncode == connection.REFUSED, refused.stderr
 
 
 def test_limits_of_a_credential_hold_for_both_nodes_together(
@@ -248,11 +278,55 @@ def test_limits_of_a_credential_hold_for_both_nodes_together(
     assert placed["answer"].timestamp() >= limits.closed_until > placed["exhausted"].timestamp()
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_cluster_that_answers_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
-    child = ChildInterpreter(["true" if answers else "false"], "/", dict(os.environ))
+@contextlib.contextmanager
+def head_process(tmp_path: Path, mode: str) -> Iterator[str]:
+    """Run the control server of a cluster, and yield its address. It is all that a head needs to answer clients."""
+    import ray
+
+    program = Path(ray.__file__).with_name("core") / "src/ray/gcs/gcs_server"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    argv = [str(program), f"--gcs_server_port={port}", "--node-ip-address=127.0.0.1", f"--log_dir={tmp_path}"]
+    env = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64}
+    with subprocess.Popen(
+        [*argv, "--session-name=s", "--config_list=e30="], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as head:
+        try:
+            wait_for_port(port)
+            yield f"127.0.0.1:{port}"
+        finally:
+            head.kill()
+
+
+def wait_for_port(port: int) -> None:
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+
+
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_cluster_that_answers_without_a_token_is_refused(tmp_path: Path, mode: str) -> None:
+    expected = pytest.raises(EngineUnavailable, match="requires no token")
+    with head_process(tmp_path, mode) as address, expected if mode == "disabled" else contextlib.nullcontext():
+        connection._refuse_open(address)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'WARNING: a line of Ray' >&2; echo 'RPC error: wrong service' >&2; exit 1", "RPC error: wrong service"),
+        ("kill -9 $$", "the probe exited -9"),
+        ("exec sleep 60", "it did not answer within 0.1 s"),
+    ],
+)
+def test_cluster_that_does_not_clearly_refuse_a_client_without_a_token_is_not_joined(
+    monkeypatch: pytest.MonkeyPatch, script: str, reason: str
+) -> None:
+    child = ChildInterpreter(["sh", "-c", script], "/", dict(os.environ))
     monkeypatch.setattr(connection, "module_child", lambda *_, **__: child)
-    with pytest.raises(EngineUnavailable, match="requires no token") if answers else contextlib.nullcontext():
+    monkeypatch.setattr(connection, "PROBE_TIMEOUT", 0.1 if "sleep" in script else 30.0)
+    with pytest.raises(EngineUnavailable, match=f"could not be joined: {reason}"):
         connection._refuse_open("127.0.0.1:6379")
 
 
@@ -274,6 +348,48 @@ def test_cluster_that_stops_answering_while_it_is_joined_is_given_up(
     with connection.connected(EngineSettings(name="ray"), tmp_path, give_up):
         pass
     assert "it did not answer within 0.01 s" in reasons[0].message
+
+
+def test_private_cluster_has_a_new_token_and_no_dashboard_and_is_reached_only_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens: list[str] = []
+
+    def start(**options: Any) -> None:
+        assert options["address"] == "local"
+        assert options["_node_ip_address"] == "127.0.0.1"
+        assert options["include_dashboard"] is False
+        assert options["_temp_dir"] == str(tmp_path / "r"), "Ray gives all users access to it, but not to the one above"
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        tokens.append(os.environ["RAY_AUTH_TOKEN"])
+
+    monkeypatch.setattr(os, "environ", {**os.environ, "RAY_AUTH_TOKEN": "of another cluster"})
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=start, shutdown=lambda: None))
+    monkeypatch.setattr(connection, "require_ray", lambda: None)
+    for _ in range(2):
+        with connection.connected(EngineSettings(name="ray"), tmp_path, print):
+            pass
+    assert len({*tokens, "of another cluster"}) == 3
+
+
+def test_cluster_that_cannot_be_joined_again_is_lost(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray aborts some drivers whose head was lost. The next driver can't join, and the run can be resumed."""
+    events: list[dict[str, Any]] = [
+        {"event": "placed", "attempt_id": "waits.1", "mission_id": "waits", "node": "n1"},
+        {"event": "engine", **EngineUnavailable("the cluster could not be joined", op="engine").as_dict()},
+    ]
+
+    def next_driver(*_: str) -> ChildInterpreter:
+        return ChildInterpreter(["sh", "-c", f"echo '{json.dumps(events.pop(0))}'; exit 1"], "/", dict(os.environ))
+
+    monkeypatch.setattr(ray_crew, "module_child", next_driver)
+    made = plan(HEAD + WAITS, out, tmp_path, engine=EngineSettings(name="ray:127.0.0.1:6379"))
+    with pytest.raises(EngineLost, match="could not be joined") as found:
+        conduct(made, out)
+    assert found.value.fix_hints == EngineLost.hints
+    assert events == []
 
 
 def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cluster: RayCluster) -> None:

@@ -29,8 +29,10 @@ from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.conductor import Conductor
+from proofbox.lab.run.failures import LOST
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.run.running import load_run
 
 pytestmark = [
     pytest.mark.needs("bubblewrap", "ray"),
@@ -115,6 +117,8 @@ class DisturbedRun:
         self.place = place
         place.mkdir()
         (place / "suite.toml").write_text(disturbed_suite())
+        self.faults = 0
+        """How many faults were injected."""
         self._suspended: set[int] = set()
         self._partitioned: list[NetworkNode] = []
         engine = ("--engine", f"ray:{cluster.address}", "-n", str(2 * NODES), "--per-node", "2")
@@ -171,14 +175,20 @@ class DisturbedRun:
             node.ensure_running()
         self.cluster.wait_for_nodes()
 
-    def disturb(self, kind: str, chance: random.Random) -> None:
-        """Inject one fault. A node whose raylet or network fails is repaired before the next fault."""
+    def disturb(self, kind: str, chance: random.Random) -> bool:
+        """Inject one fault; return False if there is no such process now. A node whose raylet or network fails is
+        repaired before the next fault."""
         self.repair()
         node = chance.choice(self.cluster.nodes)
         if kind == "partition":
             node.connect(up=False)
             self._partitioned.append(node)
-            return
+        elif not self._signal(kind, node, chance):
+            return False
+        self.faults += 1
+        return True
+
+    def _signal(self, kind: str, node: NetworkNode, chance: random.Random) -> bool:
         what, _, how = kind.partition(" ")
         targets = {
             "worker": worker_processes(self.cluster.token),
@@ -186,14 +196,14 @@ class DisturbedRun:
             "driver": [pid for pid, _ in process_children(self.process.pid)],
             "conductor": [self.process.pid] if self.process.poll() is None else [],
         }[what]
-        pid = chance.choice(targets) if targets else None
-        with contextlib.suppress(ProcessLookupError):
-            if pid is not None and how == "kill":
-                os.kill(pid, signal.SIGKILL)
-            elif pid is not None:
-                os.kill(pid, signal.SIGSTOP)
-                if what not in ("worker", "driver"):  # proofbox itself ends suspended workers and drivers
+        chance.shuffle(targets)
+        for pid in targets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+                if how == "stop" and what not in ("worker", "driver"):  # proofbox ends suspended workers and drivers
                     self._suspended.add(pid)
+                return True
+        return False
 
 
 def test_run_that_is_disturbed_at_random_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
@@ -205,14 +215,17 @@ def test_run_that_is_disturbed_at_random_ends_like_an_undisturbed_one(tmp_path: 
     chance.shuffle(faults)
     with network_cluster(NODES) as cluster:
         runs = [DisturbedRun(cluster, tmp_path / "0")]
-        for number, kind in enumerate(faults):
+        while faults:
             if runs[-1].is_committed:
                 runs[-1].finish()
                 runs.append(DisturbedRun(cluster, tmp_path / str(len(runs))))
-            run = runs[-1]
+            run, kind = runs[-1], faults[-1]
             run.wait_for_progress(1)
-            print(f"fault {number}: {kind}, {run.ended()} attempts ended", flush=True)
-            run.disturb(kind, chance)
+            if not run.disturb(kind, chance):
+                run.resume_if_ended()
+                continue
+            faults.pop()
+            print(f"fault {FAULTS - len(faults)}: {kind}, {run.ended()} attempts ended", flush=True)
             if kind in ("partition", "raylet stop") and chance.random() < 0.5:  # otherwise it may stay unnoticed
                 cluster.wait_for_loss()
             run.wait_for_progress(run.ended() + PROGRESS)
@@ -225,11 +238,12 @@ def test_run_that_is_disturbed_at_random_ends_like_an_undisturbed_one(tmp_path: 
         )
         assert swept.returncode == 0, swept.stderr
         assert not (Path(os.environ["TMPDIR"]) / f"proofbox-nodes-{os.getuid()}").exists(), "nothing is left on a node"
+    assert sum(run.faults for run in runs) == FAULTS
     for run in runs:
-        check_as_undisturbed(run.place / "out")
+        check_as_undisturbed(run.place / "out", run.faults)
 
 
-def check_as_undisturbed(out: Path) -> None:
+def check_as_undisturbed(out: Path, faults: int) -> None:
     [place] = out.glob("run-*.ledger")
     with Ledger(place) as ledger:
         found = ledger.attempts()
@@ -238,6 +252,10 @@ def check_as_undisturbed(out: Path) -> None:
     results = Counter((each.mission, each.result and (each.result.verified, each.result.infra)) for each in ended)
     assert results == {("passes", ("passed", None)): REPLICATES, ("fails", ("failed", None)): REPLICATES}
     assert len({(each.mission, each.replicate) for each in ended}) == len(ended), "each counts once"
-    failures = [each.id for each in found if each.result is not None and each.result.infra is not None]
+    failures = {each.id: each.result.infra for each in found if each.result is not None and each.result.infra}
     assert sorted(each.parent for each in found if each.parent) == sorted(failures), "each loss has one retry"
-    print(json.dumps(Counter(each.result.infra for each in found if each.result is not None and each.result.infra)))
+    assert set(failures.values()) <= LOST, "each loss is a failure of the infrastructure"
+    assert len(failures) <= faults * 2 * NODES, "a fault loses at most the attempts that were running"
+    reported = {each.attempt_id: each.infra for each in load_run(out).attempts if each.infra}
+    assert reported == failures, "the report has the same share of them"
+    print(json.dumps(Counter(failures.values())))

@@ -20,6 +20,7 @@ from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.closing import lost
 from proofbox.lab.run.conductor import Conductor
+from proofbox.lab.run.crews import local
 from proofbox.lab.run.crews.contract import Crew
 from proofbox.lab.run.crews.local import LocalCrew
 from proofbox.lab.run.ledger import Ledger
@@ -131,6 +132,30 @@ def test_attempt_of_a_killed_worker_is_retried_by_the_ledger(tmp_path: Path, out
     assert Counter(each.mission for each in passed) == {"answer": 4}
 
 
+def test_worker_that_is_suspended_before_its_first_attempt_is_replaced(
+    tmp_path: Path, out: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "SUSPENDED_TIMEOUT", 0.5)
+    made = plan(HEAD + WORKS, out, tmp_path, concurrency=2, **engine.options)
+    run = Watched(made, out)
+    assert isinstance(run.crew, LocalCrew)
+    start_workers = run.crew.start_workers
+    suspended: set[str] = set()
+
+    def start_suspended(left: int, epoch: int) -> None:
+        start_workers(left, epoch)
+        if not suspended:  # they have just been started, and are still importing their modules
+            suspended.update(run.crew)
+            for name in suspended:
+                run.crew._workers[name].send_signal(signal.SIGSTOP)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(run.crew, "start_workers", start_suspended)
+    assert verify(run.conduct()).ok
+    found = attempts(made, out).values()
+    assert {each.result and each.result.infra for each in found} == {None}
+    assert not suspended & {each.worker for each in found}
+
+
 def test_requested_interrupt_reaches_a_running_attempt(tmp_path: Path, out: Path, engine: Engine) -> None:
     made = plan(HEAD + WAITS, out, tmp_path, concurrency=1, **engine.options)
     run = Watched(made, out)
@@ -176,9 +201,12 @@ def test_stopped_run_leaves_no_claimed_attempt_and_is_resumed(tmp_path: Path, ou
 
 
 def test_result_of_an_attempt_that_was_taken_over_is_refused(tmp_path: Path, out: Path, engine: Engine) -> None:
-    """As after a suspended machine: the lease has expired, and another process has ended the attempt."""
+    """As after a suspended machine: the lease has expired, and another process has ended the attempt.
+
+    It is verified long enough for that: a result that is already being stored would not be kept apart.
+    """
     made = plan(
-        HEAD + mission("answer", say("done"), verify={"commands": ["true"]}),
+        HEAD + mission("answer", say("done"), verify={"commands": ["sleep 1"]}),
         out,
         tmp_path,
         concurrency=1,

@@ -19,6 +19,7 @@ from proofbox.errors import ProofboxError, RateLimited, UsageLimited
 from proofbox.evidence.bundle.identity import process_identity
 from proofbox.lab.run.failures import retry_after
 from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.run.plan import Plan, credential_of
 
 DIALECTS: dict[str, Any] = {
     "/responses": lambda text: {"input": [{"role": "user", "content": text}]},
@@ -62,3 +63,34 @@ def test_stated_limits_close_the_gate_for_the_same_time(tmp_path: Path, path: st
     assert limiter.enter("a", process_identity()) == pytest.approx(3600, abs=1)  # endpoints state whole seconds
     clock.advance(3600)
     assert limiter.enter("a", process_identity()) is None
+
+
+def credential(strategies: str, used: str | None = None, **tables: Any) -> str | None:
+    made = Plan(
+        run_id="r",
+        suite_name="s",
+        suite_source="",
+        base="/",
+        chain=strategies,
+        chain_origin="flag",
+        strategy=used,
+        concurrency=1,
+        runtimes=tables,
+    )
+    return credential_of(made)
+
+
+def test_default_endpoints_are_limited_like_those_that_settings_name() -> None:
+    anthropic = {"base_url": "https://api.anthropic.com/", "api_key_env": "ANTHROPIC_API_KEY"}
+    assert (
+        credential("claude_code")
+        == credential("claude_code", claude_code=anthropic)
+        == "https://api.anthropic.com ANTHROPIC_API_KEY"
+    )
+    assert credential("acp") == credential("claude_code")  # OpenCode's address ends in /v1
+    assert credential("codex_app_server") == "https://api.openai.com OPENAI_API_KEY"
+    assert credential("acp", acp={"command": ["agent"]}) is None
+    assert credential("process", process={"command": ["agent"], "base_url": "https://model"}) == "https://model "
+    assert credential("codex_app_server,scripted", "scripted") is None
+    assert credential("claude_code,codex_app_server", "codex_app_server") == credential("codex_app_server")
+    assert credential("claude_code", claude_code={"unknown": 1}) is None  # its attempts report this

@@ -32,11 +32,13 @@ from proofbox.lab.reports.validation import validate
 from proofbox.lab.run import conductor as run_module
 from proofbox.lab.run import retention
 from proofbox.lab.run.conductor import Conductor
-from proofbox.lab.run.plan import Plan
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import Plan, ledger_path
 from proofbox.lab.run.retention import RetentionRules, collect, survey
 from proofbox.lab.suite.pinning import pin
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace import registry
+from proofbox.workspace.identity import identity_of
 from proofbox.workspace.workspace import Workspace
 
 # Most use one run, so they must run in one worker.
@@ -178,6 +180,21 @@ def test_gc_removes_nothing_behind_a_link_to_another_directory(tmp_path: Path) -
     (tmp_path / "out/.work").symlink_to(elsewhere)
     assert main(["gc", str(tmp_path / "out"), "--older-than", "0"]) == 0
     assert (elsewhere / "files").exists()
+
+
+def test_gc_forgets_no_workspace_behind_a_link(tmp_path: Path) -> None:
+    """A received output directory has a link in place of the work directory of a run."""
+    project = tmp_path / "code/project"
+    project.mkdir(parents=True)
+    (project / "file").write_text("content")
+    with Workspace.init(project) as mine:
+        mine.snapshot("first")
+    (tmp_path / "out/.work").mkdir(parents=True)
+    (tmp_path / "out/.work/run-x").symlink_to(tmp_path / "code")
+    assert main(["gc", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out/.work/run-x").is_symlink()
+    with Workspace.open(project) as mine:
+        assert len(mine.history()) == 1
 
 
 def test_path_that_is_not_utf_8_is_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,6 +348,29 @@ def test_store_used_by_another_workspace_is_kept(tmp_path: Path) -> None:
     assert workspace.verify().sound
     workspace.forget()
     registry.drop_store(mine.store_id)
+
+
+def test_received_run_does_not_take_the_stores_of_another_run_with_it(tmp_path: Path) -> None:
+    """A received run, here with its ledger, can name any store of this machine. The store stays with its own run, even
+    if that is moved."""
+    out, received = tmp_path / "out", tmp_path / "received"
+    before = state()["stores"]
+    run = conduct(plan(SUITE, out, tmp_path), out)
+    made = state()["stores"] - before
+    shutil.copytree(run, received / run.name)
+    shutil.copy(f"{run}.ledger", received)
+    with Ledger(ledger_path(received, run.name)) as ledger:
+        ledger.set_value("stores", " ".join(made))
+    rules, later = RetentionRules(older_than=0.0), SystemClock().now() + timedelta(days=10)
+    collect(survey(received, rules, later))
+    assert not (received / run.name).exists()
+    assert state()["stores"] - before == made != set()
+
+    moved = out.rename(tmp_path / "moved") if identity_of(str(run)) else out  # overlayfs cannot identify directories
+    (moved / "LATEST").unlink()
+    collect(survey(moved, rules, later))
+    assert not (moved / run.name).exists()
+    assert state()["stores"] == before
 
 
 def test_store_in_use_is_not_removed(tmp_path: Path) -> None:

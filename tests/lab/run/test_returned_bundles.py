@@ -28,7 +28,7 @@ from proofbox.lab.run.worker import WorkerInputs
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
-pytestmark = pytest.mark.needs("bubblewrap")
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("returned")]
 
 NODE = "node-1"
 RECORD = json.loads((Path(__file__).parents[2] / "schemas/proofbox.node/1.json").read_bytes())
@@ -106,7 +106,7 @@ def test_bundle_that_claims_something_else_is_refused(returned: Returned, claim:
 
 
 def test_bundle_that_names_a_store_of_this_machine_is_refused(returned: Returned, tmp_path: Path) -> None:
-    """`proofbox gc` removes the stores that a run's bundles name. This one belongs to somebody else."""
+    """`proofbox gc` removes the stores that a run's bundles name. This one belongs to another project."""
     (tmp_path / "other").mkdir()
     with Workspace.init(tmp_path / "other") as other:
         returned.change(artifacts.ATTEMPT, lambda record: record["final"].update(store=other.store_id))

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 import pytest
 from async_parity import Ticker
-from suites import HEAD, command, mission, patch_workers, say, serving, write
+from suites import HEAD, command, mission, patch_workers, say, serving_model, write
 
 import proofbox
 from proofbox.cli import main
@@ -293,7 +293,7 @@ def test_named_command_can_speak_acp_with_settings_for_the_run(spec: Callable[[s
         f'[[mission]]\nid = "m"\nprompt = \'{prompt}\'\nverify = {{ commands = ["grep -qx 42 answer.txt"] }}\n'
     )
     agent = Path(__file__).parents[2] / "agents" / "fake_acp.py"
-    with serving("-m", "proofbox.agents.fakemodel") as url:
+    with serving_model() as url:
         settings = {
             "base_url": url,
             "mounts": [f"{agent}:/run/fake_acp.py:ro"],

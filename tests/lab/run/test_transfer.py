@@ -1,4 +1,4 @@
-"""Parcels travel once, resume after an interruption, are checked by digest, and are evicted by size."""
+"""Directories and images travel once, resume after an interruption, are checked by digest, and evicted by size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from proofbox.errors import IoFailed
 from proofbox.lab.run.crews.cluster import transfer
-from proofbox.lab.run.crews.cluster.transfer import Parcel, ParcelCache, Parcels
+from proofbox.lab.run.crews.cluster.transfer import Parcel, ParcelCache, ParcelMissing, Parcels, remove_parcel
 
 
 @pytest.fixture
@@ -45,6 +45,16 @@ def test_tree_arrives_with_modes_and_links(tmp_path: Path, tree: Path) -> None:
     assert os.readlink(tmp_path / "there/link") == "/absolute/and/dangling"
 
 
+def test_parcel_that_was_removed_is_missing(tmp_path: Path, tree: Path) -> None:
+    cache = ParcelCache(tmp_path / "cache", "run.node")
+    parcel = send(Parcels(tmp_path / "parcels"), tree, cache)
+    assert remove_parcel(tmp_path / "cache" / f"{parcel.sha256}.tar")
+    with pytest.raises(ParcelMissing):
+        cache.unpack(parcel, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+    assert cache.size_of(parcel) == 0, "it is sent again as a whole"
+
+
 def test_equal_trees_have_one_digest(tmp_path: Path, tree: Path) -> None:
     first = Parcels(tmp_path / "first").pack(tree)
     os.utime(tree / "data", (1, 1))
@@ -63,6 +73,16 @@ def test_interrupted_transfer_continues_where_it_ended(
     assert ParcelCache(tmp_path / "cache", "run.other").size_of(parcel) == 0, "nodes that share a home do not mix"
     send(parcels, tree, ParcelCache(tmp_path / "cache", "run.node"))
     assert cache.size_of(parcel) == parcel.size
+    cache.unpack(parcel, tmp_path / "there")
+    assert (tmp_path / "there/data").read_bytes() == (tree / "data").read_bytes()
+
+
+def test_parcel_that_was_received_but_not_checked_is_sent_again(tmp_path: Path, tree: Path) -> None:
+    """The worker was killed between the last piece and the check of the digest."""
+    parcels, cache = Parcels(tmp_path / "parcels"), ParcelCache(tmp_path / "cache", "run.node")
+    parcel = parcels.pack(tree)
+    (tmp_path / "cache" / f"{parcel.sha256}.run.node.part").write_bytes(bytes(parcel.size))
+    send(parcels, tree, cache)
     cache.unpack(parcel, tmp_path / "there")
     assert (tmp_path / "there/data").read_bytes() == (tree / "data").read_bytes()
 
@@ -90,3 +110,23 @@ def test_least_recently_used_parcels_are_evicted(tmp_path: Path) -> None:
         os.utime(tmp_path / "cache" / f"{each.sha256}.tar", (moment, moment))
     made.append(send(parcels, trees[2], cache))
     assert [cache.size_of(each) for each in made] == [size, 0, made[2].size]
+
+
+def test_image_is_sent_as_it_is_and_stays_as_long_as_a_worker_may_use_it(tmp_path: Path) -> None:
+    """An evicted image is removed with its unpacked files."""
+    parcels, place = Parcels(tmp_path / "parcels"), tmp_path / "cache"
+    archives = [tmp_path / f"image{number}" for number in range(3)]
+    for each in archives:
+        each.write_bytes(os.urandom(10_000))
+    worker = ParcelCache(place, "run.node", limit=15_000)
+    first = send(parcels, archives[0], worker)
+    assert first.is_image
+    assert (place / f"{first.sha256}.tar").read_bytes() == archives[0].read_bytes()
+    (place / f"{first.sha256}.tree/bin").mkdir(parents=True)
+    os.utime(place / f"{first.sha256}.tar", (1, 1))
+    another = ParcelCache(place, "other.node", limit=15_000)
+    send(parcels, archives[1], another)
+    assert (place / f"{first.sha256}.tree/bin").exists(), "it is in use"
+    worker.close()
+    send(parcels, archives[2], another)
+    assert not list(place.glob(f"{first.sha256}.*"))

@@ -1,4 +1,7 @@
-"""Each function equals SciPy's where SciPy has one."""
+"""Each function equals SciPy's where SciPy has one.
+
+Tests import SciPy where they use it, in one worker, because this takes longer than all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,25 @@ import math
 import random
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
 
-from proofbox.lab.statistics import compare_means, describe, holm, mcnemar, sign_flip, t_interval, tango, wilson
+from proofbox.lab.statistics import (
+    compare_means,
+    describe,
+    detectable_difference,
+    holm,
+    mcnemar,
+    missions_needed,
+    sign_flip,
+    t_interval,
+    tango,
+    wilson,
+)
 from proofbox.lab.statistics.functions import binomial_cdf, incomplete_beta, normal_quantile, t_quantile, t_tail
 
+pytestmark = pytest.mark.xdist_group("scipy")
 EXACT = 1e-9
 
 LEVELS = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99])
@@ -26,6 +39,8 @@ def near(value: float | tuple[float, float]) -> object:
 
 @given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), LEVELS)
 def test_wilson_equals_scipy(counts: tuple[int, int], level: float) -> None:
+    from scipy import stats
+
     passed, n = counts
     theirs = stats.binomtest(passed, n).proportion_ci(level, method="wilson")
     assert wilson(passed, n, level) == near((theirs.low, theirs.high))
@@ -33,12 +48,17 @@ def test_wilson_equals_scipy(counts: tuple[int, int], level: float) -> None:
 
 @given(st.integers(0, 400), st.integers(0, 400))
 def test_mcnemar_equals_a_binomial_test(first: int, second: int) -> None:
+    from scipy import stats
+
     theirs = stats.binomtest(first, first + second).pvalue if first + second else 1.0
     assert mcnemar(first, second) == near(theirs)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=60), LEVELS)
 def test_the_interval_of_a_mean_equals_scipy(values: list[float], level: float) -> None:
+    import numpy as np
+    from scipy import stats
+
     error = stats.sem(values)
     if not error > 1e-12:
         return
@@ -48,6 +68,9 @@ def test_the_interval_of_a_mean_equals_scipy(values: list[float], level: float) 
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=9))
 def test_sign_flips_equal_scipy(differences: list[int]) -> None:
+    import numpy as np
+    from scipy import stats
+
     if len(differences) == 1:
         assert sign_flip(differences).p == 1.0
         return
@@ -66,6 +89,8 @@ def test_sign_flips_equal_scipy(differences: list[int]) -> None:
 @settings(max_examples=25)  # SciPy's paired test is slow
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=8))
 def test_compared_means_equal_a_paired_t_test(values: list[tuple[int, int]]) -> None:
+    from scipy import stats
+
     a, b = ({str(number): value[side] for number, value in enumerate(values)} for side in (0, 1))
     found, alone, nothing = compare_means([({**a, "only here": 1.0}, b), ({"m": 3.0}, {"m": 1.0}), ({"m": 1.0}, {})])
     assert found is not None
@@ -80,6 +105,8 @@ def test_compared_means_equal_a_paired_t_test(values: list[tuple[int, int]]) -> 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 9, 29, 199, 5000])
 def test_students_t_equals_scipy(df: int) -> None:
+    from scipy import stats
+
     for p in (0.001, 0.05, 0.2, 0.5, 0.8, 0.95, 0.975, 0.999):
         assert t_quantile(p, df) == near(stats.t.ppf(p, df))
     for t in (0.0, 0.1, 1.0, 2.5, 20.0):
@@ -88,11 +115,15 @@ def test_students_t_equals_scipy(df: int) -> None:
 
 @given(st.floats(0.5, 500), st.floats(0.5, 500), st.floats(0, 1))
 def test_the_incomplete_beta_function_equals_scipy(a: float, b: float, x: float) -> None:
+    from scipy import stats
+
     assert incomplete_beta(a, b, x) == near(float(stats.beta.cdf(x, a, b)))
 
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(-1, n), st.just(n))), st.floats(0.01, 0.99))
 def test_the_binomial_distribution_equals_scipy(counts: tuple[int, int], p: float) -> None:
+    from scipy import stats
+
     k, n = counts
     assert binomial_cdf(k, n, p) == near(float(stats.binom.cdf(k, n, p)))
     assert normal_quantile(p) == near(float(stats.norm.ppf(p)))
@@ -100,10 +131,27 @@ def test_the_binomial_distribution_equals_scipy(counts: tuple[int, int], p: floa
 
 @given(st.lists(st.floats(0, 1e6), min_size=6, max_size=80))
 def test_the_interval_of_a_median_equals_scipy(values: list[float]) -> None:
+    from scipy import stats
+
     theirs = stats.quantile_test(values, p=0.5).confidence_interval(0.95)
     ours = describe(values)
     assert ours is not None
     assert (ours.low, ours.high) == (theirs.low, theirs.high)
+
+
+@given(st.integers(6, 300), st.integers(1, 50), st.floats(0.05, 0.95), st.sampled_from([0.5, 0.8, 0.95]))
+def test_the_power_of_a_design_equals_that_of_a_normal_test(
+    missions: int, replicates: int, rate: float, power: float
+) -> None:
+    from scipy import stats
+
+    difference = detectable_difference(missions, replicates, rate=rate, between=0.1, power=power)
+    if difference == 1:
+        return
+    deviation = math.sqrt(0.01 + 2 * rate * (1 - rate) / replicates)
+    error = deviation / math.sqrt(missions)
+    assert float(stats.norm.sf(stats.norm.ppf(0.975) - difference / error)) == near(power)
+    assert missions_needed(difference, deviation, power=power) == missions
 
 
 @given(st.lists(st.floats(0, 1), max_size=12))
@@ -116,6 +164,19 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(p_values: list[float]
                 break
             rejected.add(index)
         assert {i for i, p in enumerate(corrected) if p <= alpha} == rejected
+
+
+@pytest.mark.parametrize(
+    ("p_values", "corrected"),
+    [
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
+        ([0.5, 0.001, 0.5, 0.02, 0.9], [1.0, 0.005, 1.0, 0.08, 1.0]),
+        ([0.049], [0.049]),
+    ],
+)
+def test_holm_gives_the_values_of_statsmodels(p_values: list[float], corrected: list[float]) -> None:
+    """As computed by multipletests(method="holm") of statsmodels 0.15, whose import takes too long for a test."""
+    assert holm(p_values) == [near(each) for each in corrected]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +196,7 @@ def test_tango_inverts_the_score_test(first: int, second: int, n: int) -> None:
 
 def likeliest(first: int, second: int, n: int, difference: float) -> float:
     """The likeliest share of pairs in which only the second passes, found by search."""
+    from scipy import optimize
 
     def loss(p: float) -> float:
         cells = ((first, p + difference), (second, p), (n - first - second, 1 - 2 * p - difference))

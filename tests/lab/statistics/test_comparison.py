@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +17,11 @@ from proofbox.lab.statistics import (
     describe,
     detectable_difference,
     flaky,
+    highest_lower_end,
+    holm,
     loss_bounds,
+    missions_for_lower_end,
+    missions_for_verdict,
     missions_needed,
     pass_at_k,
     pass_hat_k,
@@ -73,8 +80,9 @@ def test_replicates_that_always_agree_count_once() -> None:
     assert (alike.low, alike.high) == pytest.approx(wilson(6, 10))
 
 
-def test_replicates_that_vary_count_in_full() -> None:
-    assert pass_rate([(3, 5), (2, 5), (3, 5), (2, 5), (3, 5), (2, 5)]).effective_n == 30
+def test_replicates_that_vary_count_as_much_as_so_few_missions_can_tell() -> None:
+    assert pass_rate([(3, 5), (2, 5)] * 100).effective_n == pytest.approx(991, abs=1)
+    assert pass_rate([(3, 5), (2, 5), (3, 5), (2, 5), (3, 5), (2, 5)]).effective_n == pytest.approx(18.99, abs=0.01)
 
 
 def test_missions_that_all_passed_count_once_each() -> None:
@@ -171,3 +179,51 @@ def test_small_samples_have_no_interval_of_the_median() -> None:
     assert (five.median, five.low, five.high) == (3, None, None)
     assert (six.low, six.high) == (1, 6)
     assert describe([]) is None
+
+
+def test_replicates_of_a_few_missions_say_little_about_the_median() -> None:
+    values, missions = [1.0] * 10 + [2.0] * 10, ["a"] * 10 + ["b"] * 10
+    alone, clustered = describe(values), describe(values, missions=missions)
+    assert alone is not None
+    assert clustered is not None
+    assert (alone.low, alone.high) == (1, 2)
+    assert (clustered.median, clustered.low, clustered.high) == (1.5, None, None)
+    assert describe(values, missions=[str(number) for number in range(20)]) == alone
+
+
+def test_values_without_a_meaning_are_refused() -> None:
+    with pytest.raises(ValueError, match="not numbers"):
+        describe([1.0, math.nan])
+    with pytest.raises(ValueError, match="between 0 and 1, not nan"):
+        holm([0.1, math.nan])
+    with pytest.raises(ValueError, match="needs missions and replicates, not 0 and 1"):
+        detectable_difference(0, 1)
+    with pytest.raises(ValueError, match="a difference above 0"):
+        missions_needed(0, 1)
+
+
+@pytest.mark.parametrize(("missions", "replicates"), [(1, 3), (2, 2), (3, 2), (2, 4)])
+def test_no_outcome_has_a_higher_lower_end(missions: int, replicates: int) -> None:
+    outcomes = [(passed, n) for n in range(replicates + 1) for passed in range(n + 1)]
+    best = max(pass_rate(counts).low for counts in product(outcomes, repeat=missions))
+    assert highest_lower_end(missions, replicates) == pytest.approx(best)
+
+
+def test_single_failure_can_raise_the_lower_end() -> None:
+    """Attempts that all passed do not show how alike replicates are, and count as one per mission."""
+    assert pass_rate([(30, 30)] * 3).low < 0.5 < pass_rate([(29, 30), (30, 30), (30, 30)]).low
+    assert highest_lower_end(3, 30) > 0.8
+
+
+@pytest.mark.parametrize("low", [0.3, 0.5, 0.9])
+def test_missions_for_a_lower_end_are_the_fewest(low: float) -> None:
+    needed = missions_for_lower_end(low)
+    assert highest_lower_end(needed, 1) >= low > highest_lower_end(needed - 1, 1)
+
+
+@pytest.mark.parametrize(("verdict", "passed"), [(ComparisonVerdict.BETTER, 0), (ComparisonVerdict.EQUIVALENT, 1)])
+def test_missions_for_a_verdict_are_the_fewest(verdict: ComparisonVerdict, passed: int) -> None:
+    needed = missions_for_verdict(verdict, 1, 0.1, 0.05)
+    for missions, expected in ((needed, verdict), (needed - 1, ComparisonVerdict.UNDERPOWERED)):
+        a, b = ({f"m{i}": (each, 1) for i in range(missions)} for each in (1, passed))
+        assert compare("a", a, "b", b, margin=0.1).verdict is expected

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harbor_tasks import PASSES_IF, TOML, Ran, put, task
+from suites import serving_model
 
 from proofbox.errors import ImageAbsent, StartFailed, SuiteInvalid, UsageError
 from proofbox.evidence.bundle.reader import load_bundle
@@ -25,10 +24,13 @@ from proofbox.lab.suite.opening import open_suite
 # Run
 
 
-@pytest.mark.needs("bubblewrap")
-def test_oracle_passes_and_nop_fails_on_host_root_without_comparable_results(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks of all kinds. A control runs them all at once, because starting a run takes longest."""
+    place = tmp_path_factory.mktemp("harbor") / "tasks"
+    put(place / "README.md", "not a task")
     root = task(
-        tmp_path / "Sum It",
+        place / "Sum It",
         dockerfile="FROM python:3.12\nWORKDIR /srv\nWORKDIR work\nENV MARK=set\nRUN make\n"
         "COPY data/ data/\nCOPY x /etc/x\n",
         test=PASSES_IF.format(condition='[ "$(pwd) $MARK" = "/srv/work set" ] && grep -qx 6 sum && [ -e /tests/more ]'),
@@ -39,82 +41,99 @@ def test_oracle_passes_and_nop_fails_on_host_root_without_comparable_results(tmp
     put(root / "environment/data/b", "4\n")
     put(root / "environment/x", "")
     put(root / "tests/more", "")
-    oracle = Ran(root, tmp_path / "out", "oracle")
-    assert oracle.verdict() == ("passed", None, "completed")
-    assert [call["command"] for call in oracle.calls()] == ["/solution/solve.sh"]
-    assert oracle.document("attempt.json")["verification"]["reward"] == {"value": 1.0}
+    # The oracle represents any agent here: what it writes to the verifier's paths is gone later.
+    solve = (
+        "#!/bin/sh\nls -d /tests /logs > /app/seen 2>/dev/null\nmkdir -p /logs/verifier && "
+        "echo 1 > /logs/verifier/reward.txt\n"
+    )
+    clean = "[ -e /app/seen ] && [ ! -s /app/seen ] && [ ! -e /solution ] && [ ! -e /logs/verifier/reward.txt ]"
+    task(place / "cheats", test=PASSES_IF.format(condition=clean), solve=solve)
+    stepped(place / "steps")
+    for id, (strategy, min_reward, _) in COMBINED.items():
+        put(stepped(place / id, strategy, min_reward) / "tests/helper", "wanted=3\n")
+    return place
+
+
+@pytest.fixture(scope="module")
+def oracle(tasks: Path) -> Ran:
+    return Ran(tasks, tasks.parent / "oracle", "oracle")
+
+
+@pytest.fixture(scope="module")
+def nop(tasks: Path) -> Ran:
+    more = tasks.parent / "nop-tasks"
+    for id, (left, _, _) in REWARDS.items():
+        task(more / id, test=f"#!/bin/sh\n{left}\n")
+    hurried = TOML.replace("[verifier]\ntimeout_sec = 60.0", "[verifier]\ntimeout_sec = 0.5")
+    task(more / "hangs", toml=hurried, test="#!/bin/sh\necho 1 > /logs/verifier/reward.txt\nsleep 60\n")
+    shutil.copytree(tasks / "Sum It", more / "Sum It")
+    return Ran(more, tasks.parent / "nop", "nop")
+
+
+@pytest.mark.needs("bubblewrap")
+def test_oracle_passes_and_nop_fails_on_host_root_without_comparable_results(oracle: Ran, nop: Ran) -> None:
+    assert oracle.verdict("sum-it") == ("passed", None, "completed")
+    assert [call["command"] for call in oracle.calls("sum-it")] == ["/solution/solve.sh"]
+    assert oracle.document("attempt.json", "sum-it")["verification"]["reward"] == {"value": 1.0}
     for name in ("attempt.json", "attempt.report.json"):
-        recorded = oracle.document(name)
+        recorded = oracle.document(name, "sum-it")
         assert (recorded["comparable"], recorded["not_comparable"]) == (False, [HOST_ROOT])
-    assert oracle.document("attempt.report.json")["reward"] == 1.0
-    notes = oracle.document("attempt.json")["origin"]["notes"]
+    assert oracle.document("attempt.report.json", "sum-it")["reward"] == 1.0
+    notes = oracle.document("attempt.json", "sum-it")["origin"]["notes"]
     assert "environment/Dockerfile: not executed: RUN make" in notes
     assert "environment/Dockerfile: /etc/x is outside /srv/work and was omitted" in notes
     summary = json.loads((oracle.path / "summary.json").read_bytes())
     assert (summary["comparable"], summary["missions"][0]["comparable"]) == (False, False)
     assert verify(oracle.path).ok
     assert load_bundle(oracle.path).index.status == "ok"
-    nop = Ran(root, tmp_path / "out", "nop")
-    assert nop.verdict() == ("failed", None, "completed")
-    assert nop.document("attempt.json")["verification"]["reward"] == {"value": 0.0}
+    assert nop.verdict("sum-it") == ("failed", None, "completed")
+    assert nop.document("attempt.json", "sum-it")["verification"]["reward"] == {"value": 0.0}
 
 
 @pytest.mark.needs("bubblewrap")
-def test_directory_of_tasks_is_a_suite(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        task(tmp_path / "tasks" / name)
-    put(tmp_path / "tasks/README.md", "not a task")
-    ran = Ran(tmp_path / "tasks", tmp_path / "out", "oracle")
-    assert {id: each.result.verified for id, each in ran.attempts.items() if each.result} == {
-        "one": "passed",
-        "two": "passed",
-    }
+def test_directory_of_tasks_is_a_suite(oracle: Ran) -> None:
+    assert set(oracle.attempts) == {"sum-it", "cheats", "steps", *COMBINED}
+
+
+REWARDS: dict[str, tuple[str, tuple[str, str], dict[str, Any]]] = {
+    "half": ("echo 0.5 > /logs/verifier/reward.txt", ("failed", "completed"), {"value": 0.5}),
+    "least": (
+        """echo '{"tests": 1, "style": 0.25}' > /logs/verifier/reward.json""",
+        ("failed", "completed"),
+        {"value": 0.25, "values": {"tests": 1.0, "style": 0.25}},
+    ),
+    "named": (
+        """echo '{"reward": 1.0, "style": 0.25}' > /logs/verifier/reward.json; exit 7""",
+        ("passed", "completed"),
+        {"value": 1.0, "values": {"reward": 1.0, "style": 0.25}},
+    ),
+    "missing": ("exit 0", ("none", "reward_missing"), {"problem": "reward_missing"}),
+    "malformed": (
+        "echo yes > /logs/verifier/reward.txt",
+        ("none", "reward_malformed"),
+        {"problem": "reward_malformed"},
+    ),
+}
+"""What a verifier leaves, and the result and the reward that follow."""
+
+
+COMBINED = {"mean": ("mean", "", 0.5), "final": ("final", "", 1.0), "gated": ("final", "min_reward = 1.0", 0.0)}
+"""How the rewards of two steps are combined, and the result if only the second step passes."""
 
 
 @pytest.mark.needs("bubblewrap")
-@pytest.mark.parametrize(
-    ("left", "verdict", "reward"),
-    [
-        ("echo 0.5 > /logs/verifier/reward.txt", ("failed", "completed"), {"value": 0.5}),
-        (
-            """echo '{"tests": 1, "style": 0.25}' > /logs/verifier/reward.json""",
-            ("failed", "completed"),
-            {"value": 0.25, "values": {"tests": 1.0, "style": 0.25}},
-        ),
-        (
-            """echo '{"reward": 1.0, "style": 0.25}' > /logs/verifier/reward.json; exit 7""",
-            ("passed", "completed"),
-            {"value": 1.0, "values": {"reward": 1.0, "style": 0.25}},
-        ),
-        ("exit 0", ("none", "reward_missing"), {"problem": "reward_missing"}),
-        ("echo yes > /logs/verifier/reward.txt", ("none", "reward_malformed"), {"problem": "reward_malformed"}),
-    ],
-)
-def test_only_the_reward_decides(tmp_path: Path, left: str, verdict: tuple[str, str], reward: dict[str, Any]) -> None:
-    ran = Ran(task(tmp_path / "t", test=f"#!/bin/sh\n{left}\n"), tmp_path / "out", "nop")
-    assert ran.verdict() == (verdict[0], None, verdict[1])
-    found = ran.document("attempt.json")["verification"]["reward"]
-    found.pop("detail", None)
-    assert found == reward
+def test_only_the_reward_decides_and_a_verifier_that_hangs_does_not_pass(nop: Ran) -> None:
+    for id, (_, verdict, reward) in REWARDS.items():
+        assert nop.verdict(id) == (verdict[0], None, verdict[1]), id
+        found = nop.document("attempt.json", id)["verification"]["reward"]
+        found.pop("detail", None)
+        assert found == reward, id
+    assert nop.verdict("hangs") == ("failed", None, "completed")
 
 
 @pytest.mark.needs("bubblewrap")
-def test_verifier_that_hangs_after_writing_a_reward_does_not_pass(tmp_path: Path) -> None:
-    toml = TOML.replace("[verifier]\ntimeout_sec = 60.0", "[verifier]\ntimeout_sec = 0.5")
-    root = task(tmp_path / "t", toml=toml, test="#!/bin/sh\necho 1 > /logs/verifier/reward.txt\nsleep 60\n")
-    assert Ran(root, tmp_path / "out", "nop").verdict() == ("failed", None, "completed")
-
-
-@pytest.mark.needs("bubblewrap")
-def test_agent_cannot_see_tests_or_solution_or_write_a_reward(tmp_path: Path) -> None:
-    """The oracle represents any agent here: what it writes to the verifier's paths is gone later."""
-    solve = (
-        "#!/bin/sh\nls -d /tests /logs > /app/seen 2>/dev/null\nmkdir -p /logs/verifier && "
-        "echo 1 > /logs/verifier/reward.txt\n"
-    )
-    clean = "[ -e /app/seen ] && [ ! -s /app/seen ] && [ ! -e /solution ] && [ ! -e /logs/verifier/reward.txt ]"
-    root = task(tmp_path / "t", test=PASSES_IF.format(condition=clean), solve=solve)
-    assert Ran(root, tmp_path / "out", "oracle").verdict() == ("passed", None, "completed")
+def test_agent_cannot_see_tests_or_solution_or_write_a_reward(oracle: Ran) -> None:
+    assert oracle.verdict("cheats") == ("passed", None, "completed")
 
 
 @pytest.mark.needs("bubblewrap")
@@ -125,21 +144,13 @@ def test_tests_changed_after_planning_have_no_effect(tmp_path: Path) -> None:
     assert planned.conduct().verdict() == ("failed", None, "completed"), "the tests as planned fail"
 
 
-@pytest.fixture
-def model() -> Iterator[str]:
-    argv = [sys.executable, "-m", "proofbox.agents.fakemodel"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.terminate()
-
-
 @pytest.mark.needs("bubblewrap", "codex")
-def test_agent_works_in_the_workdir_of_the_task(tmp_path: Path, model: str) -> None:
+def test_agent_works_in_the_workdir_of_the_task(tmp_path: Path) -> None:
     root = task(tmp_path / "t")
     put(root / "instruction.md", "[[run pwd > where; expr 40 + 2 > /app/answer.txt]] [[say done]]")
     put(root / "tests/test.sh", PASSES_IF.format(condition="grep -qx 42 answer.txt && grep -qx /app where"))
-    ran = Ran(root, tmp_path / "out", "codex_app_server!", flags={"base_url": model, "model": "fake-model"})
+    with serving_model() as model:
+        ran = Ran(root, tmp_path / "out", "codex_app_server!", flags={"base_url": model, "model": "fake-model"})
     assert ran.verdict() == ("passed", None, "completed")
 
 
@@ -344,40 +355,40 @@ def stepped(root: Path, strategy: str = "mean", min_reward: str = "") -> Path:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_steps_are_turns_and_each_is_verified_at_its_own_end(tmp_path: Path) -> None:
-    oracle = Ran(stepped(tmp_path / "t"), tmp_path / "out", "oracle")
-    assert oracle.verdict() == ("passed", None, "completed")
-    reward = oracle.document("attempt.json")["verification"]["reward"]
+def test_steps_are_turns_and_each_is_verified_at_its_own_end(oracle: Ran, tasks: Path) -> None:
+    assert oracle.verdict("steps") == ("passed", None, "completed")
+    reward = oracle.document("attempt.json", "steps")["verification"]["reward"]
     assert reward == {"value": 1.0, "values": {"turn 1": 1.0, "turn 2": 1.0}}
-    assert len(oracle.document("attempt.json")["verification"]["commands"]) == 2
-    assert oracle.document("attempt.report.json")["turns"] == 2
-    assert [call["exit_code"] for call in oracle.calls()] == [0, 0]
+    assert len(oracle.document("attempt.json", "steps")["verification"]["commands"]) == 2
+    assert oracle.document("attempt.report.json", "steps")["turns"] == 2
+    assert [call["exit_code"] for call in oracle.calls("steps")] == [0, 0]
     assert validate(load_bundle(oracle.path), strict=True) == []
-    mission = read_tasks(tmp_path / "t", host_root=True).missions[0]
+    mission = mission_of(tasks / "steps")
     assert [mission.timeout, *(turn.timeout for turn in mission.then)] == [60.0, 50.0]
 
 
 @pytest.mark.needs("bubblewrap")
-@pytest.mark.parametrize(
-    ("strategy", "min_reward", "value"), [("mean", "", 0.5), ("final", "", 1.0), ("final", "min_reward = 1.0", 0.0)]
-)
-def test_rewards_of_steps_are_combined(tmp_path: Path, strategy: str, min_reward: str, value: float) -> None:
-    root = stepped(tmp_path / "t", strategy, min_reward)
-    put(root / "tests/helper", "wanted=3\n")
-    ran = Ran(root, tmp_path / "out", "oracle")
-    assert ran.document("attempt.json")["verification"]["reward"]["value"] == value
-    assert ran.verdict() == ("passed" if value == 1.0 else "failed", None, "completed")
+def test_rewards_of_steps_are_combined(oracle: Ran) -> None:
+    for id, (_, _, value) in COMBINED.items():
+        assert oracle.document("attempt.json", id)["verification"]["reward"]["value"] == value
+        assert oracle.verdict(id) == ("passed" if value == 1.0 else "failed", None, "completed")
 
 
 def test_tasks_in_categories_are_a_suite(tmp_path: Path) -> None:
-    for name in ("easy/one", "easy/two", "hard/one"):
+    for name in ("easy/one", "easy/two", "hard/one", "plain"):
         task(tmp_path / "tasks" / name)
     suite = read_tasks(tmp_path / "tasks", host_root=True)
-    assert [mission.id for mission in suite.missions] == ["easy.one", "two", "hard.one"]
+    assert [mission.id for mission in suite.missions] == ["easy.one", "two", "hard.one", "plain"]
     (tmp_path / "tasks/hard/one/instruction.md").unlink()
     with pytest.raises(SuiteInvalid) as caught:
         read_tasks(tmp_path / "tasks", host_root=True)
     assert "hard/one: " in str(caught.value.details["problems"])
+    selected = open_suite(tmp_path / "tasks", host_root=True, missions=["easy.*", "t*"])
+    assert [mission.id for mission in selected.missions] == ["easy.one", "two"]
+    with pytest.raises(UsageError, match="no mission 'tow'"):
+        open_suite(tmp_path / "tasks", host_root=True, missions=["tow"])
+    (tmp_path / "tasks/plain/task.toml").write_text(TOML.replace("small", "other"))
+    assert [each.id for each in open_suite(tmp_path / "tasks", host_root=True, tags=["other"]).missions] == ["plain"]
 
 
 def test_all_missing_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +404,9 @@ def test_all_missing_images_are_named_at_once(tmp_path: Path, monkeypatch: pytes
     assert len([hint for hint in caught.value.fix_hints if hint.startswith("docker build -t harbor-")]) == 3
     assert len(caught.value.details["images"]) == 3
     assert BUILD in caught.value.fix_hints
+    with pytest.raises(ImageAbsent) as caught:
+        read_tasks(tmp_path / "tasks", to_run=True, missions=["t*"])
+    assert len(caught.value.details["images"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def toml(value: Any) -> str:
     return "[" + ", ".join(map(toml, value)) + "]" if isinstance(value, list) else str(value)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(HOSTILE)), min_size=1, max_size=3))
 def test_any_value_in_any_field(odd: Path, changes: list[tuple[tuple[str | int, ...], str]]) -> None:
     document: dict[str, Any] = {"suite": {"id": '"a"'}, "mission": [{"id": '"x"', "prompt": '"p"'}]}
@@ -257,7 +257,6 @@ LINES = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.one_of(st.text(max_size=200), st.lists(st.sampled_from(LINES), max_size=8).map("\n".join)),
     st.booleans(),
@@ -271,7 +270,7 @@ def test_any_text(text: str, json: bool) -> None:
 SECTIONS = [(section, name) for section, names in task_table._KNOWN.items() for name in (*names, "unknown", "\0")]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(SECTIONS), st.sampled_from(HOSTILE)), min_size=1, max_size=3), st.booleans())
 def test_any_value_in_any_field_of_a_task(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[tuple[str, str], str]], host_root: bool
@@ -293,7 +292,6 @@ DOCKERFILE = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(DOCKERFILE), max_size=6))
 def test_any_dockerfile(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     root = task(tmp_path_factory.mktemp("t") / "t", dockerfile="\n".join(lines))

@@ -50,6 +50,8 @@ from proofbox.workspace.workspace import Workspace
 ATTEMPT, PROMPT, RUNNER = "attempt.json", "prompt.txt", "runner.ref.json"
 FEEDBACK, REPORT = "feedback.json", "attempt.report.json"
 TORN = "attempt.torn.json"
+STOPPED = "the run was stopped, and its worker with it"
+"""The message of the error in that document if an attempt was lost because its whole run was stopped or killed."""
 NODE = "node.json"
 """Only of attempts on a cluster."""
 CLEANUP = "cleanup.json"
@@ -153,7 +155,8 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
     if not (bundle.path / TORN).exists():  # an earlier process may have written it and died
         bundle.write_json(TORN, msgspec.to_builtins(torn))
     unknown = outcome.Verdict("unknown")
-    how = "its worker died" if isinstance(lost, WorkerLost) else "its files were checked before the run's commit"
+    died = "its run was interrupted" if lost.message == STOPPED else "its worker died"
+    how = died if isinstance(lost, WorkerLost) else "its files were checked before the run's commit"
     infra = outcome.Verdict("failed", "proofbox", how, lost.message)
     if not (bundle.path / outcome.PATH).exists():
         bundle.write_json(outcome.PATH, outcome.Outcome(unknown, unknown, infra).as_json())

@@ -169,9 +169,10 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     proofbox: str
     """The version of proofbox on the node."""
     provider: str
-    """The provider that was measured."""
+    """The provider that was measured; if missions use several, their names, separated by commas."""
     checks: dict[str, str]
-    """The outcome of each check of `doctor --quick`, by its name; empty if the provider does not work there."""
+    """The outcome of each check of `doctor --quick`, by its name, with several providers by `PROVIDER: NAME`; empty if
+    none works there."""
     problem: str = ""
     """Why the provider does not work there, or why the node cannot run attempts; otherwise empty."""
     disk_free: int

@@ -13,7 +13,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -30,12 +30,15 @@ from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
 from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.history import History
-from proofbox.workspace.timeline.restore import write_new
+from proofbox.workspace.timeline.new_tree import write_new
 from proofbox.workspace.tree import EMPTY_TREE, StoredEntry
 from proofbox.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot
+
+
+T = TypeVar("T")
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
@@ -170,8 +173,8 @@ class StoredTrees:
         os.makedirs(dest)
         write_new(self._store, os.path.realpath(dest), bytes.fromhex(name))
 
-    def compare(self, a: str, b: str, how: Callable[[ObjectStore, bytes, bytes], None]) -> None:
-        how(self._store, bytes.fromhex(a), bytes.fromhex(b))
+    def compare(self, a: str, b: str, how: Callable[[ObjectStore, bytes, bytes], T]) -> T:
+        return how(self._store, bytes.fromhex(a), bytes.fromhex(b))
 
 
 def final_of(record: AttemptRecord) -> FinalSnapshot:

@@ -6,6 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
+from proofbox.config.settings import Settings
 from proofbox.errors import CleanupFailed, CleanupTimedOut, ProofboxError, SetupFailed
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.documents import CleanupRecord
@@ -43,6 +46,14 @@ class MissionBoxes:
         self.provider = context.provider or mission.provider
         self._open: Sandboxes | None = None
 
+    @property
+    def settings(self) -> Settings | None:
+        """The defaults of the run for boxes, with what the mission asks for. None: those of the workspace."""
+        settings = self._context.box_settings
+        if settings is None or not self._mission.vm_template:
+            return settings
+        return msgspec.structs.replace(settings, vm_template=True)
+
     def pin_provider(self) -> None:
         """Start boxes only by the provider that sees what this process mounts, also if it stops working."""
         self.provider = PROVIDER
@@ -50,7 +61,7 @@ class MissionBoxes:
     @contextlib.contextmanager
     def over(self, files: Path) -> Iterator[Sandboxes]:
         """Open boxes on these files, one at a time; `cut_off` kills what runs in them."""
-        with Sandboxes(files, settings=self._context.box_settings, clock=self._context.clock) as boxes:
+        with Sandboxes(files, settings=self.settings, clock=self._context.clock) as boxes:
             self._open = boxes
             try:
                 yield boxes

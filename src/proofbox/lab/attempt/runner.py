@@ -107,14 +107,14 @@ async def supervise(supervisor: Supervisor, place: Path | None = None) -> Ended:
     """
     place = place or supervisor.context.run_dir / supervisor.attempt.path
     try:
-        await _record(supervisor, place)
+        index = await _record(supervisor, place)
     except LeaseLost:
         raise
     except Exception as error:
         if not await run_sync(os.path.lexists, place / INDEX):
             raise
         supervisor.fail_commit(error)
-    index = await run_sync(artifacts.index_sha256, place)
+        index = await run_sync(artifacts.index_sha256, place)
     supervisor.enter("ended")
     return supervisor.ended(index)
 
@@ -147,13 +147,15 @@ async def _bundle(supervisor: Supervisor, place: Path) -> AsyncIterator[BundleWr
     await run_sync(bundle.commit)
 
 
-async def _record(supervisor: Supervisor, place: Path) -> None:
+async def _record(supervisor: Supervisor, place: Path) -> str:
+    """Run the attempt, commit its bundle, and return the digest of the bundle's index."""
     async with _bundle(supervisor, place) as bundle:
         try:
             await supervisor.run(bundle)
         finally:
             with anyio.CancelScope(shield=True):
                 await run_sync(remove_tree, supervisor.place)
+    return bundle.index_sha256
 
 
 class Supervisor:
@@ -290,7 +292,6 @@ class Supervisor:
     def _prepare(self) -> Workspace:
         mission = self._mission
         self.place.mkdir(parents=True)
-        (self.place / "scratch").mkdir()
         self._common.mkdir(exist_ok=True)
         workspace = self._workspace = self.context.make_workspace(mission.id, self._files)
         if workspace.lower is not None:
@@ -336,7 +337,7 @@ class Supervisor:
         self.enter("running")
         shared = self.context.shared
         if shared is None:
-            started = await self._start(self._files, self.place / "scratch")
+            started = await self._start(self._files, self.place)
             folder = ""
         else:
             started = await shared.get(partial(self._start, self.place.parent, self._common))
@@ -345,7 +346,8 @@ class Supervisor:
         self._considered, self._environment = started.considered, started.environment
         self._runner = {"runtime": session.runtime, "version": session.version, "session_id": session.id}
         self._runner["settings"] = cleaned(started.settings, self.context.redactor)
-        recording, thread = Recording(session, trace, self._watchdog, *self._control.listeners), ""
+        watchdogs = () if self._mission.watchdog is None else (self._watchdog,)
+        recording, thread = Recording(session, trace, *watchdogs, *self._control.listeners), ""
         try:
             if shared is None:
                 recording.start()
@@ -404,7 +406,7 @@ class Supervisor:
             scratch=scratch,
             provider=self._boxes.provider,
             policy=self._boxes.agent_policy(workspace),
-            box_settings=context.box_settings,
+            box_settings=self._boxes.settings,
             grants=self._boxes.grants(),
             settings=settings,
             env=environment.values,

@@ -11,6 +11,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from proofbox.lab.suite.spec import Verify, VerifyCommand
@@ -89,7 +90,7 @@ class Protection:
         self.by_default = verify.protect is None
         default = dict.fromkeys((*ALWAYS, *(glob for each in found for glob in each.loads)))
         self.patterns: tuple[str, ...] = tuple(default) if verify.protect is None else verify.protect
-        self._globs = [Glob(pattern) for pattern in self.patterns]
+        self._globs = [_glob(pattern) for pattern in self.patterns]
         in_python = verify.protect is None and any(PYTHON.words.search(line) for line in lines)
         self._folders = {"", *filter(None, map(_script_folder, lines))} if in_python else set()
         self.runners = tuple(found)
@@ -103,6 +104,11 @@ class Protection:
             return False
         folder, _, name = module.rpartition("/")
         return folder in self._folders and name in MODULES
+
+
+@lru_cache(maxsize=256)
+def _glob(pattern: str) -> Glob:
+    return Glob(pattern)  # compiled once: every attempt at a mission has the same patterns
 
 
 def imported_as(path: str, *, is_link: bool) -> str | None:

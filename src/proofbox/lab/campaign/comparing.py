@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from proofbox.core.plurals import counted
 from proofbox.core.results import Document, ErrorBody
 from proofbox.errors import CampaignRegressed, UsageError
 from proofbox.lab.campaign.registration import CampaignManifest, read_manifest
@@ -64,6 +65,8 @@ class CampaignComparison(Document, frozen=True, kw_only=True):
     """Flows that only the earlier campaign has."""
     only_second: tuple[str, ...]
     """Flows that only the later campaign has."""
+    notes: tuple[str, ...] = ()
+    """Why the results of one of them are not final, or not those of the whole campaign."""
     findings: tuple[EvidenceFinding, ...] = ()
     error: ErrorBody | None = None
 
@@ -114,9 +117,19 @@ def compare_campaigns(first: _Path, second: _Path) -> CampaignComparison:
         changed_inputs=tuple(sorted(_changed(*manifests, shared))),
         only_first=tuple(flow for flow in names[0] if flow not in names[1]),
         only_second=tuple(flow for flow in names[1] if flow not in names[0]),
+        notes=(*_notes("earlier", old), *_notes("later", new)),
         findings=findings,
         error=error,
     )
+
+
+def _notes(which: str, report: CampaignReport) -> Iterator[str]:
+    results = report.results
+    if results.canary is not None:
+        yield f"the {which} campaign is a canary of {counted(len(results.missions), 'mission')}"
+    if not report.committed:
+        ended, planned = (sum(getattr(flow, name) for flow in report.flows) for name in ("ended", "planned"))
+        yield f"the {which} campaign is not committed: {ended} of {counted(planned, 'result')} are known"
 
 
 def _scores(report: CampaignReport, flow: str) -> MissionScores:

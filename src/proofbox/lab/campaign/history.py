@@ -20,7 +20,8 @@ from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CampaignChanged
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.lab.campaign.registration import MANIFEST, CampaignManifest, is_running, manifest_digest
+from proofbox.lab.campaign.layout import MANIFEST
+from proofbox.lab.campaign.registration import CampaignManifest, is_running, manifest_digest
 from proofbox.lab.reports.campaigns.loading import REPORT, load_campaign
 from proofbox.lab.reports.campaigns.results import CampaignResults, FlowReport
 

@@ -74,7 +74,7 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
     """
     campaign = read_campaign(Path(spec))
     fields, flows, missions = campaign.document.campaign, len(campaign.suites), len(campaign.missions)
-    pairs = max(1, flows - 1 if fields.against else flows * (flows - 1) // 2)
+    pairs = max(1, campaign.document.comparisons)
     alpha = fields.alpha / pairs
     attempts = flows * missions * fields.replicates
     rate, seconds, tokens, cost = 0.5, None, None, None

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from proofbox.agents.settings import with_absolute_mounts
 from proofbox.config.engine import EngineSettings
 from proofbox.errors import CampaignNotReady, ProofboxError
 from proofbox.lab.attempt.mission_box import requested_options
+from proofbox.lab.campaign.agent_files import agent_mounts, box_mounts, check_agent_files, runtime_tables
 from proofbox.lab.campaign.history import past_flows
 from proofbox.lab.campaign.reading import Campaign, oracle_files
 from proofbox.lab.run import resources
 from proofbox.lab.run.plan import Plan, box_settings
 from proofbox.lab.run.running import prepare_run
 from proofbox.lab.suite.spec import Mission
-from proofbox.sandbox.paths import parse_mount
+from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.service import Sandboxes
 
 _SECONDS: Final = 60.0
@@ -48,12 +48,20 @@ def preflight(campaign: Campaign, out: Path, *, consented: bool = True) -> None:
     Runtimes and sandboxes are checked by starting them as the campaign states, which may run any program on this
     machine. So they are checked only if the user has `consented` to everything that the campaign asks for.
     """
-    failures = [
-        *(_runtimes(campaign) if consented else ()),
-        *(_sandboxes(campaign) if consented else ()),
-        *_budgets(campaign),
-        *_resources(out),
-    ]
+    checked = tuple(campaign.suites) if consented else ()
+    _refuse([*_runtimes(campaign, checked), *_sandboxes(campaign, checked, out), *_budgets(campaign), *_resources(out)])
+
+
+def preflight_remaining(campaign: Campaign, out: Path, flows: Collection[str]) -> None:
+    """Raise `CampaignNotReady` with everything that prevents these flows of a registered campaign from running here.
+
+    The budget is not checked: what is registered can no longer be changed.
+    """
+    if flows:
+        _refuse([*_runtimes(campaign, flows), *_sandboxes(campaign, flows, out), *_resources(out)])
+
+
+def _refuse(failures: Sequence[PreflightFailure]) -> None:
     if not failures:
         return
     first = failures[0]
@@ -84,13 +92,15 @@ def plan_flow(campaign: Campaign, flow_id: str, run_id: str | None, engine: Engi
         replicates=fields.replicates,
         retries=fields.retries,
         flags={"model": runner.model, "base_url": runner.base_url, "api_key_env": runner.api_key_env},
-        tables={runner.type: runner.settings} if runner.settings else None,
+        tables=runtime_tables(campaign, runner),
         run_id=run_id,
     )
 
 
-def _runtimes(campaign: Campaign) -> Iterator[PreflightFailure]:
+def _runtimes(campaign: Campaign, flows: Collection[str]) -> Iterator[PreflightFailure]:
     for flow in campaign.document.flow:
+        if flow.id not in flows:
+            continue
         key = flow.runner.api_key_env
         if key is not None and not os.environ.get(key):
             why = f"the variable {key} is not set"
@@ -101,27 +111,33 @@ def _runtimes(campaign: Campaign) -> Iterator[PreflightFailure]:
             yield _failure(flow.id, error)
 
 
-def _sandboxes(campaign: Campaign) -> Iterator[PreflightFailure]:
+def _sandboxes(campaign: Campaign, flows: Collection[str], out: Path) -> Iterator[PreflightFailure]:
     """Start a box for each combination of provider and policy, and in an exam, look for the oracle from inside."""
     exam = campaign.document.campaign.prompt_mode == "exam"
     tried: set[bytes] = set()
-    for flow, suite in campaign.suites.items():
-        mounted = _mounted(campaign, flow)
+    for flow in flows:
+        try:
+            mounts = agent_mounts(campaign, flow)
+            check_agent_files(campaign, flow, out)
+        except ProofboxError as error:
+            yield _failure(flow, error)
+            continue
+        suite, mounted = campaign.suites[flow], [each.host.resolve() for each in (*mounts, *box_mounts())]
         for mission in suite.missions:
             oracle = oracle_files(mission.verify, suite.base, mission.solution) if exam else {}
             for field, path in oracle.items():
                 real = path.resolve()
                 if any(real.is_relative_to(each) or each.is_relative_to(real) for each in mounted):
                     yield _reachable(
-                        flow, mission, field, path, "remove the mount from the settings of the flow's agent"
+                        flow, mission, field, path, "remove the mount from the campaign's file or from config.toml"
                     )
-            policy = (mission.provider, requested_options(mission), sorted(map(str, oracle.values())))
+            policy = (mission.provider, requested_options(mission), mounts, sorted(map(str, oracle.values())))
             key = msgspec.json.encode(policy, enc_hook=str)
             if key in tried:
                 continue
             tried.add(key)
             try:
-                for field in _reached(mission, oracle):
+                for field in _reached(mission, mounts, oracle):
                     hint = "move the suite to a directory that no box shows, for example below your home directory"
                     yield _reachable(flow, mission, field, oracle[field], hint)
             except ProofboxError as error:
@@ -133,20 +149,14 @@ def _reachable(flow: str, mission: Mission, field: str, path: Path, hint: str) -
     return PreflightFailure(flow, "CAMPAIGN_ORACLE_REACHABLE", why, (hint,))
 
 
-def _mounted(campaign: Campaign, flow: str) -> list[Path]:
-    """Return the directories of the host that the settings of a flow's agent mount."""
-    runner = next(each.runner for each in campaign.document.flow if each.id == flow)
-    tables = with_absolute_mounts({runner.type: runner.settings}, campaign.path.parent)
-    mounts = tables[runner.type].get("mounts", ())
-    return [parse_mount(each).host.resolve() for each in mounts if isinstance(each, str)]
-
-
-def _reached(mission: Mission, oracle: dict[str, Path]) -> list[str]:
-    """Start the mission's box on an empty directory. Return the files of the oracle that exist in it."""
+def _reached(mission: Mission, mounts: list[Mount], oracle: dict[str, Path]) -> list[str]:
+    """Start the agent's box on an empty directory. Return the files of the oracle that exist in it."""
+    policy = requested_options(mission)
+    policy["mounts"] = mounts
     with (
         tempfile.TemporaryDirectory(prefix="proofbox-preflight-") as empty,
         Sandboxes(Path(empty).resolve(), settings=box_settings()) as boxes,
-        boxes.start_session(provider=mission.provider, **requested_options(mission)) as session,
+        boxes.start_session(provider=mission.provider, **policy) as session,
     ):
         session.exec(["true"], timeout=_SECONDS)
         return [

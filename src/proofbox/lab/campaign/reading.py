@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,12 +20,14 @@ from proofbox.core.spec_files.problems import Problem, Problems, invalid, refuse
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
 from proofbox.errors import CampaignInvalid, NotFoundError, ProofboxError, SuiteInvalid
-from proofbox.lab.campaign.spec import PROMPT, CampaignDocument, Flow, Gate, MissionChoice, other_table
+from proofbox.lab.campaign.gate_checks import check_attainable, check_gate
+from proofbox.lab.campaign.spec import PROMPT, CampaignDocument, Flow, MissionChoice, other_table
 from proofbox.lab.run.plan import secrets_in
 from proofbox.lab.suite.checks import LARGEST_PROMPT, check_values
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite, parse_suite
+from proofbox.lab.suite.runnable import check_provider
 from proofbox.lab.suite.spec import Mission, Verify
 from proofbox.workspace.capabilities.grants import PRESETS
 
@@ -34,7 +36,7 @@ MAX_ATTEMPTS: Final = 100_000
 """The maximum over all flows; a typo in `replicates` is more likely than such a campaign."""
 EVALUATOR: Final = "/evaluation"
 """The directory of the evaluator script in the verifier's box."""
-_SHARES: Final = ("coverage", "pass_rate", "infra")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Campaign(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +88,10 @@ def parse_campaign(text: str, path: Path, *, first: int | None = None) -> Campai
         document = msgspec.convert(values, CampaignDocument)
         _check(document, problems)
         base = path.parent.resolve()
-        chosen = _chosen(document.missions, base, problems)[:first]
+        chosen = _chosen(document.missions, base, problems)
+        if not problems.found:
+            check_attainable(document, len(chosen), problems)  # also of a canary: its gates are those of the campaign
+        chosen = chosen[:first]
         _check_missions(document, chosen, base, problems)
         if not problems.found:
             suites = {flow.id: _suite(document, number, chosen, base, problems) for number, flow in _flows(document)}
@@ -113,6 +118,22 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
                 f"no strategy is called {flow.runner.type!r}",
                 nearest(flow.runner.type, known),
             )
+        if flow.runner.type == "scripted" and "script" in flow.runner.settings:
+            what = "the script of a flow is not used: each mission has its own"
+            problems.add(
+                ("flow", number, "runner", "settings", "script"), what, "move its steps to [[mission.script.step]]"
+            )
+        if flow.provider is not None:
+            try:
+                check_provider(flow.provider)
+            except ProofboxError as error:
+                problems.add(("flow", number, "provider"), error.message, _hint(error))
+        for place, name in enumerate(flow.env):
+            if not _VARIABLE.fullmatch(name):
+                hint = "write only the name: the value is taken from your environment"
+                before, stated, _ = name.partition("=")  # a value may be a secret
+                shown = before[:200] + ("=…" if stated else "")
+                problems.add(("flow", number, "env", place), f"{shown!r} is not the name of a variable", hint)
         if flow.prompt_template is not None:
             at: tuple[str | int, ...] = ("flow", number, "prompt_template")
             if campaign.prompt_mode == "mission_only":
@@ -123,7 +144,7 @@ def _check(document: CampaignDocument, problems: Problems) -> None:
         at = ("campaign", "against")
         problems.add(at, f"no flow is called {campaign.against!r}", nearest(campaign.against, ids))
     for number, gate in enumerate(document.gate):
-        _check_gate(gate, ("gate", number), ids, problems)
+        check_gate(gate, ("gate", number), ids, campaign.against, problems)
     priced = [flow.runner.model or flow.id for flow in document.flow]
     for number, each in enumerate(document.price):
         at = ("price", number, "model")
@@ -142,28 +163,6 @@ def _check_secrets(document: CampaignDocument, sources: list[str], problems: Pro
         names = ", ".join(found)
         what = f"the campaign or its path contains the value of {names}, but evidence must not contain secrets"
         problems.add(("campaign",), what, f"remove it, or if it is not secret: unset {' '.join(found)}")
-
-
-def _check_gate(gate: Gate, at: tuple[str | int, ...], flows: list[str], problems: Problems) -> None:
-    for field, name in (("flow", gate.flow), ("against", gate.against)):
-        if name is not None and name not in flows:
-            problems.add((*at, field), f"no flow is called {name!r}", nearest(name, flows))
-    if gate.type == "comparison":
-        if gate.flow is None or gate.against is None or not gate.verdicts:
-            problems.add(
-                at, "a comparison gate needs flow, against and verdicts", 'verdicts = ["better", "equivalent"]'
-            )
-        elif gate.flow == gate.against:
-            problems.add((*at, "against"), "a flow cannot be compared with itself")
-        return
-    bound, other = ("min", "max") if gate.type in ("coverage", "pass_rate") else ("max", "min")
-    if getattr(gate, other) is not None:
-        problems.add((*at, other), f"a {gate.type} gate has no {other}", f"write {bound} = ...")
-    if gate.type in ("pass_rate", "budget") and getattr(gate, bound) is None:
-        problems.add(at, f"a {gate.type} gate needs {bound}", f"write {bound} = ...")
-    value = getattr(gate, bound)
-    if value is not None and not 0 <= value <= (1 if gate.type in _SHARES else math.inf):
-        problems.add((*at, bound), f"{bound} = {value} is out of range", "write a share between 0 and 1: 0.95")
 
 
 # Missions
@@ -281,7 +280,7 @@ def _suite(document: CampaignDocument, number: int, chosen: list[_Chosen], base:
     try:
         return parse_suite(source, base=base, name=f"flow {flow.id}", json=True)
     except ProofboxError as error:
-        problems.add(("flow", number), error.message, _hint(error))
+        problems.add(("flow", number), error.message.replace(f"flow {flow.id}:", f"flow {flow.id}: ", 1), _hint(error))
         return chosen[0].suite
 
 

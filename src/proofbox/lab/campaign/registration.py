@@ -8,17 +8,16 @@ out/<campaign run id>/     the campaign's bundle, written when all runs are comm
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from proofbox.config import consent
 from proofbox.config.consent import Widening
-from proofbox.config.settings import toml_value
+from proofbox.config.settings import Settings, load, toml_value
 from proofbox.core.clock import Clock, SystemClock, isoformat, parse_isoformat
 from proofbox.core.digest import digest_of
 from proofbox.core.documents import require_version, stored
@@ -26,12 +25,16 @@ from proofbox.core.files.atomic import create_only
 from proofbox.core.files.locks import is_locked, locked
 from proofbox.core.ids import IdSource, is_id
 from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.text_files import Unreadable, read_text
-from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, CorruptError, RunBusy, RunUnknown
+from proofbox.errors import CampaignChanged, CampaignExists, CampaignUnknown, CorruptError, RunBusy
+from proofbox.lab.campaign.agent_files import AGENT_FILE, digest_agent_files, skipped
+from proofbox.lab.campaign.layout import MANIFEST
 from proofbox.lab.campaign.reading import Campaign
 from proofbox.lab.campaign.spec import CampaignDocument, Runner
 from proofbox.lab.run.plan import box_settings
+from proofbox.lab.run.running import merged_tables
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.pinning import digest_inputs
 from proofbox.lab.suite.reading import Suite
@@ -41,10 +44,10 @@ from proofbox.sandbox.containers.images import image_digest
 from proofbox.sandbox.images.catalogue import resolve_default_image
 
 SCHEMA: Final = "proofbox.campaign_manifest/1"
-MANIFEST: Final = "campaign.json"
-FLOWS: Final = "flows"
 IMAGE: Final = "image://"
 """What the name of an image starts with among the inputs of a flow."""
+SETTINGS: Final = "settings://config.toml"
+"""The name of the user's settings among the inputs of a flow."""
 LOCK: Final = ".campaign.lock"
 _MAX_BYTES: Final = 64 << 20
 
@@ -63,13 +66,16 @@ class FlowRun(msgspec.Struct, frozen=True, kw_only=True):
     suite_sha256: str
     """The digest of the flow's suite: missions with templates, oracles and boxes."""
     inputs: dict[str, str]
-    """The digest of each file that the suite refers to, by path, and of each image that its boxes use, as
-    `image://NAME`."""
+    """The digest of each file that the suite refers to, by path, of each image that its boxes use, as `image://NAME`,
+    of each file or directory that its agent's box mounts read-only, as `agent://PATH`, and of the user's settings for
+    its strategy and for boxes, as `settings://config.toml`."""
 
     @property
     def files(self) -> dict[str, str]:
-        """The inputs that are files."""
-        return {path: digest for path, digest in self.inputs.items() if not path.startswith(IMAGE)}
+        """The inputs that are files of the suite."""
+        return {
+            path: digest for path, digest in self.inputs.items() if not path.startswith((IMAGE, SETTINGS, AGENT_FILE))
+        }
 
 
 @stored(SCHEMA, at="OUT/campaign.json, and BUNDLE/campaign.json of a campaign")
@@ -105,11 +111,6 @@ class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
         return next(each for each in self.runs if each.flow == flow)
 
 
-def flow_out(out: Path, flow: str) -> Path:
-    """Return the output directory of a flow's run."""
-    return out / FLOWS / flow
-
-
 def is_running(out: Path) -> bool:
     """Return whether a process is running the campaign in a directory."""
     return is_locked(out / LOCK)
@@ -131,12 +132,14 @@ def describe(
 ) -> CampaignManifest:
     """Return the manifest of a campaign as its files are now, with new run ids."""
     ids = IdSource(clock or SystemClock())
-    skip = [(found.st_dev, found.st_ino) for found in [os.stat(out)]] if out.is_dir() else []
-    runs = []
+    skip = skipped(out)
+    runs, settings = [], load(Path().resolve())
     for flow in campaign.document.flow:
         suite = campaign.suites[flow.id]
         with SuiteFiles(suite.base) as files:
             inputs = digest_inputs(suite, files, skip) | _digest_images(suite)
+        inputs |= digest_agent_files(campaign, flow.id, out)
+        inputs[SETTINGS] = settings_digest(merged_tables(settings, {}), box_settings(), flow.runner)
         runs.append(
             FlowRun(
                 flow=flow.id,
@@ -170,13 +173,15 @@ def _digest_images(suite: Suite) -> dict[str, str]:
     return {f"{IMAGE}{name}": image_digest(name, suite.base) for name in sorted(filter(None, names))}
 
 
-def require_same_images(campaign: Campaign, registered: CampaignManifest) -> None:
-    """Raise `CampaignChanged` if the name of an image stands for another image than the registered one."""
+def require_unchanged(campaign: Campaign, registered: CampaignManifest, out: Path) -> None:
+    """Raise `CampaignChanged` if an image or a mounted file, which no run has a copy of, is not the registered one."""
     for run in registered.runs:
-        images = {path: digest for path, digest in run.inputs.items() if path.startswith(IMAGE)}
-        if changed := sorted(_differing(images, _digest_images(campaign.suites[run.flow]))):
+        used = {path: digest for path, digest in run.inputs.items() if path.startswith((IMAGE, AGENT_FILE))}
+        found = _digest_images(campaign.suites[run.flow]) | digest_agent_files(campaign, run.flow, out)
+        if changed := sorted(_differing(used, found)):
             raise CampaignChanged(
-                f"the images that {registered.path} was registered with have changed: {', '.join(changed[:5])}",
+                f"the images or mounts that {registered.path} was registered with have changed:"
+                f" {', '.join(changed[:5])}",
                 op="campaign",
                 details={"registered": registered.sha256, "changed": changed},
             )
@@ -186,6 +191,17 @@ def registered_digest(document: CampaignDocument, canary: int | None, runs: Sequ
     """Return the digest of a campaign's content and of everything that it refers to."""
     flows = {each.flow: {"suite": each.suite_sha256, "inputs": each.inputs} for each in runs}
     return digest_of({"spec": msgspec.to_builtins(document), "canary": canary, "flows": flows})
+
+
+def settings_digest(tables: Mapping[str, Mapping[str, Any]], boxes: Settings, runner: Runner) -> str:
+    """Return the digest of the user's settings that apply to a flow, without the values of secrets.
+
+    Settings that the campaign states itself are part of its file. `tables` are those of all runtimes.
+    """
+    table = tables.get(runner.type, {})
+    agent = {name: value for name, value in table.items() if name not in runner.settings}
+    defaults = {name: value for name, value in msgspec.to_builtins(boxes).items() if value not in (None, [], (), {})}
+    return digest_of(Redactor.for_evidence({}).redact_json({"agent": agent, "boxes": defaults}))
 
 
 def manifest_digest(manifest: CampaignManifest) -> str:
@@ -201,22 +217,6 @@ def refuse_existing(out: Path) -> None:
             op="campaign",
             fix_hints=[f"resume it: proofbox campaign resume {quote(str(out))}", "choose another --out"],
         )
-
-
-def refuse_campaign(place: Path, command: str) -> None:
-    """Raise `RunUnknown` if a campaign is where a run was expected. The hint is the command with the run of a flow."""
-    out = place if (place / FLOWS).is_dir() else place.parent  # the campaign's bundle has a copy of the manifest
-    if not (place / MANIFEST).is_file() or not (out / FLOWS).is_dir():
-        return
-    flow = min((each.name for each in (out / FLOWS).iterdir()), default="FLOW")
-    raise RunUnknown(
-        f"{out} is a campaign, not a run; its runs are in {out / FLOWS}",
-        op="campaign",
-        fix_hints=[
-            f"see the campaign: proofbox campaign report {quote(str(out))}",
-            f"name the run of one flow: {command} {quote(str(flow_out(out, flow)))}",
-        ],
-    )
 
 
 def register(manifest: CampaignManifest, out: Path) -> None:
@@ -264,6 +264,15 @@ def require_registered(found: CampaignManifest, registered: CampaignManifest) ->
     )
     if before.keys() != now.keys() or any(before[flow].suite_sha256 != now[flow].suite_sha256 for flow in before):
         changed.insert(0, "the missions or flows")
+    known = {path for run in registered.runs for path in run.inputs}
+    if changed and all(path.startswith((SETTINGS, AGENT_FILE)) and path not in known for path in changed):
+        raise CampaignChanged(
+            f"{registered.path} was registered by an earlier version, which did not hash {', '.join(changed[:5])}:"
+            " its results can be read, but it cannot be resumed",
+            op="campaign",
+            fix_hints=["start a new campaign: proofbox campaign run FILE --out NEW"],
+            details={"registered": registered.sha256, "found": found.sha256, "changed": changed},
+        )
     raise CampaignChanged(
         f"{registered.path} was registered as {registered.sha256[:12]} and is now {found.sha256[:12]};"
         f" changed: {', '.join(changed[:5]) or 'the campaign file'}",

@@ -21,12 +21,10 @@ from proofbox.errors import ProofboxError
 from proofbox.evidence.bundle.paths import INDEX, LATEST
 from proofbox.evidence.bundle.paths import LOCK as RUNTIME_LOCK
 from proofbox.evidence.promotion.packet import SUFFIX
+from proofbox.lab.campaign.layout import FLOWS, MANIFEST, flow_out
 from proofbox.lab.campaign.registration import (
-    FLOWS,
     LOCK,
-    MANIFEST,
     CampaignManifest,
-    flow_out,
     is_running,
     read_manifest,
 )

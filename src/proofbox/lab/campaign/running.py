@@ -6,6 +6,7 @@ manifest, the runs' ledgers and their bundles, so it can be resumed after any cr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -19,33 +20,34 @@ from proofbox.config.engine import EngineSettings, chosen_engine
 from proofbox.config.settings import load
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.errors import RunInterrupted, UsageError
+from proofbox.errors import RunInterrupted, RunUnknown, UsageError
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
-from proofbox.evidence.verify.campaign_runs import RUNS
+from proofbox.evidence.verify.pinned_bundles import RUNS
 from proofbox.lab.campaign.history import remember, require_known
-from proofbox.lab.campaign.preflight import plan_flow, preflight
+from proofbox.lab.campaign.layout import MANIFEST, flow_out
+from proofbox.lab.campaign.preflight import plan_flow, preflight, preflight_remaining
 from proofbox.lab.campaign.reading import Campaign, read_campaign
 from proofbox.lab.campaign.registration import (
-    MANIFEST,
     CampaignManifest,
     FlowRun,
     describe,
     exclusive,
-    flow_out,
     read_manifest,
     refuse_existing,
     register,
     require_consent,
     require_registered,
-    require_same_images,
+    require_unchanged,
 )
 from proofbox.lab.campaign.spec import SCHEMA as CAMPAIGN_SCHEMA
 from proofbox.lab.reports.campaigns.loading import REPORT, CommittedRuns, load_campaign, stored_report
 from proofbox.lab.reports.campaigns.results import CampaignReport
+from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.conductor import create_run
 from proofbox.lab.run.events import OnSuiteEvent
-from proofbox.lab.run.plan import WORK, ledger_path
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import WORK, ledger_path, read_plan
 from proofbox.lab.run.running import conduct_run, in_thread
 
 SPEC: Final = "campaign.toml"
@@ -74,7 +76,8 @@ def run_campaign(
 
     Everything that prevents a flow from running raises `CampaignNotReady` before anything is written. The campaign's
     file and everything that it refers to are hashed before the first attempt; `resume_campaign` refuses other files.
-    Missions that fail do not raise, and neither do failed gates: the report's `ok` is False and its `error` says why.
+    Missions that fail do not raise. Failed gates and attempts without a score do not either: the report's `ok` is then
+    False and its `error` says why.
 
     `trust` consents to everything the campaign asks for beyond the user's settings. `engine`, `per_node`, `resources`,
     `on_event` and `stop` are those of `run_suite`. After an exception or an interrupt, `resume_campaign` runs the
@@ -131,7 +134,11 @@ def _start(
 
 
 def resume_campaign(
-    out: _Path = "out", *, on_event: OnSuiteEvent | None = None, stop: threading.Event | None = None
+    out: _Path = "out",
+    *,
+    engine: str | None = None,
+    on_event: OnSuiteEvent | None = None,
+    stop: threading.Event | None = None,
 ) -> CampaignReport:
     """Resume a campaign that was interrupted or killed: run the attempts without a result, and no others.
 
@@ -140,7 +147,8 @@ def resume_campaign(
         report = proofbox.resume_campaign("out")
 
     Raises `CampaignChanged` if the campaign's file, a mission, an oracle or another file that it refers to is not the
-    registered one. A campaign that is complete is only read.
+    registered one, and `CampaignNotReady` if a flow with missing results cannot run here. A campaign that is complete
+    is only read. `engine` replaces the one that the campaign was started with.
     """
     place = Path(out)
     manifest = read_manifest(place)
@@ -150,7 +158,8 @@ def resume_campaign(
     campaign = read_campaign(Path(manifest.path), first=manifest.canary)
     with exclusive(place):
         require_registered(describe(campaign, place, canary=manifest.canary), manifest)
-        return _conduct(campaign, manifest, place, None, on_event, stop)
+        preflight_remaining(campaign, place, [each.flow for each in manifest.runs if not _has_results(each, place)])
+        return _conduct(campaign, manifest, place, _planned_engine(manifest, place), on_event, stop, resumed_on=engine)
 
 
 def _conduct(
@@ -160,6 +169,7 @@ def _conduct(
     engine: EngineSettings | None,
     on_event: OnSuiteEvent | None,
     stop: threading.Event | None,
+    resumed_on: str | None = None,
 ) -> CampaignReport:
     stop, expired = stop or threading.Event(), threading.Event()
     limit = campaign.document.campaign.timeout
@@ -176,8 +186,8 @@ def _conduct(
         for run in manifest.runs:  # every run is planned, with copies of its files, before the first attempt
             _ensure_planned(campaign, run, out, engine)
         for run in manifest.runs:
-            conduct_run(flow_out(out, run.flow), run.run_id, on_event, stop)
-        require_same_images(campaign, manifest)
+            conduct_run(flow_out(out, run.flow), run.run_id, on_event, stop, engine=resumed_on)
+        require_unchanged(campaign, manifest, out)
     except RunInterrupted:
         why = f"stopped at its timeout of {limit:g} s" if expired.is_set() else "was interrupted"
         raise RunInterrupted(f"the campaign {why}", op="campaign", fix_hints=[resume_hint(out)]) from None
@@ -188,12 +198,31 @@ def _conduct(
     return msgspec.structs.replace(report, committed=True, running=False)
 
 
+def _has_results(run: FlowRun, out: Path) -> bool:
+    """Return whether no attempt of a run is left to be made or retried."""
+    path = ledger_path(flow_out(out, run.flow), run.run_id)
+    if not path.exists():
+        return False
+    with Ledger(path, read_only=True) as ledger:
+        final = final_attempts(ledger.attempts())
+    committed = (flow_out(out, run.flow) / run.run_id / INDEX).exists()
+    return committed or all(each.result is not None and each.result.infra is None for each in final)
+
+
 def _ensure_planned(campaign: Campaign, run: FlowRun, out: Path, engine: EngineSettings | None) -> None:
     place = flow_out(out, run.flow)
     if ledger_path(place, run.run_id).exists():
         return
     remove_tree(place / WORK / run.run_id)  # left by a process that was killed while it planned the run
     create_run(plan_flow(campaign, run.flow, run.run_id, engine), place)
+
+
+def _planned_engine(manifest: CampaignManifest, out: Path) -> EngineSettings | None:
+    """Return the engine that the campaign was started with, from a run that was planned; None if none was."""
+    for run in manifest.runs:
+        with contextlib.suppress(RunUnknown), Ledger(ledger_path(flow_out(out, run.flow), run.run_id)) as ledger:
+            return read_plan(ledger).engine
+    return None
 
 
 def _commit(manifest: CampaignManifest, out: Path, report: CampaignReport) -> None:

@@ -176,6 +176,12 @@ class CampaignDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The prices of models. Costs without a price are unknown."""
 
     @property
+    def comparisons(self) -> int:
+        """The number of pairs of flows that are compared."""
+        flows = len(self.flow)
+        return flows - 1 if self.campaign.against else flows * (flows - 1) // 2
+
+    @property
     def key_names(self) -> tuple[str, ...]:
         """The variables that hold keys of the flows' models."""
         return tuple(flow.runner.api_key_env for flow in self.flow if flow.runner.api_key_env is not None)

@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ from proofbox.evidence.documents import tree
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.trace import CALLS
+from proofbox.lab.campaign.layout import refuse_campaign
 from proofbox.lab.reports.validation import attempts_in
 
 MAX_DIFFERENCES: Final = 1000
@@ -118,6 +120,8 @@ def compare_parity(first: _Path, second: _Path) -> ParityReport:
     `first` and `second` are directories of runs or attempts, or output directories, for their LATEST runs. Both are
     verified. Differences do not raise: the result's `ok` is False and its `error` says how many there are.
     """
+    refuse_campaign(Path(first), "proofbox report parity")
+    refuse_campaign(Path(second), f"proofbox report parity {shlex.quote(os.fspath(first))}")
     one, other = load_bundle(first), load_bundle(second)
     ones, others = _scored_in(one), _scored_in(other)
     shared = ones.keys() & others.keys()

@@ -6,22 +6,25 @@ attempts' bundles, which the run's index covers, and a ledger that differs is a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from proofbox.errors import BundleError, EvidenceIncomplete
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle, as_bundle
+from proofbox.evidence.documents.outcome import Outcome
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import ScheduledAttempt, read_schedule
 from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt_metrics import node_in
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.run.closing import UNREADABLE, as_committed, committed_result, lost, torn_result
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
@@ -43,18 +46,69 @@ class RunResults:
     """With the suite and isolation that the evidence states."""
     findings: tuple[EvidenceFinding, ...]
     """Of a committed run: problems with its evidence, and differences between ledger and evidence."""
+    nodes: Mapping[str, str | None] = field(default_factory=dict)
+    """Of a committed run: the nodes of a cluster that ran attempts with valid evidence, by the attempt's path."""
 
 
-def read_run(run_dir: Path, ledger: Ledger) -> RunResults:
-    """Read the results of a run: from its evidence once it is committed, and from its ledger until then."""
+def read_run(run_dir: Path, ledger: Ledger, visit: Callable[[str, Bundle], None] | None = None) -> RunResults:
+    """Read the results of a run: from its evidence once it is committed, and from its ledger until then.
+
+    `visit` is called with the path and the bundle of each attempt of a committed run whose evidence is valid.
+    """
     plan, recorded = read_plan(ledger), ledger.attempts()
     if ledger.get_value("committed") == "yes" or os.path.lexists(run_dir / INDEX):
-        return _committed(run_dir, recorded, plan)
+        return _committed(run_dir, recorded, plan, visit)
     return RunResults(tuple(as_committed(run_dir, recorded)), False, plan, ())
 
 
-def _committed(run_dir: Path, recorded: Sequence[Attempt], plan: Plan) -> RunResults:
-    checked = check_bundle(str(run_dir))
+class StatedAttempt(NamedTuple):
+    """What a verified bundle states about its attempt."""
+
+    attempt_id: str
+    """The id in the bundle's own id."""
+    mission: str | None
+    replicate: int | None
+    result: Ended | None
+    """None if it is missing or inconsistent."""
+    torn: Ended | None
+    """The result of a torn attempt; None if its document is missing or malformed."""
+    node: str | None
+
+    @classmethod
+    def read(cls, bundle: Bundle, run_id: str, stated: Outcome | None = None) -> StatedAttempt:
+        """`run_id` is the id of the run that contains the bundle; empty without a run. `stated` is the bundle's
+        outcome, if that was read already."""
+        attempt_id = bundle.run_id.removeprefix(f"{run_id}." if run_id else "")
+        named = _named(bundle)
+        result = torn = None
+        with contextlib.suppress(*UNREADABLE):
+            result = committed_result(bundle, run_id, attempt_id, stated)
+        if result is None and artifacts.TORN in bundle.artifacts:
+            with contextlib.suppress(*UNREADABLE):
+                torn = torn_result(bundle)
+        return cls(
+            attempt_id,
+            str(named["mission_id"]) if "mission_id" in named else None,
+            named.get("replicate"),
+            result,
+            torn,
+            node_in(bundle),
+        )
+
+
+def _committed(
+    run_dir: Path, recorded: Sequence[Attempt], plan: Plan, visit: Callable[[str, Bundle], None] | None
+) -> RunResults:
+    stated: dict[str, StatedAttempt] = {}
+
+    def read(_: BundleCheck, path: str, inner: BundleCheck) -> None:
+        if inner.ok:
+            bundle = as_bundle(inner)
+            stated[path] = StatedAttempt.read(bundle, plan.run_id)
+            if visit is not None:
+                visit(path, bundle)
+
+    checked = check_bundle(str(run_dir), visit=read)
     findings = [EvidenceFinding(each.code, each.path, each.detail) for each in checked.findings]
     rows = {each.id: each for each in recorded}
     planned = checked.schedule
@@ -63,9 +117,7 @@ def _committed(run_dir: Path, recorded: Sequence[Attempt], plan: Plan) -> RunRes
     attempts = []
     for number, each in enumerate(planned.values(), 1):
         row = rows.pop(each.attempt, None)
-        inner = checked.nested.get(each.path)
-        bundle = as_bundle(inner) if inner is not None and inner.ok else None
-        attempt, complete = _attempt(number, each, bundle, row, plan.run_id)
+        attempt, complete = _attempt(number, each, stated.get(each.path), row)
         attempts.append(attempt)
         findings += _disagreements(attempt, row, complete=complete)
     for row in rows.values():
@@ -74,56 +126,57 @@ def _committed(run_dir: Path, recorded: Sequence[Attempt], plan: Plan) -> RunRes
         )
     findings += _unwarranted(attempts)
     stated_plan = _stated_plan(checked, plan)
-    stated = (("suite_source", plan.source_name), ("isolation", _ENVIRONMENT), ("chain", _ENVIRONMENT))
-    for name, path in stated:
+    in_plan = (("suite_source", plan.source_name), ("isolation", _ENVIRONMENT), ("chain", _ENVIRONMENT))
+    for name, path in in_plan:
         if getattr(stated_plan, name) != getattr(plan, name):
             findings.append(EvidenceFinding(DISAGREES, path, "the run's ledger has a different value"))
-    return RunResults(tuple(attempts), True, stated_plan, tuple(findings))
+    nodes = {path: each.node for path, each in stated.items()}
+    return RunResults(tuple(attempts), True, stated_plan, tuple(findings), nodes)
 
 
 def attempts_by_evidence(run: Bundle) -> tuple[list[Attempt], bool]:
     """Return the attempts of a verified run with the results stated in their bundles, and whether all state one."""
-    planned = read_schedule(run.read_log(SCHEDULE))
-    found = [
-        _attempt(number, each, run.nested.get(each.path), None, run.run_id)
-        for number, each in enumerate(planned.values(), 1)
-    ]
+    stated = {path: StatedAttempt.read(inner, run.run_id) for path, inner in run.nested.items()}
+    return stated_attempts(read_schedule(run.read_log(SCHEDULE)), stated)
+
+
+def stated_attempts(
+    planned: Mapping[str, ScheduledAttempt], stated: Mapping[str, StatedAttempt]
+) -> tuple[list[Attempt], bool]:
+    """Return the planned attempts of a run with the results that their bundles state, and whether all state one."""
+    found = [_attempt(number, each, stated.get(each.path), None) for number, each in enumerate(planned.values(), 1)]
     return [attempt for attempt, _ in found], all(complete for _, complete in found)
 
 
 def attempt_by_evidence(bundle: Bundle) -> Attempt:
     """Return the attempt of a verified bundle with the result that the bundle states."""
     named = _named(bundle)
-    planned = ScheduledAttempt(str(named["attempt_id"]), "", named.get("parent"), index_sha256=bundle.index_sha256)
-    return _attempt(1, planned, bundle, None, str(named["run_id"]))[0]
+    attempt_id = str(named.get("attempt_id", bundle.run_id))
+    planned = ScheduledAttempt(attempt_id, "", named.get("parent"), index_sha256=bundle.index_sha256)
+    return _attempt(1, planned, StatedAttempt.read(bundle, str(named.get("run_id", ""))), None)[0]
 
 
 def _attempt(
-    number: int, planned: ScheduledAttempt, bundle: Bundle | None, row: Attempt | None, run_id: str
+    number: int, planned: ScheduledAttempt, stated: StatedAttempt | None, row: Attempt | None
 ) -> tuple[Attempt, bool]:
     """Return an attempt as its bundle records it, and whether the bundle states a result."""
-    result: Ended | None = None
-    named: Mapping[str, Any] = {}
-    if bundle is not None:
-        named = _named(bundle)
-        try:
-            result = committed_result(bundle, run_id, planned.attempt)
-        except UNREADABLE:
-            result = None
+    result, mission, replicate = None, None, None
+    if stated is not None:
+        mission, replicate = stated.mission, stated.replicate
+        result = stated.result if stated.attempt_id == planned.attempt else None
     complete = result is not None
+    if result is None and stated is not None:
+        result = stated.torn
     if result is None:
-        if bundle is not None and artifacts.TORN in bundle.artifacts:
-            result = torn_result(bundle)
-        else:
-            result = lost(planned.index_sha256 or "")
-            if planned.index_sha256 is not None:
-                result = msgspec.structs.replace(result, infra=EvidenceIncomplete.code, reason="evidence_incomplete")
+        result = lost(planned.index_sha256 or "")
+        if planned.index_sha256 is not None:
+            result = msgspec.structs.replace(result, infra=EvidenceIncomplete.code, reason="evidence_incomplete")
     epoch = _EPOCH.search(planned.path)
     found = Attempt(
         number=number,
         id=planned.attempt,
-        mission=str(named.get("mission_id", "" if row is None else row.mission)),
-        replicate=int(named.get("replicate", 0 if row is None else row.replicate)),
+        mission=("" if row is None else row.mission) if mission is None else mission,
+        replicate=(0 if row is None else row.replicate) if replicate is None else replicate,
         parent=planned.parent,
         state="ended",
         epoch=int(epoch[1]) if epoch else 0,

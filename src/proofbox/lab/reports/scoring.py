@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
 
 from proofbox.core.plurals import counted
 from proofbox.core.results import Document, ErrorBody
-from proofbox.errors import BundleCorrupt, BundleError, EvidenceIncomplete
+from proofbox.errors import BundleCorrupt, BundleError, EvidenceIncomplete, RunUnknown
 from proofbox.evidence.bundle.listing import notes_on_latest
-from proofbox.evidence.bundle.reader import Bundle, load_bundle
+from proofbox.evidence.bundle.reader import Bundle, as_bundle, load_visiting
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.verify.check import BundleCheck
+from proofbox.evidence.verify.pinned_bundles import EXPLORATION, pinned_bundles
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import AttemptReport
-from proofbox.lab.campaign.registration import refuse_campaign
+from proofbox.lab.campaign.layout import refuse_campaign
 from proofbox.lab.reports.finding import EvidenceFinding
-from proofbox.lab.reports.validation import attempts_in, notes_on
-from proofbox.lab.reports.validation import validate as validate_bundle
+from proofbox.lab.reports.validation import RunExamination, attempts_in, notes_on
 
 _Path = str | os.PathLike[str]
 
@@ -58,10 +63,11 @@ def validate(path: _Path = "out", *, strict: bool = False) -> Validation:
 
     `path` is a run's directory, an attempt's, or an output directory, for its LATEST run. With `strict`, attempts with
     infrastructure failures must be complete as well, unless another attempt replaced them. Raises `BundleCorrupt` if
-    the bundle itself does not verify, and `RunUnknown` for a campaign: its flows have one run each.
+    the bundle itself does not verify, and `RunUnknown` for a campaign or an exploration, which consist of several.
     """
-    bundle = _load_run(path, "proofbox validate")
-    found = tuple(validate_bundle(bundle, strict=strict))
+    examination = RunExamination(strict=strict)
+    bundle = _load_run(path, "proofbox validate", examination.add)
+    found = tuple(examination.findings(bundle))
     return Validation(
         ok=not found,
         run_id=bundle.run_id,
@@ -82,41 +88,73 @@ def report(path: _Path = "out", *, strict: bool = False) -> MetricsReport:
 
     `path` is that of `validate`. With `strict`, the findings of strict validation are included.
     """
-    bundle = _load_run(path, "proofbox report")
-    reports = tuple(
-        _report_of(inner)
-        for inner in attempts_in(bundle).values()
-        if artifacts.REPORT in inner.artifacts and inner.index.status != "failed"
-    )
-    found = tuple(validate_bundle(bundle, strict=True)) if strict else ()
+    reports: dict[str, dict[str, Any] | BundleError] = {}
+    examination = RunExamination(strict=True) if strict else None
+
+    def read(run: Bundle | BundleCheck, place: str, attempt: Bundle) -> None:
+        if examination is not None:
+            examination.add(run, place, attempt)
+        if artifacts.REPORT in attempt.artifacts and attempt.index.status != "failed":
+            reports[place] = _report_of(attempt)
+
+    bundle = _load_run(path, "proofbox report", read)
+    attempts = attempts_in(bundle)
+    if "" in attempts:
+        read(bundle, "", bundle)
+    found = () if examination is None else tuple(examination.findings(bundle))
     return MetricsReport(
         ok=not found,
         run_id=bundle.run_id,
-        reports=reports,
+        reports=tuple(_readable(reports[place]) for place in attempts if place in reports),
         findings=found,
         notes=_notes(path, bundle),
         error=_incomplete(found),
     )
 
 
-def _load_run(path: _Path, command: str) -> Bundle:
+def _load_run(path: _Path, command: str, read: Callable[[BundleCheck, str, Bundle], None]) -> Bundle:
+    """Load a run or an attempt. `read` is called with each bundle in it that verifies, as long as it is in memory."""
+
+    def visit(run: BundleCheck, place: str, inner: BundleCheck) -> None:
+        if inner.ok:
+            read(run, place, as_bundle(inner))
+
     try:
-        bundle = load_bundle(path)
+        bundle = load_visiting(path, visit)
     except BundleError:
         refuse_campaign(Path(path), command)  # one that is not committed yet
         raise
     refuse_campaign(Path(bundle.path), command)
+    if EXPLORATION in bundle.artifacts:
+        branches: list[Path] = []
+        with contextlib.suppress(ShapeError):
+            branches = [Path(each.base) / each.path for each in pinned_bundles(bundle)]
+        raise RunUnknown(
+            f"{bundle.path} is an exploration, not a run; its branches are attempts of their own",
+            op="validate",
+            fix_hints=[f"name a branch: {command} {quote(str(each))}" for each in branches[:3]]
+            or ["see why no branch started in exploration.json"],
+        )
     return bundle
 
 
-def _report_of(bundle: Bundle) -> dict[str, Any]:
-    found: dict[str, Any] = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
+def _report_of(bundle: Bundle) -> dict[str, Any] | BundleError:
+    """Return the report of an attempt, or why it is unreadable, which matters only if the run verifies."""
     try:
+        found: dict[str, Any] = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
         msgspec.convert(found, AttemptReport)
     except msgspec.ValidationError as error:
         message = f"{artifacts.REPORT} of {bundle.run_id} is malformed: {error}"
-        raise BundleCorrupt(message, op="report") from None
+        return BundleCorrupt(message, op="report")
+    except BundleError as error:
+        return error
     return found
+
+
+def _readable(report: dict[str, Any] | BundleError) -> dict[str, Any]:
+    if isinstance(report, BundleError):
+        raise report
+    return report
 
 
 def _notes(path: _Path, bundle: Bundle) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from proofbox.core.results import Document, ErrorBody
 from proofbox.lab.attempt.result import RESULT_MEMBERS
 from proofbox.lab.attempt_metrics import node_of
 from proofbox.lab.reports.finding import EvidenceFinding
+from proofbox.lab.reports.results import RunResults
 from proofbox.lab.reports.totals import Totals
 from proofbox.lab.run.ledger import Attempt
 
@@ -35,6 +37,10 @@ class AttemptFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, attempt: Attempt, bundle: Path) -> AttemptFacts:
+        return cls.known(attempt, str(bundle), None if attempt.result is None else node_of(bundle))
+
+    @classmethod
+    def known(cls, attempt: Attempt, bundle: str, node: str | None) -> AttemptFacts:
         result = attempt.result
         return cls(
             attempt.id,
@@ -43,9 +49,17 @@ class AttemptFacts(msgspec.Struct, frozen=True):
             attempt.parent,
             attempt.phase if attempt.state == "claimed" else attempt.state,
             **(dict.fromkeys(RESULT_MEMBERS) if result is None else result.members),
-            bundle=str(bundle),
-            node=None if result is None else node_of(bundle),
+            bundle=bundle,
+            node=node,
         )
+
+
+def facts_of(found: RunResults, run_dir: Path) -> tuple[AttemptFacts, ...]:
+    """Return the facts of all attempts of a run."""
+    if not found.committed:
+        return tuple(AttemptFacts.of(each, run_dir / each.path) for each in found.attempts)
+    paths = ((each, each.path) for each in found.attempts)
+    return tuple(AttemptFacts.known(each, os.path.join(run_dir, path), found.nodes.get(path)) for each, path in paths)
 
 
 class SuiteRun(Document, frozen=True, kw_only=True):
@@ -70,6 +84,10 @@ class SuiteRun(Document, frozen=True, kw_only=True):
     """`process`: one agent process per attempt. `shared`: one for all, so that attempts could reach each other."""
     verifiable: bool = True
     """Whether any mission defines when it is done, by commands or by what is expected of the agent."""
+    refused: int = 0
+    """How many bundles of nodes were refused, because their attempts had been taken over. They do not count."""
+    refused_bundles: str | None = None
+    """The directory with these bundles; null if nothing was refused."""
     conducted: bool = False
     """Whether a process is conducting the run."""
     error: ErrorBody | None = None

@@ -7,7 +7,8 @@ counts and digests, and of events that must match each other at most `MAX_TRACKE
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -32,16 +33,18 @@ def same(path: str, what: str, one: Any, other: Any) -> Iterator[Found]:
         yield "contradiction", path, f"{what}: {str(one)[:_SHOWN]} here, {str(other)[:_SHOWN]} elsewhere"
 
 
-def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> Iterator[Found]:
+def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool, shared: bool) -> Iterator[Found]:
     """Check calls, events, steps and the report's figures against each other.
 
-    With `whole`, every command needs a recorded end.
+    With `whole`, every command needs a recorded end. `shared`: the attempt's process also ran other attempts.
     """
     calls = _Calls(bundle, id)
     figures = msgspec.to_builtins(call_figures(calls))
     yield from calls.findings
     yield from (each for name in figures for each in same(CALLS, name, figures[name], report[name]))
-    yield from _events(bundle.read_log(EVENTS), calls.recorded, report, whole=whole)
+    tokens = _Tokens(shared=shared)
+    yield from _events(map(tokens.add, bundle.read_log(EVENTS)), calls.recorded, report, whole=whole)
+    yield from tokens.findings(report)
     yield from _steps(bundle, calls.recorded.count)
     yield from _exchanges(bundle, id)
 
@@ -70,21 +73,33 @@ class _Calls:
             yield "output_missing", CALLS, f"the whole output of {str(call['call'])[:_SHOWN]} is missing"
 
 
-def check_tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Iterator[Found]:
-    """Check the report's token counts against the events."""
-    count = TokenCount(shared=shared)
-    threads: set[bytes] = set()
-    for event in bundle.read_log(EVENTS):
-        if event["event"] == "usage":
-            threads.add(_key(event["source"], event["thread"]))
-            if len(threads) > 2 * MAX_THREADS + 2:  # of each source, and requests without a thread
-                yield "trace_too_long", EVENTS, f"usage of more than {MAX_THREADS} threads; the rest is not checked"
-                return
-            count.add(msgspec.convert(event, Usage))
-    yield from same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(count.by_source()))
-    unstated = (count.without_usage, count.broken_off)
-    reported = (report["responses_without_usage"], report["responses_broken_off"])
-    yield from same(artifacts.REPORT, "responses of unknown usage", reported, unstated)
+class _Tokens:
+    """Counts the tokens that events state."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self._count = TokenCount(shared=shared)
+        self._threads: set[bytes] = set()
+
+    @property
+    def too_many(self) -> bool:
+        return len(self._threads) > 2 * MAX_THREADS + 2  # of each source, and requests without a thread
+
+    def add(self, event: dict[str, Any]) -> dict[str, Any]:
+        """Count an event, and return it."""
+        if event["event"] == "usage" and not self.too_many:
+            self._threads.add(_key(event["source"], event["thread"]))
+            self._count.add(msgspec.convert(event, Usage))
+        return event
+
+    def findings(self, report: dict[str, Any]) -> Iterator[Found]:
+        """Check the report's token counts."""
+        if self.too_many:
+            yield "trace_too_long", EVENTS, f"usage of more than {MAX_THREADS} threads; the rest is not checked"
+            return
+        yield from same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(self._count.by_source()))
+        unstated = (self._count.without_usage, self._count.broken_off)
+        reported = (report["responses_without_usage"], report["responses_broken_off"])
+        yield from same(artifacts.REPORT, "responses of unknown usage", reported, unstated)
 
 
 class _Sequence:
@@ -112,7 +127,7 @@ class _Sequence:
 
 
 def _events(
-    events: Iterable[dict[str, Any]], calls: _Sequence, report: dict[str, Any], *, whole: bool
+    events: Iterator[dict[str, Any]], calls: _Sequence, report: dict[str, Any], *, whole: bool
 ) -> Iterator[Found]:
     recorded = _Sequence()
     counts = {"turn_started": 0, "message": 0}
@@ -131,6 +146,7 @@ def _events(
         commands.add(event)
         if turns.tracked > MAX_TRACKED or commands.tracked > MAX_TRACKED:
             yield "trace_too_long", EVENTS, f"more than {MAX_TRACKED} turns or commands; the rest is not checked"
+            deque(events, maxlen=0)  # its tokens are counted
             return
     yield from same(EVENTS, "tool calls", recorded, calls)
     yield from same(EVENTS, "turns", counts["turn_started"], report["turns"])

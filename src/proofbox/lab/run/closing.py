@@ -53,6 +53,16 @@ class _ReportFields(AttemptResult, frozen=True, kw_only=True):
     retry_after: float | None
 
 
+class _TornError(msgspec.Struct, frozen=True):
+    code: str
+
+
+class _TornFields(msgspec.Struct, frozen=True):
+    """The part of a torn attempt's document that decides its result."""
+
+    error: _TornError
+
+
 def close_torn(
     run_dir: Path,
     run_id: str,
@@ -60,15 +70,17 @@ def close_torn(
     redactor: Redactor,
     clock: Clock,
     cause: WorkerLost | None = None,
+    *,
+    stopped: bool = False,
 ) -> Ended:
     """End an attempt whose worker died, with the evidence it left. Raises `BundleInProgress` if it may be alive.
 
-    `cause` is a known cause of the death.
+    `cause` is a known cause of the death. `stopped`: it died together with its run.
     """
     path = run_dir / attempt.path
     if not os.path.lexists(path / INDEX):
         try:
-            _commit(run_dir, run_id, attempt, redactor, clock, cause)
+            _commit(run_dir, run_id, attempt, redactor, clock, cause, stopped=stopped)
         except BundleInProgress:
             raise
         except BundleError:  # it cannot be committed: it stays as it is, and the run's index lists what is missing
@@ -104,12 +116,15 @@ def close_altered(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redact
 
 
 def torn_result(bundle: Bundle) -> Ended:
-    """Return the result of an attempt whose verdict does not count, with the reason that its bundle states."""
-    code = bundle.read_json(artifacts.TORN)["error"]["code"]
+    """Return the result of an attempt whose verdict does not count, with the reason that its bundle states.
+
+    Raises `UNREADABLE` if the document with the reason is malformed.
+    """
+    code = msgspec.convert(bundle.read_json(artifacts.TORN), _TornFields).error.code
     ended = lost(bundle.index_sha256)
     if code in LOST:
-        return msgspec.structs.replace(ended, infra=str(code))
-    return msgspec.structs.replace(ended, infra=str(code), reason="infra_failed", retry_after=None)
+        return msgspec.structs.replace(ended, infra=code)
+    return msgspec.structs.replace(ended, infra=code, reason="infra_failed", retry_after=None)
 
 
 def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -117,13 +132,18 @@ def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
     return [each if _is_confirmed(run_dir, each) else _without_result(each) for each in attempts]
 
 
-def committed_result(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
-    """Return the result stated by an attempt's committed bundle; None if it is missing or inconsistent."""
+def committed_result(
+    bundle: Bundle, run_id: str, attempt_id: str, stated: outcome.Outcome | None = None
+) -> Ended | None:
+    """Return the result stated by an attempt's committed bundle; None if it is missing or inconsistent.
+
+    `stated` is its outcome, if that was read already.
+    """
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
     if not complete or bundle.run_id != artifacts.bundle_id(run_id, attempt_id) or artifacts.TORN in bundle.artifacts:
         return None
     report = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1"), _ReportFields)
-    found = outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    found = stated or outcome.parse_outcome(bundle.read_json(outcome.PATH))
     held = found.infra.result == "ok" if report.infra is None else found.infra.result == "failed"
     same = found.verified.result == {"none": "unknown"}.get(report.verified, report.verified)
     if not held or not same or report.attempt_id != attempt_id:
@@ -138,6 +158,8 @@ def _commit(
     redactor: Redactor,
     clock: Clock,
     cause: ProofboxError | None = None,
+    *,
+    stopped: bool = False,
 ) -> None:
     """Commit what a worker left, without its verdict. Without a `cause`, the worker died, maybe while writing it."""
     path = run_dir / attempt.path
@@ -153,8 +175,8 @@ def _commit(
         redactor=redactor,
         clock=clock,
     ) as bundle:
-        how = "could not commit it" if attempt.given_up else "died"
-        lost_to = cause or WorkerLost(f"the worker process {how}", op="attempt")
+        how = "the worker process could not commit it" if attempt.given_up else "the worker process died"
+        lost_to = cause or WorkerLost(artifacts.STOPPED if stopped else how, op="attempt")
         artifacts.write_torn(bundle, attempt, run_id, lost_to)
         bundle.withhold_secrets()
 

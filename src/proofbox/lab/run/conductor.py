@@ -25,7 +25,7 @@ from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.core.text import require_utf8
-from proofbox.errors import PlanUntrusted, RunBusy, RunInterrupted, RunUnknown, WorkerLost
+from proofbox.errors import PlanUntrusted, RunBusy, RunInterrupted, RunMoved, RunUnknown, UsageError, WorkerLost
 from proofbox.evidence.bundle.identity import world
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
@@ -34,7 +34,8 @@ from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.attempt.sharing import refuse_unshareable
-from proofbox.lab.attempt_metrics import count_health
+from proofbox.lab.attempt_metrics import count_health, health_of
+from proofbox.lab.campaign.layout import refuse_campaign
 from proofbox.lab.reports.summary import SUMMARY, summarize
 from proofbox.lab.run.closing import as_committed, close_altered, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
@@ -54,19 +55,19 @@ from proofbox.lab.run.plan import (
     conductor_lock,
     credential_of,
     ledger_path,
-    note_stores,
     plan_digest,
     read_plan,
     redactor_of,
     refuse_secrets,
 )
-from proofbox.lab.run.template import GIVEN, altered_missions, fill, forget_workspaces, stores_below
+from proofbox.lab.run.template import GIVEN, altered_missions, fill, forget_workspaces
 from proofbox.lab.run.waiting import WaitReporter
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import refuse_idle
 from proofbox.lab.suite.spec import SCHEMA as SUITE_SCHEMA
+from proofbox.lab.suite.spec import Isolation
 from proofbox.lab.suite.widening import require_consent
 
 CONDUCTOR = "conductor"
@@ -151,8 +152,6 @@ def find_run(place: Path, command: str = "proofbox attempt list") -> tuple[Path,
         return place.parent, place.name
     ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
     if not ledgers:
-        from proofbox.lab.campaign.registration import refuse_campaign  # which imports this package
-
         refuse_campaign(place, command)
         raise RunUnknown(f"no run at {place}", op="suite")
     return place, ledgers[-1].stem
@@ -180,8 +179,8 @@ class Conductor:
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
         self._plan = read_plan(self._ledger)
-        chosen = chosen_engine(self._plan.engine, engine, None, ())
-        self._crew = _crew(out, self._plan, chosen, self._ids, self._emit)
+        self._engine = chosen_engine(self._plan.engine, engine, None, ())
+        self._crew = _crew(out, self._plan, self._engine, self._ids, self._emit)
         self._epoch = 0
         credential = credential_of(self._plan)
         gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
@@ -208,7 +207,9 @@ class Conductor:
             if (run_dir / INDEX).exists():
                 self._tidy_up()  # the last conductor was killed after the commit
                 return run_dir
+            refuse_to_share_on(self._engine, self._plan.isolation)
             self._require_known_plan(trust=trust)
+            self._require_pinned()
             refuse_secrets(self._plan, self._suite, os.environ)
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
@@ -256,15 +257,20 @@ class Conductor:
                 ],
             )
 
+    def _require_pinned(self) -> None:
+        """Raise `RunMoved` if the copies of the suite's files are not where they were made: no attempt could start."""
+        pinned = self._plan.pinned
+        if pinned is None or Path(pinned).is_dir():
+            return
+        raise RunMoved(f"{self._out} was moved: the files of {self._run_id} are not in {pinned}", op="suite")
+
     def _tidy_up(self) -> None:
         """Clean up after the commit. Can be repeated."""
         if self._ledger.get_value("committed") != "yes":
             consent.remember_run(self._run_id, artifacts.index_sha256(self._out / self._run_id))
             self._ledger.set_value("committed", "yes")
         work = self._out / WORK / self._run_id
-        if stores := stores_below(work):
-            note_stores(self._ledger, stores)
-        forget_workspaces(work)
+        forget_workspaces(work, self._out / self._run_id)
         remove_tree(work)
 
     def close(self) -> None:
@@ -317,7 +323,8 @@ class Conductor:
             mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEOVER_LEASE)
             path = self._out / self._run_id / attempt.path
             redactor = redactor_of(self._plan, os.environ)
-            ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
+            run_dir = self._out / self._run_id
+            ended = close_torn(run_dir, self._run_id, attempt, redactor, self._clock, stopped=stopped)
             with_run = stopped and ended.infra in LOST
             self._ledger.end(mine, msgspec.structs.replace(ended, stopped=with_run))
             if not with_run:  # a run that was stopped says nothing about its strategy
@@ -328,13 +335,10 @@ class Conductor:
             self._emit({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **result})
 
     def _count(self, attempt: Attempt, ended: Ended) -> None:
-        count_health(
-            self._out / self._run_id / attempt.path,
-            ended,
-            strategy=self._plan.strategy or self._plan.parsed_chain().candidates[0].strategy,
-            is_retry=attempt.parent is not None,
-            clock=self._clock,
-        )
+        # Without a strategy, no agent started.
+        strategy = ended.strategy or self._plan.strategy or self._plan.parsed_chain().candidates[0].strategy
+        bundle = self._out / self._run_id / attempt.path
+        count_health(strategy, health_of(bundle, ended, is_retry=attempt.parent is not None), clock=self._clock)
 
     def _close_altered(self) -> None:
         """Fail the attempts that were mounted over a template which is no longer as given."""
@@ -409,6 +413,13 @@ class Conductor:
         bundle.withhold_secrets()
         if summary.status != "ok":
             bundle.mark_partial("some attempts failed because of the infrastructure")
+
+
+def refuse_to_share_on(engine: EngineSettings, isolation: Isolation) -> None:
+    """Raise `UsageError` if attempts would share an agent process on a cluster."""
+    if isolation == "shared" and not engine.is_local:
+        hints = ["--engine local", "or start a run with a process per attempt: --isolation process"]
+        raise UsageError("attempts on a cluster cannot share one agent process", op="suite", fix_hints=hints)
 
 
 def _crew(out: Path, plan: Plan, engine: EngineSettings, ids: IdSource, tell: EventForwarder) -> Crew:

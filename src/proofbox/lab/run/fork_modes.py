@@ -76,7 +76,7 @@ def overlay_obstacle(
 
 
 def recorded_mode(place: Path, obstacle: str) -> str:
-    """Return the mode of a mission: `overlay`, or `copy` with the reason. Decided once, below `place`.
+    """Return the mode of a mission: `overlay`, or `copy` with the reason. Decided once, and recorded under `place`.
 
     Raises `SetupFailed` if earlier attempts used an overlay, and this worker can't.
     """

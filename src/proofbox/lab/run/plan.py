@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from proofbox.agents.registry import installed
-from proofbox.agents.settings import RuntimeSettings
+from proofbox.agents.settings import RuntimeSettings, model_access
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.config.engine import EngineSettings
 from proofbox.config.settings import Settings, load_users
@@ -23,7 +23,7 @@ from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.spec_files.text_files import Unreadable
-from proofbox.errors import CorruptError, SuiteInvalid
+from proofbox.errors import CorruptError, ProofboxError, SuiteInvalid
 from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.final_tree import share_base
 from proofbox.lab.attempt.sharing import SharedSession
@@ -33,15 +33,13 @@ from proofbox.lab.run.template import Templates
 from proofbox.lab.suite.checks import LARGEST_PROMPT
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.reading import Suite, parse_suite
-from proofbox.lab.suite.spec import Isolation
+from proofbox.lab.suite.spec import Isolation, Mission
 
 PLAN = "plan"
 WORK = ".work"
 TEMPLATES = "templates"
-STORES = "stores"
 LEDGER_SUFFIX = ".ledger"
 REFUSED_SUFFIX = ".refused"
-"""Of a directory next to the run, with bundles from nodes whose attempts had been taken over. They do not count."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +86,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             pinned=None if self.pinned is None else Path(self.pinned),
         )
 
+    def provider_of(self, mission: Mission) -> str | None:
+        """Return the provider of a mission's box; None: `auto` selects one."""
+        return self.provider or mission.provider or self.box_settings.provider
+
     def parsed_chain(self) -> Chain:
         return parse_chain(self.chain, self.chain_origin)  # type: ignore[arg-type]
 
@@ -108,6 +110,19 @@ def attempts_of(plan: Plan, suite: Suite, lanes: Mapping[str, Sequence[str]]) ->
 
 def ledger_path(out: Path, run_id: str) -> Path:
     return out / f"{run_id}{LEDGER_SUFFIX}"
+
+
+def refused_dir(run_dir: Path) -> Path:
+    """Return the directory with bundles from nodes whose attempts had been taken over. They do not count."""
+    return Path(f"{run_dir}{REFUSED_SUFFIX}")
+
+
+def count_refused(run_dir: Path) -> int:
+    """Return how many bundles were refused, because their attempts had been taken over."""
+    try:
+        return len(os.listdir(refused_dir(run_dir)))
+    except OSError:
+        return 0
 
 
 def conductor_lock(out: Path, run_id: str) -> Path:
@@ -135,16 +150,6 @@ def plan_digest(plan: Plan) -> str:
 def box_settings() -> Settings:
     """Return the user's defaults for boxes; those for agents are part of the plan already."""
     return msgspec.structs.replace(load_users(), strategies=(), runtimes={}, engine=None)
-
-
-def stores_of(ledger: Ledger) -> set[str]:
-    """Return the stores that were created for the run and are recorded nowhere else."""
-    return set(ledger.get_value(STORES).split())
-
-
-def note_stores(ledger: Ledger, stores: set[str]) -> None:
-    """Record stores, so that they are removed with the run whatever the attempts' results."""
-    ledger.set_value(STORES, " ".join(sorted(stores_of(ledger) | stores)))
 
 
 def run_context(
@@ -195,14 +200,18 @@ def run_context(
 
 
 def credential_of(plan: Plan) -> str | None:
-    """Return what limits apply to: the endpoint and the name of the variable with its key; None without a model."""
+    """Return what limits apply to: the endpoint and the name of the variable with its key; None without a model.
+
+    They are those of the strategy that was usable when the run was planned, or else of the first that has a model.
+    """
     settings = plan.runtime_settings()
     registry = installed()
-    for candidate in plan.parsed_chain().candidates:
-        if candidate.strategy in registry:
-            values = settings(registry.runtime(candidate.strategy))
-            if values.get("base_url") or values.get("api_key_env"):
-                return f"{values.get('base_url', '')} {values.get('api_key_env', '')}"
+    chain = [each.strategy for each in plan.parsed_chain().candidates]
+    for strategy in [plan.strategy] if plan.strategy else chain:
+        with contextlib.suppress(ProofboxError):  # the attempt reports why its runtime can't be used
+            runtime = registry.runtime(strategy)
+            if (access := model_access(runtime, settings(runtime))) is not None:
+                return access.credential
     return None
 
 
@@ -247,5 +256,22 @@ def secrets_in(texts: Sequence[bytes], keys: Sequence[str], env: Mapping[str, st
 
 def key_names(plan: Plan) -> list[str]:
     """Return the names of the variables that hold keys for the run's models."""
-    names = [each.get("api_key_env") for each in (*plan.runtimes.values(), plan.flags)]
-    return [name for name in names if isinstance(name, str)]
+    named = [each.get("api_key_env") for each in (*plan.runtimes.values(), plan.flags)]
+    usual = [_key_of(plan, each.strategy) for each in plan.parsed_chain().candidates]
+    return list(dict.fromkeys(name for name in (*named, *usual) if isinstance(name, str)))
+
+
+def required_keys(plan: Plan, env: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that a node must have: the key of the run's strategy, and those set here."""
+    strategy = plan.strategy or plan.parsed_chain().candidates[0].strategy
+    own = _key_of(plan, strategy)
+    return [name for name in key_names(plan) if name == own or env.get(name)]
+
+
+def _key_of(plan: Plan, strategy: str) -> str | None:
+    """Return the variable that holds the key of a strategy's model."""
+    with contextlib.suppress(ProofboxError):  # the attempt reports why its runtime can't be used
+        runtime = installed().runtime(strategy)
+        access = model_access(runtime, plan.runtime_settings()(runtime))
+        return None if access is None else access.api_key_env
+    return None

@@ -2,7 +2,8 @@
 
 A run that is pinned, promoted, uncommitted or the latest stays unless it is named explicitly. Nothing that a living
 process may be using is touched. The files of a run are in stores outside its directory. They are removed with it, as
-listed by its evidence, its ledger and its work directory, unless a workspace elsewhere uses the store too.
+the registry of this machine assigns them, unless a workspace elsewhere uses the store too. The run itself is not asked:
+a received one may name the stores of another.
 """
 
 from __future__ import annotations
@@ -17,25 +18,22 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from proofbox.config import consent
-from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.clock import parse_isoformat
 from proofbox.core.dirs import cache_dir, state_dir
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import is_id
 from proofbox.core.text import path_fields
-from proofbox.errors import CorruptError, ProofboxError, RunUnknown, UsageError
+from proofbox.errors import ProofboxError, UsageError
 from proofbox.evidence.bundle.listing import ListedRun, describe
-from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES, list_runs, read_bounded
-from proofbox.lab.attempt import artifacts
+from proofbox.evidence.bundle.paths import INDEX, list_runs
 from proofbox.lab.attempt.adhoc.home import HOME_SUFFIX, attempts_dir
-from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import REFUSED_SUFFIX, WORK, conductor_lock, ledger_path, note_stores, stores_of
+from proofbox.lab.run.plan import REFUSED_SUFFIX, WORK, conductor_lock, ledger_path
 from proofbox.lab.run.resources import size_of
-from proofbox.lab.run.template import forget_workspaces, stores_below
+from proofbox.lab.run.template import forget_workspaces
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.scratch import abandoned_scratch
-from proofbox.sandbox.images.unused_files import image_files
+from proofbox.sandbox.images.unused_files import engine_copies, image_files, signed_interpreters
 from proofbox.sandbox.probing.leftovers import abandoned_decoys
 from proofbox.sandbox.sessions import SessionStore
 from proofbox.workspace import registry
@@ -48,7 +46,20 @@ CAMPAIGN = "campaign.json"
 """The manifest of a campaign, in a directory that belongs to one (`proofbox.lab.campaign.retention`)."""
 STARTING = 3600.0
 """Seconds after which a session directory without a record counts as abandoned; starting takes less than one."""
-Kind = Literal["run", "campaign", "work", "attempt", "home", "session", "decoys", "schema_cache", "image", "node"]
+Kind = Literal[
+    "run",
+    "campaign",
+    "work",
+    "attempt",
+    "home",
+    "session",
+    "decoys",
+    "schema_cache",
+    "image",
+    "engine_image",
+    "node",
+    "parcel",
+]
 _RESUMABLE = "its run can be resumed"
 
 
@@ -60,7 +71,9 @@ class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
     `attempt`: evidence of an attempt of `runtime try`, in the state directory. `home`: the files that its agent kept
     for itself. `session`: what is left of a sandbox session. `decoys`: the targets of probes that a killed plan run
     left. `schema_cache`: cached schemas of an agent's protocol. `image`: the archive or the unpacked files of an
-    image. `node`: working files of a killed worker on a node of a cluster."""
+    image, or files of virtual machines. `engine_image`: the container engine's copy of an image, with its name in
+    place of a path. `node`: files of a killed worker or a killed cluster on a node; a node that could not be examined
+    has its name in place of a path. `parcel`: files that were sent to a node for a run, and are kept there."""
     path: str
     path_b64: str | None = None
     """The exact bytes, if the path is not UTF-8."""
@@ -98,7 +111,15 @@ def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionIte
     if out.is_dir() and not (out / CAMPAIGN).exists():  # the runs of a campaign are kept or removed together
         found = list(_runs(out, rules, now))
         found += leftover_work(out, {item.place.name for item in found if item.free})
-    return [*found, *_made_by_hand(rules, now), *_sessions(now), *_decoys(), *_caches(), *_images(now)]
+    return [
+        *found,
+        *_made_by_hand(rules, now),
+        *_sessions(now),
+        *_decoys(),
+        *_caches(),
+        *_images(now),
+        *_engine_images(now),
+    ]
 
 
 def collect(
@@ -125,6 +146,8 @@ def _collect(item: RetentionItem) -> RetentionItem:
     path = item.place
     if item.kind == "session":
         return _collect_session(item)
+    if item.kind == "engine_image":
+        return _collect_engine_image(item)
     if item.kind == "decoys":
         left = next((_remove(each) for each in abandoned_decoys() if each == path), "")
         return msgspec.structs.replace(item, left=left)
@@ -165,23 +188,23 @@ def _collect_session(item: RetentionItem) -> RetentionItem:
     return msgspec.structs.replace(item, left=left)
 
 
+def _collect_engine_image(item: RetentionItem) -> RetentionItem:
+    from proofbox.sandbox.containers.images import remove_copy
+
+    try:
+        remove_copy(item.path)
+    except ProofboxError as error:
+        return msgspec.structs.replace(item, left=f"{item.path}: {error.message}")
+    return item
+
+
 def _remove_work(path: Path) -> str:
     """Remove a work directory, and its stores if the run itself no longer exists."""
     out = path.parent.parent
-    stores = _forget_workspaces(out, path.name)
+    stores = forget_workspaces(path, out / path.name)
     gone = not ledger_path(out, path.name).exists() and not (out / path.name).exists()
     left = _drop(stores) if gone else ""
     return _remove(path) or left
-
-
-def _forget_workspaces(out: Path, name: str) -> set[str]:
-    """Unregister the workspaces in a run's work directory; return their stores, which its ledger, if any, records."""
-    stores = stores_below(out / WORK / name)
-    if stores and ledger_path(out, name).exists():
-        with Ledger(ledger_path(out, name)) as ledger:
-            note_stores(ledger, stores)
-    forget_workspaces(out / WORK / name)
-    return stores
 
 
 def _drop(stores: set[str]) -> str:
@@ -191,8 +214,8 @@ def _drop(stores: set[str]) -> str:
 
 def remove_run(path: Path) -> str:
     """Remove a run with its stores and its ledger. Return what could not be removed, and why."""
-    stores = _forget_workspaces(path.parent, path.name) | _stores_of(path)
-    in_store = _drop(stores)
+    forget_workspaces(path.parent / WORK / path.name, path)
+    in_store = _drop(registry.stores_of(path))
     # The evidence first: a ledger without its run reports that, but a run without its ledger would look complete.
     left = _remove(path)
     if left:
@@ -261,17 +284,6 @@ def _protected(run: _Run, rules: RetentionRules) -> str:
     return ""
 
 
-def _stores_of(run: Path) -> set[str]:
-    """Return the stores with the files of its attempts."""
-    found = set()
-    for path in run.glob(f"attempts/*/{artifacts.ATTEMPT}"):
-        with contextlib.suppress(OSError, CanonicalError, KeyError, TypeError):
-            found.add(str(parse_strict(read_bounded(path, MAX_JSON_BYTES))["final"]["store"]))
-    with contextlib.suppress(CorruptError, RunUnknown), Ledger(ledger_path(run.parent, run.name)) as ledger:
-        found |= stores_of(ledger)
-    return {store for store in found if is_id(store, "store")}
-
-
 def _age(run: ListedRun, now: datetime) -> float:
     return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
 
@@ -333,9 +345,15 @@ def _caches() -> Iterator[RetentionItem]:
 
 def _images(now: datetime) -> Iterator[RetentionItem]:
     with contextlib.suppress(UsageError):  # keep everything if the names can't be read; `images list` reports it
-        for path, free, reason in image_files(now.timestamp()):
+        for path, free, reason in (*image_files(now.timestamp()), *signed_interpreters(now.timestamp())):
             size = size_of(path, 1 << 62) if path.is_dir() else os.stat(path).st_blocks * 512
             yield _item("image", path, size, free, reason)
+
+
+def _engine_images(now: datetime) -> Iterator[RetentionItem]:
+    with contextlib.suppress(UsageError):
+        for each in engine_copies(now.timestamp()):
+            yield _item("engine_image", Path(each.reference), each.size, each.free, each.reason)
 
 
 def _item(kind: Kind, path: Path, size: int, free: bool, reason: str) -> RetentionItem:

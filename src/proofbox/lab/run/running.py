@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -22,26 +22,25 @@ from anyio.to_thread import run_sync
 from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.health.recommendation import default_chain
 from proofbox.agents.registry import installed
-from proofbox.agents.settings import RuntimeSettings, with_absolute_mounts
-from proofbox.agents.strategies import decide_chain, first_usable
+from proofbox.agents.settings import RuntimeSettings, with_absolute_paths
+from proofbox.agents.strategies import Chain, decide_chain, first_usable
 from proofbox.config.engine import EngineSettings, chosen_engine
-from proofbox.config.settings import load
+from proofbox.config.settings import Settings, load
 from proofbox.core.ids import IdSource
 from proofbox.core.plurals import counted
 from proofbox.core.results import ErrorBody
 from proofbox.errors import EvidenceIncomplete, ProofboxError, RunInterrupted, SuiteNotPassed, UsageError
 from proofbox.lab.attempt.sharing import refuse_to_share
 from proofbox.lab.reports.results import RunResults, read_run
-from proofbox.lab.reports.suite_run import AttemptFacts, SuiteRun
+from proofbox.lab.reports.suite_run import SuiteRun, facts_of
 from proofbox.lab.reports.totals import Totals, final_attempts, totals
-from proofbox.lab.run.conductor import Conductor, create_run, find_run
+from proofbox.lab.run.conductor import Conductor, create_run, find_run, refuse_to_share_on
 from proofbox.lab.run.events import OnSuiteEvent, SuiteEvent
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import Plan, is_conducted, ledger_path
+from proofbox.lab.run.plan import Plan, count_refused, is_conducted, ledger_path, refused_dir
 from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import check_provider
-from proofbox.lab.suite.selecting import select_missions
 from proofbox.lab.suite.spec import Isolation, verifiers_of
 
 P = ParamSpec("P")
@@ -114,14 +113,11 @@ def run_suite(
     if not os.fspath(out):  # an unset variable, not the current directory
         raise UsageError("out is empty", op="suite")
     place, to = Path(spec), Path(out)
-    suite = open_suite(place, host_root=host_root, provider=provider, to_run=True, build=build)
-    as_json = place.suffix == ".json" or place.is_dir()
-    if missions or tags:
-        suite, as_json = select_missions(suite, str(place), missions, tags, as_json=as_json), True
-    agents = {
-        name if "." in name else f"process.{name}": {"command": list(command)}
-        for name, command in (commands or {}).items()
-    }
+    suite = open_suite(
+        place, host_root=host_root, provider=provider, to_run=True, build=build, missions=missions, tags=tags
+    )
+    as_json = place.suffix == ".json" or place.is_dir() or bool(missions or tags)
+    agents = _agents(commands or {})
     if strategies is None and len(agents) == 1:
         strategies = [f"{id}!" for id in agents]
     plan = prepare_run(
@@ -138,8 +134,32 @@ def run_suite(
         flags={**(settings or {}), **_given(model=model, base_url=base_url, api_key_env=api_key_env)},
         tables=agents,
     )
+    _refuse_unused(agents, plan.parsed_chain())
     create_run(plan, to, trust=trust)
     return conduct_run(to, plan.run_id, on_event, stop)
+
+
+def _agents(commands: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """Return the settings of each agent that is given by its command line, by strategy."""
+    agents: dict[str, dict[str, Any]] = {}
+    for name, command in commands.items():
+        id = name if "." in name else f"process.{name}"
+        if id in agents:
+            raise UsageError(f"two commands are given for {id}", op="suite", fix_hints=["give each its own name"])
+        agents[id] = {"command": list(command)}
+    return agents
+
+
+def _refuse_unused(agents: Iterable[str], chain: Chain) -> None:
+    """Refuse a run that would use none of the agents that were given for it."""
+    given = sorted(agents)
+    if given and not {each.strategy for each in chain.candidates} & set(given):
+        why = "a run uses one agent" if len(given) > 1 else f"the chain is {chain}"
+        raise UsageError(
+            f"no strategy selects a command that was given ({', '.join(given)}): {why}",
+            op="suite",
+            fix_hints=[f"--strategies {id}" for id in given],
+        )
 
 
 def prepare_run(
@@ -163,9 +183,7 @@ def prepare_run(
     `flags` and `tables` are settings of runtimes: of the whole chain, and of single runtimes in addition to the user's.
     """
     settings = load(Path().resolve())
-    runtimes = with_absolute_mounts(settings.runtimes, Path().resolve())
-    for id, table in (tables or {}).items():
-        runtimes[id] = runtimes.get(id, {}) | dict(table)
+    runtimes = merged_tables(settings, tables or {})
     chain = decide_chain(
         flag=strategies,
         spec=suite.fields.strategies or None,
@@ -195,6 +213,14 @@ def prepare_run(
     return msgspec.structs.replace(plan, strategy=strategy, skipped=skipped)
 
 
+def merged_tables(settings: Settings, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings of runtimes as a plan stores them: those of `config.toml`, overridden by `tables`."""
+    runtimes = with_absolute_paths(settings.runtimes, Path().resolve())
+    for id, table in tables.items():
+        runtimes[id] = runtimes.get(id, {}) | dict(table)
+    return runtimes
+
+
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
@@ -205,9 +231,7 @@ def _check_engine(plan: Plan) -> None:
     from proofbox.lab.run.crews.cluster.connection import require_ray
 
     require_ray()
-    if plan.isolation == "shared":
-        hints = ["--isolation process", "--engine local"]
-        raise UsageError("attempts on a cluster cannot share one agent process", op="suite", fix_hints=hints)
+    refuse_to_share_on(plan.engine, plan.isolation)
 
 
 def resume_suite(
@@ -253,19 +277,22 @@ def load_run(run: _Path = "out") -> SuiteRun:
         each.expect.asks or any(verify.commands for _, verify in verifiers_of(each)) for each in suite.missions
     )
     error = _error(found, figures, out / run_id, verifiable=verifiable)
+    refused = count_refused(out / run_id)
     return SuiteRun(
         ok=error is None,
         run_id=run_id,
         suite=suite.id,
         committed=found.committed,
         bundle=str(out / run_id),
-        attempts=tuple(AttemptFacts.of(each, out / run_id / each.path) for each in found.attempts),
+        attempts=facts_of(found, out / run_id),
         totals=figures,
         findings=found.findings,
         not_comparable=suite.not_comparable,
         skipped=found.plan.skipped,
         isolation=found.plan.isolation,
         verifiable=verifiable,
+        refused=refused,
+        refused_bundles=str(refused_dir(out / run_id)) if refused else None,
         conducted=not found.committed and is_conducted(out, run_id),
         error=None if error is None else ErrorBody.of(error),
     )

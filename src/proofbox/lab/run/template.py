@@ -84,12 +84,12 @@ class Templates:
         """Open templates not in use, most recently used last: opening costs as much as forking."""
 
     def fork(self, mission: str, dest: Path) -> Workspace:
-        """Fork a new workspace with the mission's files, with change tracking."""
+        """Fork a new workspace with the mission's files, with change tracking. Only this process can use it."""
         template, snapshot = self._template(mission)
         with self._opened(template) as origin:
             if self.mode(mission) == OVERLAY:
-                return origin.fork_over(snapshot, dest, dest.with_name(LAYERS))
-            return origin.fork(snapshot, dest, track=True)
+                return origin.fork_over(snapshot, dest, dest.with_name(LAYERS), temporary=True)
+            return origin.fork(snapshot, dest, track=True, temporary=True)
 
     def base(self, template: Path) -> SharedBase | None:
         """Return the manifest of a template over which attempts are mounted, if the run's bundle has it."""
@@ -183,17 +183,19 @@ def _is_as_given(lower: Path) -> bool:
     return found.id == lower.read_text() and not found.skipped and not found.unstable
 
 
-def stores_below(work: Path) -> set[str]:
-    """Return the stores of the templates and workspaces below a directory."""
-    return {each.store for each in registry.registered_below(work)}
+def forget_workspaces(work: Path, run: Path) -> set[str]:
+    """Unregister the templates and the workspaces of killed attempts in a work directory; return their stores.
 
-
-def forget_workspaces(work: Path) -> None:
-    """Unregister templates and the workspaces of killed attempts. Their stores hold what attempts left, and stay:
-    callers record `stores_below` before this removes the last reference to them."""
-    for each in registry.registered_below(work):
+    The stores hold what attempts left, and stay. They now belong to the run.
+    """
+    # A received run may have a link in this place. The workspaces behind it do not belong to the run.
+    is_link = work.is_symlink() or work.parent.is_symlink()
+    found = [] if is_link else registry.registered_below(work)
+    for each in found:
+        registry.assign_store(each.store, run)
         registry.forget(each)
     registry.sweep()
+    return {each.store for each in found}
 
 
 def fill(source: TemplateSource, dest: Path) -> None:

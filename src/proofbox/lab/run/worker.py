@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 from anyio.to_thread import current_default_thread_limiter, run_sync
 
+from proofbox.agents.health.counters import AttemptHealth
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import IoFailed, LeaseLost, RateLimited, UsageLimited
 from proofbox.evidence.bundle.identity import process_identity
 from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.runner import run_attempt
 from proofbox.lab.attempt.states import State
-from proofbox.lab.attempt_metrics import count_health
+from proofbox.lab.attempt_metrics import count_health, health_of
 from proofbox.lab.run import resources
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
@@ -37,6 +40,8 @@ BEAT = 1.0
 POLL_SECONDS = 0.05
 THREADS = 4
 """The maximum number of threads that one attempt blocks: a command, a snapshot, a disk check, a request."""
+GARBAGE_OBJECTS = 10_000
+"""New objects after which garbage is collected. An attempt makes some thousands, most of them without cycles."""
 _PDEATHSIG = 1
 
 
@@ -58,6 +63,8 @@ class Worker:
         self._process = process_identity()
         self._running: dict[str, AttemptControl] = {}
         self._given_up: list[Attempt] = []
+        self._uncounted: deque[tuple[str, AttemptHealth]] = deque()
+        """The strategies and figures of attempts that the health counters lack. Written about once a second."""
         self._entered = 0
         self._asking = anyio.CapacityLimiter(4)
         self._beating = anyio.CapacityLimiter(1)
@@ -86,7 +93,11 @@ class Worker:
                 if attempt.interrupt:
                     control.interrupt()
                 tasks.start_soon(self._run, attempt, control, place)
+                if len(self._running) >= self._slots:
+                    with anyio.move_on_after(BEAT):
+                        await self._freed.wait()
             tasks.cancel_scope.cancel()
+        self._count()
         if self._context.shared is not None:
             await self._context.shared.close()
 
@@ -149,16 +160,17 @@ class Worker:
         self._ledger.end(attempt, ended)
         with contextlib.suppress(OSError):  # the limiter learns it from the next attempt
             self._update_limiter(ended, began)
-        self._count(attempt, ended)
+        strategy = ended.strategy or self._context.chain.candidates[0].strategy  # without one, no agent started
+        bundle = self._context.run_dir / attempt.path
+        self._uncounted.append((strategy, health_of(bundle, ended, is_retry=attempt.parent is not None)))
 
-    def _count(self, attempt: Attempt, ended: Ended) -> None:
-        count_health(
-            self._context.run_dir / attempt.path,
-            ended,
-            strategy=self._context.chain.candidates[0].strategy,
-            is_retry=attempt.parent is not None,
-            clock=self._clock,
-        )
+    def _count(self) -> None:
+        ended: dict[str, list[AttemptHealth]] = {}
+        while self._uncounted:
+            strategy, health = self._uncounted.popleft()
+            ended.setdefault(strategy, []).append(health)
+        for strategy, attempts in ended.items():
+            count_health(strategy, *attempts, clock=self._clock)
 
     def _update_limiter(self, ended: Ended, began: float) -> None:
         if self._limiter is None:
@@ -194,6 +206,7 @@ class Worker:
 
     def _renew(self) -> list[str]:
         """Renew the leases of running attempts and release those given up; return the ids of those to interrupt."""
+        self._count()
         while self._given_up:
             self._ledger.give_up(self._given_up[0])
             del self._given_up[0]
@@ -242,6 +255,8 @@ def main(argv: list[str]) -> None:
     with contextlib.suppress(OSError):  # attempts then get copies of their files
         enter_private_mounts()
     inputs = WorkerInputs.open(Path(out), run_id, name)
+    gc.freeze()  # modules, types and the suite stay until the end: looking for garbage among them is a waste
+    gc.set_threshold(GARBAGE_OBJECTS)
     anyio.run(Worker(name, int(epoch), int(slots), inputs).work)
 
 

@@ -72,10 +72,25 @@ class Comparison(msgspec.Struct, frozen=True):
     """Replicates that would suffice with these missions; null unless underpowered, or if only more missions would."""
 
 
+def missions_for_verdict(verdict: ComparisonVerdict, replicates: int, margin: float, alpha: float) -> int:
+    """Return the fewest missions with which a comparison can have this verdict, whatever the results are.
+
+    `alpha` is that of one comparison: divided by their number, because Holm's correction multiplies the smallest of all
+    p-values by it, and corrects no other p-value to a smaller one.
+    """
+    if verdict is ComparisonVerdict.UNDERPOWERED:
+        return 0
+    if verdict is not ComparisonVerdict.EQUIVALENT:
+        return math.ceil(1 - math.log2(alpha))  # the smallest p-value of n missions is 2 ** (1 - n)
+    z = z_value(_EQUIVALENCE_LEVEL)  # Tango's interval without any difference has half-width z² / (n + z²)
+    needed = math.floor(z * z * (1 - margin) / margin) + 1
+    return min(needed, _MANY) if replicates > 1 else needed
+
+
 def compare(
     first: str, a: MissionScores, second: str, b: MissionScores, *, margin: float, alpha: float = 0.05, seed: int = 0
 ) -> Comparison:
-    """Compare two flows on the same missions."""
+    """Compare two flows on the same missions, as `compare_all` does."""
     return compare_all({first: a, second: b}, margin=margin, alpha=alpha, seed=seed)[0]
 
 
@@ -92,6 +107,8 @@ def compare_all(
     One scored attempt of each mission gives the exact McNemar test and Tango's interval; several give a sign-flip test
     of the mission means and Student's interval. The verdict is `equivalent` if the 90 % interval lies within the
     margin; else `better` or `worse` if the corrected p-value is below `alpha`; else `underpowered`.
+    `mcnemar`, `tango`, `sign_flip`, `t_interval` and `holm` name their references. `equivalent` is the result of two
+    one-sided tests: D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987).
     """
     pairs = [(name, against) for name in flows if name != against] if against else list(combinations(flows, 2))
     named = [((first, flows[first]), (second, flows[second])) for first, second in pairs]
@@ -105,7 +122,7 @@ def compare_pairs(
     alpha: float = 0.05,
     seed: int = 0,
 ) -> list[Comparison]:
-    """Compare the flows of each pair, given by name and scores, with Holm's correction over all pairs."""
+    """Compare the flows of each pair, given by name and scores, as `compare_all` does."""
     if not 0 < margin < 1:
         raise ValueError(f"the margin must be between 0 and 1, not {margin}")
     measured = [_Measured(a, b, seed) for (_, a), (_, b) in pairs]

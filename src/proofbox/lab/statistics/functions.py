@@ -16,7 +16,11 @@ Decreasing = Callable[[float], float]
 
 
 def normal_quantile(p: float) -> float:
-    """Return the standard normal quantile."""
+    """Return the standard normal quantile.
+
+    M. J. Wichura, "Algorithm AS 241: the percentage points of the normal distribution", Applied Statistics 37 (1988),
+    in the standard library.
+    """
     return _NORMAL.inv_cdf(p)
 
 
@@ -47,13 +51,19 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def t_tail(t: float, df: float) -> float:
-    """Return the probability that Student's t with `df` degrees of freedom exceeds `t`, for `t` of at least 0."""
+    """Return the probability that Student's t with `df` degrees of freedom exceeds `t`, for `t` of at least 0.
+
+    M. Abramowitz and I. A. Stegun, Handbook of Mathematical Functions (1964), 26.7.1 with 26.5.27.
+    """
     return 0.5 * incomplete_beta(df / 2, 0.5, df / (df + t * t))
 
 
 @lru_cache(maxsize=1024)
 def t_quantile(p: float, df: float) -> float:
-    """Return the quantile of Student's t with `df` degrees of freedom."""
+    """Return the quantile of Student's t with `df` degrees of freedom, by bisection of `t_tail`.
+
+    Student, "The probable error of a mean", Biometrika 6 (1908).
+    """
     if p < 0.5:
         return -t_quantile(1 - p, df)
     high = 1.0
@@ -63,7 +73,10 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
-    """Return the probability of at most `k` successes in `n` trials."""
+    """Return the probability of at most `k` successes in `n` trials.
+
+    M. Abramowitz and I. A. Stegun, Handbook of Mathematical Functions (1964), 26.5.24.
+    """
     if k < 0:
         return 0.0
     return 1.0 if k >= n else incomplete_beta(n - k, k + 1, 1 - p)

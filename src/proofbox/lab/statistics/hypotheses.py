@@ -74,6 +74,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
     """
+    for p in p_values:
+        if not 0 <= p <= 1:  # also if it is not a number
+            raise ValueError(f"a p-value must be between 0 and 1, not {p}")
     corrected = [0.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

@@ -55,7 +55,10 @@ def tango(first_only: float, second_only: float, n: int, level: float = 0.95) ->
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Return Student's interval for the mean. It needs at least two values."""
+    """Return Student's interval for the mean. It needs at least two values.
+
+    Student, "The probable error of a mean", Biometrika 6 (1908).
+    """
     if len(values) < 2:
         raise ValueError("an interval for a mean needs at least two values")
     mean, error = statistics.fmean(values), deviation(values) / math.sqrt(len(values))

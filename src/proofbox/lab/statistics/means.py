@@ -38,7 +38,7 @@ def compare_means(pairs: Sequence[tuple[MissionMeans, MissionMeans]], *, seed: i
     """Compare the means of each pair, with Holm's correction over all of them; None without a shared mission.
 
     Missions are compared with themselves, so that hard missions do not hide a difference. The p-value is that of
-    `sign_flip`, and the interval that of `t_interval`.
+    `sign_flip`, the interval that of `t_interval` and the correction that of `holm`, with their references.
     """
     shared = [[(a[mission], b[mission]) for mission in a if mission in b] for a, b in pairs]
     differences = [[x - y for x, y in values] for values in shared]

@@ -21,7 +21,7 @@ from proofbox.workspace.capabilities.compiling import refuse_execute
 from proofbox.workspace.capabilities.grants import PRESETS, SIZE_LIMIT, parse
 
 LARGEST_PROMPT = 1 << 20
-MAX_NESTING = MAX_DEPTH // 2  # records that repeat a part of a suite nest it deeper and have a limit of their own
+MAX_NESTING = MAX_DEPTH // 2  # stored records nest parts of a suite more deeply, so they have a separate limit
 LONGEST_NAME = 255
 MAX_GROUPS = 100
 """The maximum in one pattern: Python's compiler recurses as deeply as they are nested."""

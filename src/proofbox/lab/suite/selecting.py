@@ -14,7 +14,6 @@ from proofbox.core.nearest import nearest
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.errors import UsageError
 from proofbox.lab.suite.reading import Suite, parse_suite
-from proofbox.lab.suite.spec import Mission
 
 
 def select_missions(suite: Suite, name: str, globs: Sequence[str], tags: Sequence[str], *, as_json: bool) -> Suite:
@@ -23,8 +22,18 @@ def select_missions(suite: Suite, name: str, globs: Sequence[str], tags: Sequenc
     An empty sequence selects all. `as_json` is the format of the suite's source; that of the result is JSON. Raises
     `UsageError` for a pattern or tag that selects nothing.
     """
-    ids = [mission.id for mission in suite.missions]
-    known = sorted({tag for mission in suite.missions for tag in mission.tags})
+    kept = selected([(mission.id, mission.tags) for mission in suite.missions], name, globs, tags)
+    values = parse_strict(suite.source.encode()) if as_json else read_toml(suite.source)[0]
+    source = json.dumps({**values, "mission": [values["mission"][number] for number in kept]}, indent=1)
+    return parse_suite(source, base=suite.base, name=name, json=True)
+
+
+def selected(
+    missions: Sequence[tuple[str, Sequence[str]]], name: str, globs: Sequence[str], tags: Sequence[str]
+) -> list[int]:
+    """Return the positions of the selected missions, each given by its id and tags; `name` is that of the suite."""
+    ids = [id for id, _ in missions]
+    known = sorted({tag for _, own in missions for tag in own})
     for glob in globs:
         if not any(fnmatchcase(id, glob) for id in ids):
             raise UsageError(f"{name} has no mission {glob[:80]!r}", op="suite", fix_hints=[nearest(glob, ids)])
@@ -33,13 +42,11 @@ def select_missions(suite: Suite, name: str, globs: Sequence[str], tags: Sequenc
             hint = nearest(tag, known) if known else "omit --tag: no mission of this suite has tags"
             raise UsageError(f"{name} has no mission with the tag {tag[:80]!r}", op="suite", fix_hints=[hint])
 
-    def selected(mission: Mission) -> bool:
-        by_id = not globs or any(fnmatchcase(mission.id, glob) for glob in globs)
-        return by_id and (not tags or bool(set(tags) & set(mission.tags)))
-
-    kept = [number for number, mission in enumerate(suite.missions) if selected(mission)]
+    kept = [
+        number
+        for number, (id, own) in enumerate(missions)
+        if (not globs or any(fnmatchcase(id, glob) for glob in globs)) and (not tags or set(tags) & set(own))
+    ]
     if not kept:
         raise UsageError(f"{name} has no mission with both such an id and such a tag", op="suite")
-    values = parse_strict(suite.source.encode()) if as_json else read_toml(suite.source)[0]
-    source = json.dumps({**values, "mission": [values["mission"][number] for number in kept]}, indent=1)
-    return parse_suite(source, base=suite.base, name=name, json=True)
+    return kept

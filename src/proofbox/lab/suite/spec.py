@@ -238,6 +238,8 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     provider: str | None = None
     network: str | None = None
     image: str | None = None
+    vm_template: bool = False
+    """Whether boxes of the provider `vm` are cloned from a template instead of booted."""
     limits: BoxLimits = BoxLimits()
     env: tuple[str, ...] = ()
     """Names of variables that the agent receives, if the environment policy allows them."""

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
+from proofbox.agents.registry import Registry
+from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import (
     AttemptUnknown,
     BundleCorrupt,
     BundleNotFound,
+    CapabilityUnsupported,
     NotFoundError,
     StepDiffOmitted,
     StepFilesGone,
@@ -42,6 +45,18 @@ TURNS = {
         {"step": [say("@{history}")]},
     ]
 }
+
+
+class NeverForks(ScriptedRuntime):
+    """An agent that states only when it runs that it can't fork a thread, as some that speak ACP."""
+
+    async def start_session(self, *options: Any, **others: Any) -> Any:
+        async def refuse(*_: Any) -> str:
+            raise CapabilityUnsupported("the agent can't fork", op="thread")
+
+        session: Any = await super().start_session(*options, **others)
+        session.fork_thread = refuse
+        return session
 
 
 @pytest.fixture
@@ -178,6 +193,16 @@ def test_fork_starts_a_new_thread_if_the_old_one_cannot_be_continued(project: Pa
     assert other.fork.why.startswith("the thread belongs to scripted")
     assert other.attempt is not None
     assert (other.attempt.status, other.attempt.final_message) == ("completed", "x")
+    told = fork_attempt(tmp_path / "t1", 2, tmp_path / "told", prompt="x", registry=Registry({"scripted": NeverForks}))
+    assert (told.fork.exact, told.fork.base_thread) == (False, "")
+    assert told.fork.why.startswith("the agent can't fork: files as after the step, a new thread")
+    assert told.attempt is not None
+    assert (told.attempt.fork, told.attempt.final_message) == (told.fork, "first")
+    with pytest.raises(CapabilityUnsupported):
+        fork_attempt(
+            tmp_path / "t1", 2, tmp_path / "required", prompt="x", required=("thread_fork",),
+            registry=Registry({"scripted": NeverForks}),
+        )  # fmt: skip
     remove_tree(home_of(made.attempt_id))
     assert fork_attempt(tmp_path / "t1", 2, tmp_path / "gone").fork.why.startswith("the agent's thread was not kept")
 

@@ -17,13 +17,17 @@ from suites import HEAD, mission, say, write
 from proofbox.agents.contract import RuntimeProbe, SessionOptions
 from proofbox.agents.registry import Registry
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
-from proofbox.errors import ConsentRequired, UsageError
+from proofbox.core.files.removal import remove_tree
+from proofbox.errors import ConsentRequired, NotFoundError, RunUnknown, UsageError
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.attempt import verifier
 from proofbox.lab.attempt.adhoc import explore
 from proofbox.lab.attempt.adhoc.explore import ExploredBranch, best, explore_attempt, explore_attempt_async
 from proofbox.lab.attempt.adhoc.request import AttemptRun
 from proofbox.lab.attempt.adhoc.run import MISSION, run_attempt, run_attempt_async
+from proofbox.lab.reports import scoring
 from proofbox.lab.reports.validation import validate
 from proofbox.workspace.workspace import Workspace
 
@@ -85,7 +89,7 @@ def test_coroutines_of_attempts_never_block_the_event_loop(tmp_path: Path, monke
     """An exploration forks the attempt that it continues, so this covers the coroutines of all three."""
     (tmp_path / "project").mkdir()
     ticker = Ticker(monkeypatch)
-    for owner, name in ((Workspace, "snapshot"), (BundleWriter, "commit"), (explore, "_mission")):
+    for owner, name in ((Workspace, "snapshot"), (BundleWriter, "commit"), (explore, "_verification")):
         ticker.watch(owner, name)
 
     async def work() -> None:
@@ -103,7 +107,7 @@ def test_coroutines_of_attempts_never_block_the_event_loop(tmp_path: Path, monke
             tasks.cancel_scope.cancel()
 
     anyio.run(work)
-    assert set(ticker.watched) >= {"snapshot", "commit", "_mission"}
+    assert set(ticker.watched) >= {"snapshot", "commit", "_verification"}
 
 
 @pytest.mark.needs("bubblewrap")
@@ -127,16 +131,37 @@ def test_exploring_keeps_the_verified_best_and_all_evidence(tmp_path: Path, atte
         assert bundle.read_json("attempt.json")["fork"]["step"] == 1
     assert load_bundle(Path(done.bundle)).read_json("exploration.json")["kept"] == 4
     assert validate(load_bundle(tmp_path / "tries/4/bundle"), strict=True) == []
+    with pytest.raises(RunUnknown, match="its branches are attempts of their own"):
+        scoring.validate(done.bundle)
+    assert verify(tmp_path / "tries/exploration").ok
+    changed = tmp_path / "tries/2/bundle/attempt.json"
+    changed.write_bytes(changed.read_bytes().replace(b'"replicate":1', b'"replicate":2'))
+    assert {each.path for each in verify(done.bundle).findings} == {"2/bundle/attempt.json"}
+    remove_tree(tmp_path / "tries/2/bundle")
+    (tmp_path / "tries/3/bundle").rename(tmp_path / "tries/2/bundle")
+    again = verify(done.bundle)
+    assert [(each.code, each.path) for each in again.findings] == [("branch_mismatch", "2/bundle")]
+    assert again.notes == ["the branch 3/bundle is not here, so it was not checked"]
 
 
 @pytest.mark.needs("bubblewrap")
-def test_hook_planted_before_the_step_does_not_pass_a_branch(tmp_path: Path, attempt: AttemptRun) -> None:
+def test_hook_planted_before_the_step_does_not_pass_a_branch(
+    tmp_path: Path, attempt: AttemptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The files that the original attempt started from decide what is restored, not those of the step."""
+    boxes: list[tuple[str, Any]] = []
+
+    def check_in_box(*args: Any, **options: Any) -> Any:
+        boxes.append((options["provider"], {**options["policy"]}))
+        return verifier.check(*args, **options)
+
+    monkeypatch.setattr(explore, "check", check_in_box)
     check = f"{sys.executable if sys.executable.startswith('/usr') else '/usr/bin/python3'} -c 'raise SystemExit(7)'"
     done = explore_attempt(
         attempt.bundle, 2, tmp_path / "tries", prompt="go on", branches=1, verify=[check], strategies="cheap",
-        registry=REGISTRY, settings={},
+        registry=REGISTRY, settings={}, policy={"pids": 99, "network": "none"},
     )  # fmt: skip
+    assert boxes == [("bubblewrap", {"pids": 99})]
     assert (tmp_path / "tries/1/workspace/sitecustomize.py").exists()
     assert (done.ok, done.exploration.kept, done.exploration.branches[0].verified) == (False, None, "failed")
 
@@ -222,6 +247,9 @@ def test_explore_command_and_its_refusals(tmp_path: Path, attempt: AttemptRun) -
         explore_attempt(attempt.bundle, 1, tmp_path / "x", prompt="go")
     with pytest.raises(UsageError, match="between 1 and 32"):
         explore_attempt(attempt.bundle, 1, tmp_path / "x", prompt="go", branches=0, verify=["true"])
+    with pytest.raises(NotFoundError, match="has no step 99"):
+        explore_attempt(attempt.bundle, 99, tmp_path / "x", prompt="go", verify=["true"])
+    assert not (tmp_path / "x").exists()
     words = [attempt.bundle, "--step", "1", "--branches", "2", "--prompt", "go", "--verify", "test -e a.txt"]
     argv = [sys.executable, "-m", "proofbox", "explore", *words, "--out", str(tmp_path / "tries")]
     done = subprocess.run([*argv, "--json"], capture_output=True, text=True, cwd=tmp_path)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Literal, Unpack, cast
+from typing import Literal, NamedTuple, Unpack, cast
 
 import anyio
 import msgspec
@@ -26,17 +26,20 @@ from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.results import Document
 from proofbox.errors import ProofboxError, UsageError
 from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.verify.pinned_bundles import EXPLORATION
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.fork import fork_attempt_async
+from proofbox.lab.attempt.adhoc.fork_consent import require_fork_consent
 from proofbox.lab.attempt.adhoc.request import AttemptOptions, AttemptRun
 from proofbox.lab.attempt.documents import AttemptRecord
 from proofbox.lab.attempt.expectations import refuse_expect
-from proofbox.lab.attempt.final_tree import final_of, stored_trees
+from proofbox.lab.attempt.final_tree import StoredTrees, final_of, stored_trees
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.attempt.result import Verified
 from proofbox.lab.attempt.verifier import check, lay_beside, lay_out
-from proofbox.lab.reports.steps import diff_attempt, load_attempt
+from proofbox.lab.reports.steps import load_attempt, step_of
 from proofbox.lab.run.plan import box_settings
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.reading import read_suite
@@ -44,12 +47,16 @@ from proofbox.lab.suite.spec import Mission, Verify
 from proofbox.lab.suite.widening import require_consent
 from proofbox.sandbox.client.signals import interrupting_waits
 from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.options import PolicyOptions
 from proofbox.sandbox.service import Sandboxes
+from proofbox.workspace.timeline.change_size import changed_lines
 
 SCHEMA = "proofbox.exploration/1"
-EXPLORATION = "exploration.json"
 MAX_BRANCHES = 32
 AT_ONCE = 8
+BOX_OPTIONS = ("image", "runtime", "memory", "cpus", "pids")
+"""Options of a branch's box that also apply to the box that verifies its files. It gets neither network nor mounts,
+which the agent may have changed."""
 _Path = str | os.PathLike[str]
 
 
@@ -65,7 +72,8 @@ class ExploredBranch(msgspec.Struct, frozen=True, kw_only=True):
     verified: Verified
     """Whether its files passed the verification. `none`: they were not verified."""
     changed_lines: int | None
-    """Lines that it added and removed since the step; null: not known."""
+    """Lines that it added and removed since the step, with binary files and very long lines in units of 100 bytes, and
+    a change of a mode or path as one; null: not known."""
     tokens: int | None
     """Input and output tokens of the branch; null: not known."""
     attempt_id: str = ""
@@ -175,7 +183,9 @@ async def explore_attempt_async(
     source = await run_sync(load_attempt, Path(attempt))
     record = msgspec.convert(await run_sync(source.read_json, artifacts.ATTEMPT), AttemptRecord)
     given = final_of(record).given
-    mission, at = await run_sync(partial(_mission, record, verify, suite, trust=trust))
+    await run_sync(_check_step, source, record, step)
+    await run_sync(partial(require_fork_consent, source, options, trust=trust))
+    how = await run_sync(partial(_verification, record, verify, suite, trust=trust))
     place = await run_sync(_new_directory, Path(directory))
     chosen = options.get("strategies")
     strategies = [str(each.strategy) for each in parse_chain(chosen, "flag").candidates] if chosen else []
@@ -192,7 +202,7 @@ async def explore_attempt_async(
             try:
                 fork = await fork_attempt_async(attempt, step, files, prompt=prompt, trust=trust, **own)
                 made = cast("AttemptRun", fork.attempt)
-                found[number] = await run_sync(_branch, number, made, place, given, mission, at)
+                found[number] = await run_sync(_branch, number, made, place, given, how)
             except ProofboxError as error:
                 found[number] = _not_started(number, own, error)
 
@@ -206,6 +216,14 @@ async def explore_attempt_async(
     exploration = msgspec.convert(redactor.redact_json(msgspec.to_builtins(found_all)), Exploration)
     bundle = await run_sync(_commit, exploration, place / "exploration", redactor)
     return ExploreDocument(ok=exploration.kept is not None, bundle=bundle, exploration=exploration)
+
+
+def _check_step(source: Bundle, record: AttemptRecord, step: int) -> None:
+    """Raise what would keep every branch from starting at the step."""
+    if step != 0:
+        step_of(source, step)
+    with stored_trees(final_of(record), record.attempt_id, "explore"):
+        pass
 
 
 def _new_directory(path: Path) -> Path:
@@ -230,11 +248,18 @@ def best(branches: Sequence[ExploredBranch]) -> int | None:
     return min(passed, key=rank).number if passed else None
 
 
-def _mission(
-    record: AttemptRecord, verify: Sequence[str], suite: _Path | None, *, trust: bool
-) -> tuple[Mission, Callable[[str], Path]]:
-    """Return a mission with the verification, and where the files that it names are. A suite needs the user's consent
-    to all its requests, as before a run."""
+class _Verification(NamedTuple):
+    """How the branches are verified."""
+
+    mission: Mission
+    at: Callable[[str], Path]
+    """Returns where a file is that the mission names."""
+    in_box_of_branch: bool
+    """The box is like that of the branch's agent, not the one of a suite."""
+
+
+def _verification(record: AttemptRecord, verify: Sequence[str], suite: _Path | None, *, trust: bool) -> _Verification:
+    """Return how to verify the branches. A suite needs the user's consent to all its requests, as before a run."""
     if bool(verify) == (suite is not None):
         raise UsageError(
             "state how to verify the branches: either commands, or the attempt's suite",
@@ -242,11 +267,13 @@ def _mission(
             fix_hints=["--verify 'pytest -q'", "or: --suite suite.toml"],
         )
     if suite is None:
-        return Mission(id=record.mission_id, prompt="", verify=Verify(commands=tuple(verify))), Path
+        mission = Mission(id=record.mission_id, prompt="", verify=Verify(commands=tuple(verify)))
+        return _Verification(mission, Path, in_box_of_branch=True)
     read = read_suite(Path(suite))
-    mission = next((each for each in read.missions if each.id == record.mission_id), None)
-    if mission is None or not mission.verify.commands:
+    named = [each for each in read.missions if each.id == record.mission_id]
+    if not named or not named[0].verify.commands:
         raise UsageError(f"{suite} has no mission {record.mission_id} with commands in verify", op="explore")
+    mission = named[0]
     if mission.then:
         raise UsageError(
             f"mission {record.mission_id} has several turns, each with its own verification, but a branch is one turn",
@@ -258,22 +285,23 @@ def _mission(
     with SuiteFiles(read.base) as files:
         command = f"proofbox explore --suite {quote(name)} --trust …"
         require_consent(read, files, box_settings(), name=name, provider=None, trust=trust, command=command)
-    return mission, read.at
+    return _Verification(mission, read.at, in_box_of_branch=False)
 
 
-def _branch(
-    number: int, made: AttemptRun, place: Path, given: str, mission: Mission, at: Callable[[str], Path]
-) -> ExploredBranch:
+def _branch(number: int, made: AttemptRun, place: Path, given: str, how: _Verification) -> ExploredBranch:
     bundle = Path(made.bundle)
     verified: Verified = "none"
     code = reason = ""
-    if made.snapshot_after and made.infra is None:
+    changed = None
+    if made.snapshot_after:
+        record = msgspec.convert(load_attempt(bundle).read_json(artifacts.ATTEMPT), AttemptRecord)
         try:
-            verified = _verify(bundle, made.attempt_id, given, mission, at)
+            with stored_trees(final_of(record), made.attempt_id, "explore") as trees:
+                changed = trees.compare(final_of(record).given, final_of(record).snapshot, changed_lines)
+                if made.infra is None:
+                    verified = _verify(record, trees, given, how)
         except ProofboxError as error:
             code, reason = error.code, error.message
-    diff = diff_attempt(bundle).splitlines()
-    changed = sum(line.startswith(("+", "-")) and not line.startswith(("+++", "---")) for line in diff)
     return ExploredBranch(
         number=number,
         strategy=made.strategy,
@@ -303,27 +331,27 @@ def _not_started(number: int, options: AttemptOptions, error: ProofboxError) -> 
     )
 
 
-def _verify(bundle: Path, attempt: str, given: str, mission: Mission, at: Callable[[str], Path]) -> Verified:
+def _verify(record: AttemptRecord, trees: StoredTrees, given: str, how: _Verification) -> Verified:
     """Verify a branch's final files in a fresh box."""
-    found = final_of(msgspec.convert(load_attempt(bundle).read_json(artifacts.ATTEMPT), AttemptRecord))
+    mission, at, in_box_of_branch = how
     verify = mission.verify
     files = None if verify.files is None else at(verify.files)
     with tempfile.TemporaryDirectory(prefix="proofbox-explore-") as scratch:
         place = Path(scratch)
         place.chmod(0o755)
         tree = place / "verified"
-        with (
-            stored_trees(found, attempt, "explore") as trees,
-            lay_out(trees, given, found.snapshot, verify, files, tree),
-        ):
+        with lay_out(trees, given, final_of(record).snapshot, verify, files, tree):
             pass  # a copy, which stays
-        policy = requested_options(mission)
+        provider, policy = mission.provider, requested_options(mission)
+        if in_box_of_branch:
+            kept = {name: value for name, value in record.policy.items() if name in BOX_OPTIONS}
+            provider, policy = record.requested.provider, cast("PolicyOptions", kept)
         if mission.workdir is not None:
             policy["mounts"] = [Mount(tree, mission.workdir, writable=True)]
         with Sandboxes(tree, settings=box_settings()) as boxes:
             redactor = Redactor.for_evidence(os.environ)
             beside = lay_beside(verify, at, place / "beside")
-            result = check(boxes, verify, redactor, provider=mission.provider, policy=policy, beside=beside)
+            result = check(boxes, verify, redactor, provider=provider, policy=policy, beside=beside)
     return "none" if result.passed is None else "passed" if result.passed else "failed"
 
 

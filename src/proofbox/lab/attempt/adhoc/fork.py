@@ -27,7 +27,7 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.fork_consent import require_fork_consent
 from proofbox.lab.attempt.adhoc.home import home_of
 from proofbox.lab.attempt.adhoc.request import AttemptFork, AttemptOptions
-from proofbox.lab.attempt.adhoc.run import carry_out
+from proofbox.lab.attempt.adhoc.run import carry_out, without_thread
 from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot, ForkedFrom, RunnerRef
 from proofbox.lab.attempt.final_tree import final_of
 from proofbox.lab.reports.steps import load_attempt, step_of
@@ -90,7 +90,7 @@ async def fork_attempt_async(
     if prompt is None:
         return AttemptFork(fork=fork, workspace=made_at, attempt=None)
     made = await carry_out(prompt, place, source.completed(options), fork)
-    return AttemptFork(ok=made.ok, fork=fork, workspace=made.workspace, attempt=made)
+    return AttemptFork(ok=made.ok, fork=made.fork or fork, workspace=made.workspace, attempt=made)
 
 
 class _Source:
@@ -117,9 +117,8 @@ class _Source:
                 thread, turn = step.thread, step.turn
             else:
                 why = "the step is within a turn: files as after the step, thread as before the turn"
-        if thread and (lost := self._no_thread(options, registry)):
-            why, exact, thread, turn = f"{lost}: files as after the step, a new thread", False, "", ""
-        return ForkedFrom(
+        lost = self._no_thread(options, registry) if thread else ""
+        fork = ForkedFrom(
             attempt_id=self.record.attempt_id,
             bundle=self.bundle.path,
             step=number,
@@ -129,6 +128,7 @@ class _Source:
             base_thread=thread,
             base_turn=turn,
         )
+        return without_thread(fork, lost) if lost else fork
 
     def _no_thread(self, options: AttemptOptions, registry: Registry) -> str:
         """Return why the agent's thread cannot be continued; empty if it can."""

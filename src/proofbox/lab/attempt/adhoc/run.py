@@ -33,6 +33,7 @@ from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import (
     AgentError,
+    CapabilityUnsupported,
     ProofboxError,
     RuntimeTimedOut,
     StrategyUnavailable,
@@ -53,7 +54,7 @@ from proofbox.lab.attempt.adhoc.request import (
 from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.documents import ForkedFrom, IntegrityFinding, RequestedLimits
 from proofbox.lab.attempt.runner import Supervisor, supervise
-from proofbox.lab.attempt_metrics import count_health
+from proofbox.lab.attempt_metrics import count_health, health_of
 from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.suite.checks import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite
@@ -179,8 +180,8 @@ class _AdHocSupervisor(Supervisor):
         return self._run(ended)
 
     def _count(self, ended: Ended) -> None:
-        first = self.context.chain.candidates[0].strategy
-        count_health(self._bundle, ended, strategy=first, is_retry=False, clock=self.context.clock)
+        strategy = ended.strategy or self.context.chain.candidates[0].strategy  # without one, no agent started
+        count_health(strategy, health_of(self._bundle, ended, is_retry=False), clock=self.context.clock)
 
     @property
     def _turn_started(self) -> bool:
@@ -234,7 +235,13 @@ class _AdHocSupervisor(Supervisor):
     async def _open_thread(self, session: AgentSession, folder: str) -> str:
         if self._fork is None or not self._fork.base_thread:
             return await super()._open_thread(session, folder)
-        return await session.fork_thread(self._fork.base_thread, self._fork.base_turn)
+        try:
+            return await session.fork_thread(self._fork.base_thread, self._fork.base_turn)
+        except CapabilityUnsupported as error:  # some agents state only when they run that they can't fork
+            if {"thread_fork", "supports_thread_fork"} & set(self._options.get("required", ())):
+                raise
+            self._fork = without_thread(self._fork, error.message)
+            return await super()._open_thread(session, folder)
 
     def _reach(self) -> tuple[str, ...]:
         return () if self._session is None else reach_of(self._session.facts(), self._mounts)
@@ -296,6 +303,12 @@ class _AdHocSupervisor(Supervisor):
             return "interrupted", stated or TurnInterrupted("the attempt was interrupted", op="attempt")
         failed = stated or self._infra
         return "completed" if self._reason == "completed" else "failed", failed
+
+
+def without_thread(fork: ForkedFrom, why: str) -> ForkedFrom:
+    """Return a fork that begins a new thread, and why it does."""
+    why = f"{why}: files as after the step, a new thread"
+    return msgspec.structs.replace(fork, exact=False, why=why, base_thread="", base_turn="")
 
 
 def _check_prompt(prompt: str) -> None:

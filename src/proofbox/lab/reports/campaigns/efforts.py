@@ -39,7 +39,7 @@ def has_repeated(metrics: AttemptMetrics) -> bool:
 def efforts(scored: Iterable[tuple[str, bool, AttemptMetrics]], price: Price | None) -> Efforts:
     """Return the mean of each measure by mission. `scored` are attempts: their mission, whether it failed, figures.
 
-    What is unknown is not part of a mean. `dead_ends` is the share of attempts that failed after a failed call.
+    Unknown figures are left out of the mean. `dead_ends` is the share of attempts that failed after a failed call.
     """
     values: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for mission, failed, metrics in scored:

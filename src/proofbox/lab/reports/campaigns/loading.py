@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from proofbox.agents.health.counters import read_health
 from proofbox.core.canonical import MAX_INTEGER
@@ -20,19 +21,20 @@ from proofbox.core.results import ErrorBody
 from proofbox.core.spec_files.text_files import Unreadable, read_text
 from proofbox.errors import CampaignGatesFailed, CampaignIncomplete, EvidenceIncomplete, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.evidence.verify.campaign_runs import RUNS
+from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.verify.check import check_bundle
+from proofbox.evidence.verify.pinned_bundles import RUNS
 from proofbox.lab.attempt_metrics import AttemptMetrics, read_metrics
+from proofbox.lab.campaign.layout import FLOWS, MANIFEST, flow_out
 from proofbox.lab.campaign.prices import Price, price_of
 from proofbox.lab.campaign.registration import (
-    FLOWS,
-    MANIFEST,
+    SETTINGS,
     CampaignManifest,
     FlowRun,
-    flow_out,
     is_running,
     read_manifest,
     registered_digest,
+    settings_digest,
 )
 from proofbox.lab.campaign.spec import CampaignDocument
 from proofbox.lab.reports.campaigns.efforts import Efforts, efforts, has_repeated
@@ -52,6 +54,7 @@ from proofbox.lab.reports.totals import final_attempts
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import ledger_path
 from proofbox.lab.statistics import (
+    Distribution,
     MissionScores,
     compare_all,
     describe,
@@ -154,12 +157,12 @@ def campaign_status(out: _Path = "out") -> CampaignReport:
 
     For example:
 
-        for each in campaign_status("out").health:
+        for each in proofbox.campaign_status("out").health:
             print(each.strategy, each.attempts, each.reliability)
     """
     report = load_campaign(out)
     strategies = dict.fromkeys(flow.strategy for flow in report.flows)
-    return msgspec.structs.replace(report, health=tuple(map(read_health, strategies)))
+    return replace(report, health=tuple(map(read_health, strategies)))
 
 
 def stored_report(report: CampaignReport) -> dict[str, Any]:
@@ -171,20 +174,34 @@ def stored_report(report: CampaignReport) -> dict[str, Any]:
 def read_flow(out: Path, manifest: CampaignManifest, flow: str) -> FlowResults:
     """Return the results of one flow: from its evidence once its run is committed, and from its ledger until then."""
     run = manifest.run(flow)
-    found, cleaned = _read(out, run), frozenset[str]()
+    checked, metrics = dict[str, AttemptMetrics](), dict[str, AttemptMetrics]()
+    found = _read(out, run, checked)
     findings: list[EvidenceFinding] = []
     if found is not None:
         where, suite = run_path(run), found.plan.suite()
         findings += [EvidenceFinding(each.code, f"{where}/{each.path}", each.detail) for each in found.findings]
         findings += _unregistered(found, suite, run, manifest)
-        cleaned = frozenset(each.id for each in suite.missions if each.cleanup)
-    return _flow(out, run, found, cleaned, manifest, tuple(findings))
+        cleaned = {each.id for each in suite.missions if each.cleanup}
+        for each in found.attempts:
+            if each.result is not None:
+                figures = (
+                    checked.get(each.path, AttemptMetrics())
+                    if found.committed
+                    else read_metrics(out / where / each.path)
+                )
+                metrics[each.id] = figures if each.mission in cleaned else replace(figures, cleanup=None)
+    return _flow(run, found, metrics, manifest, tuple(findings))
 
 
-def _read(out: Path, run: FlowRun) -> RunResults | None:
+def _read(out: Path, run: FlowRun, metrics: dict[str, AttemptMetrics]) -> RunResults | None:
+    """Return the results of a flow's run. Once it is committed, add the figures of attempts with valid evidence."""
+
+    def visit(path: str, bundle: Bundle) -> None:
+        metrics[path] = read_metrics(bundle)
+
     try:
         with Ledger(ledger_path(flow_out(out, run.flow), run.run_id), read_only=True) as ledger:
-            return read_run(out / run_path(run), ledger)
+            return read_run(out / run_path(run), ledger, visit)
     except RunUnknown:
         return None
 
@@ -222,14 +239,13 @@ def _results(
 
 
 def _flow(
-    out: Path,
     run: FlowRun,
     found: RunResults | None,
-    cleaned: Collection[str],
+    metrics: Mapping[str, AttemptMetrics],
     manifest: CampaignManifest,
     findings: tuple[EvidenceFinding, ...],
 ) -> FlowResults:
-    """Return the results of a flow. `cleaned` are the missions with cleanup commands."""
+    """Return the results of a flow. `metrics` are the figures of the attempts that have a result, by id."""
     document = manifest.document
     replicates, price = document.campaign.replicates, price_of(run.model, run.flow, document.price)
     attempts = () if found is None else found.attempts
@@ -239,12 +255,8 @@ def _flow(
     total = Counter(each.mission for each in scored)
     by_mission = {id: (passed[id], total[id]) for id in manifest.missions if total[id]}
     counts = list(by_mission.values())
-    metrics = {
-        each.id: read_metrics(out / run_path(run) / each.path, cleaned=each.mission in cleaned)
-        for each in attempts
-        if each.result is not None
-    }
-    of_scored = [metrics[each.id] for each in scored]
+    of_scored = [(each.mission, metrics[each.id]) for each in scored]
+    costs = [cost for each in metrics.values() if (cost := _cost(price, each)) is not None]
     rate = pass_rate(counts)
     ks = [k for k in range(1, replicates + 1) if pass_at_k(counts, k) is not None]
     report = FlowReport(
@@ -262,14 +274,14 @@ def _flow(
         pass_at_k={str(k): pass_at_k(counts, k) or 0.0 for k in ks},
         pass_hat_k={str(k): pass_hat_k(counts, k) or 0.0 for k in ks},
         flaky=tuple(list(by_mission)[i] for i in flaky(counts)),
-        seconds=describe([each.turn_ms / 1000 for each in of_scored if each.turn_ms is not None]),
-        tokens=describe([float(each.spent) for each in of_scored if each.spent is not None]),
-        tool_calls=describe([float(each.tool_calls) for each in of_scored if each.tool_calls is not None]),
-        cost=describe(_costs(price, of_scored)),
-        idle=describe([each.idle for each in of_scored if each.idle is not None]),
+        seconds=_spread(of_scored, lambda each: None if each.turn_ms is None else each.turn_ms / 1000),
+        tokens=_spread(of_scored, lambda each: each.spent),
+        tool_calls=_spread(of_scored, lambda each: each.tool_calls),
+        cost=_spread(of_scored, lambda each: _cost(price, each)),
+        idle=_spread(of_scored, lambda each: each.idle),
         tokens_spent=min(sum(each.spent or 0 for each in metrics.values()), MAX_INTEGER),
-        tokens_unknown=sum(metrics[each.id].spent is None for each in final),
-        cost_spent=sum(costs) if (costs := _costs(price, metrics.values())) else None,
+        tokens_unknown=sum(each.spent is None for each in metrics.values()),
+        cost_spent=sum(costs) if costs else None,
         friction=_friction(
             list(metrics.values()),
             retries=sum(each.parent is not None for each in attempts),
@@ -302,9 +314,17 @@ def _counted(codes: Iterable[str | None]) -> dict[str, int]:
     return dict(sorted(Counter(code for code in codes if code).items()))
 
 
-def _costs(price: Price | None, metrics: Iterable[AttemptMetrics]) -> list[float]:
-    """Return the cost of each attempt whose tokens are known; none without a price."""
-    return [] if price is None else [price.cost(each.usage) for each in metrics if each.usage is not None]
+def _spread(
+    attempts: Iterable[tuple[str, AttemptMetrics]], measure: Callable[[AttemptMetrics], float | None]
+) -> Distribution | None:
+    """Return the distribution of a measure over attempts, given by mission, as far as it is known."""
+    known = [(mission, float(value)) for mission, each in attempts if (value := measure(each)) is not None]
+    return describe([value for _, value in known], missions=[mission for mission, _ in known])
+
+
+def _cost(price: Price | None, metrics: AttemptMetrics) -> float | None:
+    """Return the cost of an attempt; None if its tokens or their price are unknown."""
+    return None if price is None or metrics.usage is None else price.cost(metrics.usage)
 
 
 def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int) -> Friction:
@@ -326,9 +346,9 @@ def _misdescribed(manifest: CampaignManifest, document: CampaignDocument) -> Ite
     """Yield a finding if the manifest names something else than the campaign's file that it contains."""
     flows = [(flow.id, flow.runner.type, flow.runner.model) for flow in document.flow]
     if manifest.campaign != document.campaign.id:
-        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "its campaign is not that of the registered file")
+        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "it names another campaign than the registered file")
     if [(run.flow, run.strategy, run.model) for run in manifest.runs] != flows:
-        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "its flows are not those of the registered file")
+        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "it names other flows than the registered file")
 
 
 def _unregistered(
@@ -347,6 +367,11 @@ def _unregistered(
     used, settings = plan.runtimes.get(run.strategy, {}), {} if flow is None else flow.runner.settings
     if any(used.get(name) != value for name, value in settings.items() if name != "mounts"):  # they become absolute
         yield EvidenceFinding(NOT_REGISTERED, run_path(run), "the settings of its agent are not the registered ones")
+    # Manifests of earlier versions do not name the settings: they can be read, but not resumed (`require_registered`).
+    applied = "" if flow is None else settings_digest(plan.runtimes, plan.box_settings, flow.runner)
+    if run.inputs.get(SETTINGS, applied) != applied:
+        detail = "the user's settings that it was planned with are not the registered ones"
+        yield EvidenceFinding(NOT_REGISTERED, run_path(run), detail)
     others = {each.result.strategy for each in found.attempts if each.result is not None} - {"", run.strategy}
     if others:
         yield EvidenceFinding(NOT_REGISTERED, run_path(run), f"attempts were made by {', '.join(sorted(others))}")
@@ -385,4 +410,16 @@ def _error(results: CampaignResults, findings: Sequence[EvidenceFinding]) -> Pro
         gate = failed[0]
         what = f"{len(failed)} of {counted(len(results.gates), 'gate')} failed; first: {gate.type} of {gate.flow}"
         return CampaignGatesFailed(f"{what} ({gate.detail})", op="campaign")
+    if not results.complete:
+        unscored = sum(flow.planned - flow.rate.scored for flow in results.flows)
+        codes = sorted({code for flow in results.flows for code in flow.infra})
+        why = f": lost to {', '.join(codes)}" if codes else ""
+        return CampaignIncomplete(
+            f"{counted(unscored, 'result')} of {results.campaign} without a score{why}",
+            op="campaign",
+            fix_hints=[
+                "see what happened: proofbox attempt list OUT/flows/FLOW",
+                "fix the cause, then start a new campaign: proofbox campaign run FILE --out NEW",
+            ],
+        )
     return None

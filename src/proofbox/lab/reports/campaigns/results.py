@@ -79,7 +79,8 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens_spent: int
     """Tokens of all attempts, including those that were lost or retried."""
     tokens_unknown: int
-    """Results whose tokens are unknown. They are not part of `tokens_spent` and `cost_spent`."""
+    """Attempts whose tokens are unknown, including those that were lost or retried. Their tokens are not part of
+    `tokens_spent` and `cost_spent`."""
     cost_spent: float | None
     """Cost of all attempts with known tokens, including those that were lost or retried; null: unknown."""
     friction: Friction

@@ -109,6 +109,7 @@ def regression_notes(found: CampaignComparison) -> list[str]:
             told.append(f"not compared, only in the {which} campaign: {', '.join(names)}")
     if found.changed_inputs:
         told.append(f"changed between them, and a possible reason: {', '.join(found.changed_inputs)}")
+    told += found.notes
     told += [f"{each.code}: {each.path}: {each.detail}" for each in found.findings]
     return [printable(each) for each in told]
 
@@ -128,10 +129,13 @@ def notes(report: CampaignReport) -> list[str]:
     for gate in results.gates:
         found.append(f"gate {gate.type} of {gate.flow}: {'passed' if gate.passed else 'FAILED'}: {gate.detail}")
     if results.canary is not None:
-        found.append(f"a canary of {counted(results.canary, 'mission')}: its results can never be published")
+        found.append(f"a canary of {counted(len(results.missions), 'mission')}: its results can never be published")
     missing = sum(flow.planned - flow.ended for flow in report.flows)
     if missing:
         found.append(f"not complete: {counted(missing, 'result')} missing")
+    elif not results.complete:
+        unscored = sum(flow.planned - flow.rate.scored for flow in report.flows)
+        found.append(f"not complete: {counted(unscored, 'result')} without a score")
     found += [f"{each.code}: {each.path}: {each.detail}" for each in report.findings]
     return [printable(each) for each in found]
 
@@ -164,7 +168,7 @@ def _flow_notes(flow: FlowReport, replicates: int, currency: str | None) -> list
         any_of, all_of = _percent(flow.pass_at_k[k]), _percent(flow.pass_hat_k[k])
         found.append(f"{flow.flow}: pass@{k} {any_of}, pass^{k} {all_of}")
     if flow.cost_spent is not None:
-        unknown = f", without {counted(flow.tokens_unknown, 'result')} of unknown cost" if flow.tokens_unknown else ""
+        unknown = f", without {counted(flow.tokens_unknown, 'attempt')} of unknown cost" if flow.tokens_unknown else ""
         found.append(f"{flow.flow}: all attempts together cost {flow.cost_spent:.4g} {currency or ''}{unknown}")
     elif currency is not None:
         why = f"there is no price of {flow.model or flow.flow}" if flow.tokens else "its tokens are unknown"

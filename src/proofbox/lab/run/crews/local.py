@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -24,6 +25,10 @@ from proofbox.lab.run.crews.contract import POLL_SECONDS, EventForwarder
 from proofbox.lab.run.plan import Plan
 
 EXIT_TIMEOUT = 30.0
+PAUSE_SECONDS = 0.05
+"""Attempts that end within this time are handled together: the conductor reads the ledger once for all of them."""
+SUSPENDED_TIMEOUT = 60.0
+"""Seconds after which a suspended worker is killed, as long as a lease. One without attempts has no lease to lose."""
 
 
 class LocalCrew:
@@ -37,8 +42,10 @@ class LocalCrew:
         self._ids = ids
         self._emit = tell
         self._workers: dict[str, Popen[bytes]] = {}
+        self._suspended_since: dict[str, float] = {}
         self._readers: list[threading.Thread] = []
         self._changed = threading.Event()
+        self._handled_at = 0.0
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._workers)
@@ -66,12 +73,25 @@ class LocalCrew:
         return module_child("proofbox.lab.run.worker", *task)
 
     def wait(self) -> int:
-        self._changed.wait(POLL_SECONDS)
+        if self._changed.wait(POLL_SECONDS):
+            time.sleep(max(0.0, self._handled_at + PAUSE_SECONDS - time.monotonic()))
+        self._handled_at = time.monotonic()
         self._changed.clear()
+        self._kill_suspended()
         dead = [name for name, worker in self._workers.items() if worker.poll() is not None]
         for name in dead:
             del self._workers[name]
         return len(dead)
+
+    def _kill_suspended(self) -> None:
+        now = time.monotonic()
+        since = self._suspended_since
+        self._suspended_since = {
+            name: since.get(name, now) for name, worker in self._workers.items() if _is_suspended(worker.pid)
+        }
+        for name, start in self._suspended_since.items():
+            if now - start >= SUSPENDED_TIMEOUT:
+                self._workers[name].kill()
 
     def kill(self, name: str) -> None:
         worker = self._workers.pop(name, None)
@@ -112,6 +132,13 @@ class LocalCrew:
         self._emit(event)
         if event.get("event") == "ended":
             self._changed.set()
+
+
+def _is_suspended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"T")
+    except OSError:  # it ended, or this system has no such file
+        return False
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

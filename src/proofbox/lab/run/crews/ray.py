@@ -6,25 +6,22 @@ import contextlib
 import os
 import subprocess
 from pathlib import Path
-from tempfile import gettempdir, mkdtemp
 from typing import Any
 
 import msgspec
 
 from proofbox.config.engine import EngineSettings
-from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.errors import EngineLost, EngineUnavailable
+from proofbox.lab.run.crews.cluster.places import ray_place, sweep_node
 from proofbox.lab.run.crews.contract import EventForwarder
 from proofbox.lab.run.crews.local import LocalCrew
 from proofbox.lab.run.plan import Plan
+from proofbox.sandbox.host.scratch import Scratch
 
 END_TIMEOUT = 90.0
 """Seconds in which the driver ends remote attempts and removes their files from the nodes. Busy nodes need most."""
-
-
-MAX_PREFIX = 24
 
 
 class RayCrew(LocalCrew):
@@ -35,14 +32,14 @@ class RayCrew(LocalCrew):
         self._most = 1
         self._engine = engine
         self._failure: EngineLost | EngineUnavailable | None = None
-        self._place: Path | None = None
+        self._joined = False
+        self._place: Scratch | None = None
 
     def _child(self, name: str, epoch: int) -> ChildInterpreter:
-        if self._place is None:  # short, because Ray puts sockets there, whose paths are limited to 107 bytes
-            self._place = Path(mkdtemp(prefix="pbr-", dir=None if len(gettempdir()) < MAX_PREFIX else "/tmp"))  # noqa: S108
+        self._place = self._place or ray_place()
         chosen = msgspec.json.encode(self._engine).decode()
-        task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(os.getpid()), str(self._place), chosen)
-        return module_child("proofbox.lab.run.crews.cluster.driver", *task)
+        task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(os.getpid()))
+        return module_child("proofbox.lab.run.crews.cluster.driver", *task, str(self._place.path), chosen)
 
     def wait(self) -> int:
         died = super().wait()
@@ -58,15 +55,18 @@ class RayCrew(LocalCrew):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(END_TIMEOUT)
         super().end()
+        if self._engine.address is None:  # the workers of a private cluster die with it, maybe before they clean up
+            sweep_node(killed_run=self._run_id)
         if self._place is not None:
-            remove_tree(self._place)
+            self._place.remove()
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event.get("event") != "engine":
+            self._joined |= event.get("event") == "placed"
             return super()._hear(event)
-        kind = EngineLost if event.get("code") == EngineLost.code else EngineUnavailable
+        # Ray aborts some drivers whose head was lost. The next driver can't join, but the run can be resumed.
+        is_lost = self._joined or event.get("code") == EngineLost.code
+        kind, hints = (EngineLost, ()) if is_lost else (EngineUnavailable, event.get("fix_hints", ()))
         nodes = {"nodes": event["nodes"]} if "nodes" in event else {}
-        self._failure = kind(
-            str(event.get("message")), op="engine", fix_hints=event.get("fix_hints", ()), details=nodes
-        )
+        self._failure = kind(str(event.get("message")), op="engine", fix_hints=hints, details=nodes)
         return None

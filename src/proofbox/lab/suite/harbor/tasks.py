@@ -8,6 +8,7 @@ is marked. docs/harbor.md describes the differences.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from proofbox.lab.suite.harbor.outside_writes import outside_writes
 from proofbox.lab.suite.harbor.task_image import TaskImage, all_absent
 from proofbox.lab.suite.harbor.task_tree import MAX_ENTRIES, read_text, tree_sha256
 from proofbox.lab.suite.reading import Suite, parse_suite
+from proofbox.lab.suite.selecting import selected
 from proofbox.sandbox.containers.image_files import ImageDefaults
 from proofbox.sandbox.providers import provider_named
 from proofbox.sandbox.providers.host_root import ROOT
@@ -47,26 +49,39 @@ SHELLS = ("sh", "bash", "dash", "env", "tini", "dumb-init")
 """Programs that start nothing of their own as an ENTRYPOINT."""
 
 
-def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False, build: bool = False) -> Suite:
+def read_tasks(
+    path: Path,
+    *,
+    host_root: bool = False,
+    to_run: bool = False,
+    build: bool = False,
+    missions: Sequence[str] = (),
+    tags: Sequence[str] = (),
+) -> Suite:
     """Read the directory of a task, or one that contains several, as a suite. Raises `SuiteInvalid` with all problems.
 
-    The tasks are in the directory itself, or one level below it, in directories of categories.
+    The tasks are in the directory itself, and one level below it, in directories of categories.
 
     With `host_root` its missions run in bubblewrap on this host's programs; otherwise in docker in the task's image.
     `to_run` looks the images up in the engine, and raises `ImageAbsent` that names all missing ones. `build` builds
-    missing images from the tasks' Dockerfiles first.
+    missing images from the tasks' Dockerfiles first. `missions` and `tags` select tasks; others are not checked.
     """
     tasks = _tasks_in(path)
     if not tasks:
         problem = Problem(f"no {TASK} in it or in a directory below it", fix_hint="name the directory of a task")
         raise invalid(f"{path}", [problem])
+    named = _named(tasks, path)
+    if missions or tags:
+        listed = [(named[task][0], named[task][1]) for task in tasks]
+        tasks = [tasks[number] for number in selected(listed, str(path), missions, tags)]
     problems: list[Problem] = []
-    missions: dict[Path, dict[str, Any]] = {}
+    read: list[dict[str, Any]] = []
     absent: dict[str, ImageAbsent] = {}
     for task in tasks:
         place = str(task.relative_to(path))
         try:
-            missions[task] = _Reader(task, place, host_root=host_root).mission(to_run=to_run, build=build)
+            reader = _Reader(task, place, named[task][0], host_root=host_root)
+            read.append(reader.mission(to_run=to_run, build=build))
         except ImageAbsent as error:
             absent[place] = error
         except SuiteInvalid as error:
@@ -77,8 +92,7 @@ def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False, bui
         raise invalid(f"{path}", problems)
     if absent:
         raise all_absent(absent)
-    _name_categories(missions, path)
-    document = {"suite": {"id": _id(_name(path)), "title": "Harbor tasks"}, "mission": list(missions.values())}
+    document = {"suite": {"id": _id(_name(path)), "title": "Harbor tasks"}, "mission": read}
     return parse_suite(json.dumps(document, indent=1), base=path, name=str(path), json=True)
 
 
@@ -87,21 +101,30 @@ def _tasks_in(path: Path) -> list[Path]:
         return [path]
     try:
         folders = [each for each in sorted(path.iterdir()) if not each.is_symlink() and each.is_dir()]
-        found = [each for each in folders if os.path.exists(each / TASK)]
-        if found:
-            return found
-        below = [each for folder in folders for each in sorted(folder.iterdir()) if not each.is_symlink()]
-        return [each for each in below if os.path.exists(each / TASK)]
+        below = [
+            each
+            for folder in folders
+            for each in ([folder] if os.path.exists(folder / TASK) else sorted(folder.iterdir()))
+        ]
+        return [each for each in below if not each.is_symlink() and os.path.exists(each / TASK)]
     except OSError as error:
         raise invalid(str(path), [Problem(f"it cannot be read: {error.strerror}")]) from None
 
 
-def _name_categories(missions: Mapping[Path, dict[str, Any]], path: Path) -> None:
-    """Put the category before the ids that several categories use."""
-    used = Counter(mission["id"] for mission in missions.values())
-    for task, mission in missions.items():
-        if used[mission["id"]] > 1 and task.parent != path:
-            mission["id"] = _id(f"{task.parent.name}.{mission['id']}")
+def _named(tasks: Sequence[Path], path: Path) -> dict[Path, tuple[str, tuple[str, ...]]]:
+    """Return the id and tags of each task. The category is put before ids that several tasks use."""
+    tables = {}
+    for task in tasks:
+        name, tags = _name(task), tuple[str, ...]()
+        with contextlib.suppress(SuiteInvalid):  # reported if the task is selected
+            table = task_table.read(read_text(task, TASK), lambda _: None)
+            name, tags = table.name or name, tuple(table.tags)
+        tables[task] = (_id(name.rpartition("/")[2]), tags)
+    used = Counter(id for id, _ in tables.values())
+    return {
+        task: (_id(f"{task.parent.name}.{id}") if used[id] > 1 and task.parent != path else id, tags)
+        for task, (id, tags) in tables.items()
+    }
 
 
 def _name(path: Path) -> str:
@@ -142,8 +165,9 @@ class _Turn(NamedTuple):
 class _Reader:
     """Reads one task. Collects `notes` and the reasons why its results are not comparable."""
 
-    def __init__(self, root: Path, prefix: str, *, host_root: bool) -> None:
+    def __init__(self, root: Path, prefix: str, id: str, *, host_root: bool) -> None:
         self._root = root
+        self._id = id
         self._prefix = prefix
         self._host_root = host_root
         self._notes: dict[str, None] = {}
@@ -158,7 +182,6 @@ class _Reader:
         defaults = image.defaults(build=build) if image is not None and to_run else None
         workdir = self._workdir(table, dockerfile, defaults)
         entrypoint = defaults.entrypoint if defaults is not None else dockerfile.entrypoint if dockerfile else ()
-        id = _id((table.name or _name(self._root)).rpartition("/")[2])
         turns = self._turns(table)
         self._look_for_outside_writes(workdir, turns)
         self._look_at_entrypoint(entrypoint)
@@ -175,7 +198,7 @@ class _Reader:
         }
         first, *further = [self._turn(turn, verify) for turn in turns]
         mission = {
-            "id": id,
+            "id": self._id,
             **first,
             "then": further,
             "turn_rewards": table.turn_rewards,

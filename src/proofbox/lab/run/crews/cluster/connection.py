@@ -11,7 +11,9 @@ import contextlib
 import ipaddress
 import os
 import secrets
+import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -21,12 +23,17 @@ from typing import Any
 from proofbox.config.engine import EngineSettings
 from proofbox.core.interpreter import module_child
 from proofbox.errors import EngineUnavailable
+from proofbox.lab.run.crews.cluster.nodes import REACH_TIMEOUT
 
 OBJECT_STORE = 200_000_000
 """Bytes of shared memory for the objects of a private cluster. Bundles are returned in pieces, so this is enough."""
 PROBE_TIMEOUT = 30.0
+REFUSED = 3
+"""The exit code of the probe if the cluster requires a token."""
 CONNECT_TIMEOUT = 120.0
 """Seconds to connect. Ray itself may wait forever for a head that dies meanwhile."""
+NO_SPARE_WORKERS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+"""Keep Ray from starting Python processes in advance. A run uses one per node, and each takes a second to start."""
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -39,7 +46,10 @@ def require_ray() -> None:
 
 @contextlib.contextmanager
 def connected(engine: EngineSettings, place: Path, give_up: Callable[[EngineUnavailable], object]) -> Iterator[Any]:
-    """Connect this process to the engine's cluster, and yield the module `ray`. `place` is for files of a private one.
+    """Connect this process to the engine's cluster, and yield the module `ray`. `place` is for Ray's files.
+
+    Ray opens its directories, with its sockets and logs, to all users of the machine, so only this user may have access
+    to `place`.
 
     `give_up` is called in another thread if the cluster does not answer. It must end this process, because Ray's calls
     cannot be cancelled.
@@ -51,7 +61,7 @@ def connected(engine: EngineSettings, place: Path, give_up: Callable[[EngineUnav
     os.environ.setdefault("RAY_LOG_TO_STDERR", "0")
     address = engine.address
     if address is None:
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ |= {"RAY_AUTH_TOKEN": secrets.token_hex(32), **NO_SPARE_WORKERS}
     elif engine.unauthenticated and not _has_token():
         os.environ["RAY_AUTH_MODE"] = "disabled"
     elif not _has_token():
@@ -63,13 +73,15 @@ def connected(engine: EngineSettings, place: Path, give_up: Callable[[EngineUnav
     if address is None or _is_loopback(address):
         # Otherwise Ray replaces a loopback address with that of a network interface.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if address is not None:
+        _reach(address)
     if address is not None and not engine.unauthenticated:
         _refuse_open(address)
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if address is None:
-        options |= {"address": "local", "_node_ip_address": "127.0.0.1", "_temp_dir": str(place)}
+        options |= {"address": "local", "_node_ip_address": "127.0.0.1", "_temp_dir": str(place / "r")}
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "num_cpus": os.cpu_count() or 1}
     else:
         options["address"] = address
@@ -109,16 +121,25 @@ def _is_loopback(address: str) -> bool:
     return host == "localhost"
 
 
+def _reach(address: str) -> None:
+    """Raise `EngineUnavailable` if the head accepts no connections. Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT).close()
+    except (OSError, UnicodeError) as error:  # the latter for a name that can't be looked up
+        raise _unreachable(address, getattr(error, "strerror", None) or str(error)) from error
+
+
 def _refuse_open(address: str) -> None:
-    """Raise `EngineUnavailable` if the cluster answers a client that has no token."""
+    """Raise `EngineUnavailable` unless the cluster refuses a client that has no token."""
     env = {name: value for name, value in os.environ.items() if name not in TOKEN_VARIABLES}
     child = module_child(__name__, address, env={**env, "RAY_AUTH_MODE": "disabled", "HOME": "/nonexistent"})
     try:
         done = subprocess.run(
-            child.argv, cwd=child.cwd, env=child.env, capture_output=True, timeout=PROBE_TIMEOUT, check=False
+            child.argv, cwd=child.cwd, env=child.env, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        return  # it did not answer
+        raise _unreachable(address, f"it did not answer within {PROBE_TIMEOUT:g} s") from None
     if done.returncode == 0:
         raise EngineUnavailable(
             f"the cluster at {address} requires no token, so everyone who can reach it can run programs on it",
@@ -128,16 +149,22 @@ def _refuse_open(address: str) -> None:
                 "if only you can reach it: unauthenticated = true in [engine] of your config.toml",
             ],
         )
+    if done.returncode != REFUSED:  # whether it requires a token is unknown
+        lines = done.stderr.strip().splitlines() or [f"the probe exited {done.returncode}"]
+        raise _unreachable(address, lines[-1][:300])
 
 
 def main(argv: list[str]) -> None:
-    """Ask the cluster for its nodes without a token; exit 0 if it answers."""
+    """Ask the cluster for its nodes without a token; exit 0 if it answers, or `REFUSED` if it requires a token."""
     import ray
 
-    ray._raylet.GcsClient(address=argv[0]).get_all_node_info(timeout=10)
+    try:
+        ray._raylet.GcsClient(address=argv[0]).get_all_node_info(timeout=10)
+    except ray.exceptions.AuthenticationError:
+        sys.exit(REFUSED)
+    except Exception as error:  # Ray raises many kinds
+        sys.exit(str(error).strip() or type(error).__name__)
 
 
 if __name__ == "__main__":
-    import sys
-
     main(sys.argv[1:])

@@ -30,6 +30,7 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.errors import (
+    BundleCorrupt,
     EngineLost,
     EngineUnavailable,
     LeaseLost,
@@ -43,18 +44,20 @@ from proofbox.lab.attempt.context import AttemptControl
 from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.run.closing import close_torn
 from proofbox.lab.run.crews.cluster.connection import connected
-from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, PIECE, NodeWorker
-from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, last_line, lost_to
-from proofbox.lab.run.crews.cluster.preflight import refusals, required_images
-from proofbox.lab.run.crews.cluster.returned import open_returned
-from proofbox.lab.run.crews.cluster.sweeping import sweep_cluster
+from proofbox.lab.run.crews.cluster.images import RunImages, find_images
+from proofbox.lab.run.crews.cluster.node import ENDED, EVENT, FAILED, MISSING, PIECE, NodeWorker
+from proofbox.lab.run.crews.cluster.nodes import ClusterNode, capacities, last_line, lost_to, no_capacity
+from proofbox.lab.run.crews.cluster.preflight import boxes_of, refusals
+from proofbox.lab.run.crews.cluster.returned import MAX_ARCHIVE, open_returned
+from proofbox.lab.run.crews.cluster.sweeping import sweep_killed
 from proofbox.lab.run.crews.cluster.transfer import Parcels
 from proofbox.lab.run.failures import single_errors, typed
 from proofbox.lab.run.ledger import Attempt, Ended
+from proofbox.lab.run.placements import Placements
 from proofbox.lab.run.plan import (
-    REFUSED_SUFFIX,
     TEMPLATES,
-    key_names,
+    refused_dir,
+    required_keys,
 )
 from proofbox.lab.run.template import GIVEN
 from proofbox.lab.run.worker import Worker, WorkerInputs, die_with, print_event
@@ -71,6 +74,8 @@ CLEAN_TIMEOUT = 85.0
 CLOSE_TIMEOUT = 5.0
 MAX_DEATHS = 4
 """How many workers in succession may die on a node without ending an attempt, before it gets no more."""
+MAX_SENDS = 3
+"""How often the files of an attempt are sent to a node that has them no more."""
 CONTROL_CALLS = 8
 """Concurrent calls of an actor in addition to its attempts: interrupts and transfers."""
 
@@ -107,18 +112,21 @@ class Driver(Worker):
         self._workers: list[RemoteWorker] = []
         self._starting = 0
         self._done = False
-        self._images = required_images(self._plan)
+        self._images = RunImages()
+        self._placements = Placements(inputs.context.work)
         self._parcels = Parcels(inputs.context.work / "parcels")
         self._sending: defaultdict[tuple[str, Path], anyio.Lock] = defaultdict(anyio.Lock)
-        self._sent: dict[tuple[str, Path], bytes] = {}
+        self._sent: dict[tuple[str | RemoteWorker, Path], bytes] = {}
 
     # Nodes and their workers
 
     async def drive(self) -> None:
         """Start workers on all usable nodes, and work until everything is done."""
-        nodes = list(capacities(await run_sync(self._ray.nodes), self._engine, self._plan.concurrency))
+        self._images = await run_sync(find_images, self._plan)
+        found = await run_sync(self._ray.nodes)
+        nodes = list(capacities(found, self._engine, self._plan.concurrency))
         if not nodes:
-            raise EngineUnavailable("no node of the cluster has CPUs or the requested resources", op="engine")
+            raise EngineUnavailable(no_capacity(found, self._engine), op="engine")
         refused: dict[str, str] = {}
         async with anyio.create_task_group() as tasks:
             for node in nodes:
@@ -164,20 +172,26 @@ class Driver(Worker):
                 max_concurrency=slots + CONTROL_CALLS,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
             )
-            .remote(msgspec.json.encode(self._plan), self._ids.new_id("worker"), node.name, slots, measured)
+            .remote(
+                msgspec.json.encode(self._plan),
+                self._images.references,
+                self._ids.new_id("worker"),
+                node.name,
+                slots,
+                measured,
+            )
         )
         worker = RemoteWorker(node, actor, slots)
         began = time.time()
         try:
             with anyio.fail_after(START_TIMEOUT):
-                record, clock = await actor.measure.remote(self._images)
+                record, clock = await actor.measure.remote(boxes_of(self._plan, self._images), self._images.in_engine)
         except TimeoutError:
             self._ray.kill(actor)
             raise EngineUnavailable(f"no worker started there within {START_TIMEOUT:g} s", op="engine") from None
         node.record = parse_json(record, NodeRecord)
         skew = max(began - clock, clock - time.time(), 0.0)
-        keys = [each for each in key_names(self._plan) if os.environ.get(each)]
-        if reasons := list(refusals(node.record, keys, skew)):
+        if reasons := list(refusals(node.record, required_keys(self._plan, os.environ), skew)):
             await actor.close.remote()
             self._ray.kill(actor)
             raise EngineUnavailable("; ".join(reasons), op="engine")
@@ -254,6 +268,7 @@ class Driver(Worker):
         worker = min(free, key=lambda each: each.used / each.slots)
         worker.used += 1
         try:
+            self._placements.place(attempt, worker.node.name)
             self._emit(attempt, "placed", node=worker.node.name)
             ended = await self._run_on(worker, attempt, control)
         except Exception as error:
@@ -263,15 +278,39 @@ class Driver(Worker):
             return await self._close(attempt, await self._lose(worker, found[0]))
         finally:
             worker.used -= 1
+            self._placements.release(attempt)
         worker.node.deaths = 0
         return ended
 
     async def _run_on(self, worker: RemoteWorker, attempt: Attempt, control: AttemptControl) -> Ended:
-        given = await self._send(worker, self._context.work / TEMPLATES / attempt.mission / GIVEN)
-        pinned = await self._send(worker, Path(self._plan.pinned or ""))
         archive = self._context.work / "returned" / f"{attempt.id}.e{attempt.epoch}.tar"
         archive.parent.mkdir(exist_ok=True)
-        index, stale = "", None
+        for _ in range(MAX_SENDS):
+            given = await self._send(worker, self._context.work / TEMPLATES / attempt.mission / GIVEN)
+            pinned = await self._send(worker, Path(self._plan.pinned or ""))
+            if image := self._images.archives.get(self._images.references.get(attempt.mission, "")):
+                await self._send(worker, image.archive, to_keep=True)
+            index = await self._receive(worker, attempt, control, given, pinned, archive)
+            if index is not None:
+                return await run_sync(self._store, attempt, worker.node, archive, index)
+            for key in [each for each in self._sent if each[0] == worker.node.id]:  # evicted there, or deleted
+                del self._sent[key]
+        lost = WorkerLost(f"{worker.node.name} does not keep the files that it is sent", op="attempt")
+        return await self._close(attempt, lost)
+
+    async def _receive(
+        self,
+        worker: RemoteWorker,
+        attempt: Attempt,
+        control: AttemptControl,
+        given: bytes,
+        pinned: bytes,
+        archive: Path,
+    ) -> str | None:
+        """Let a worker run an attempt, and write its bundle to `archive`. Return the digest of the bundle's index; None
+        if the node does not have the files of the attempt."""
+        index: str | None = ""
+        stale = None
 
         async def forward_interrupt() -> None:
             await control.interrupted()
@@ -282,9 +321,14 @@ class Driver(Worker):
                 tasks.start_soon(forward_interrupt)
                 async for kind, value in self._items(worker, attempt, given, pinned):
                     if kind == PIECE and isinstance(value, bytes):
+                        if stream.tell() + len(value) > MAX_ARCHIVE:
+                            stream.truncate(0)
+                            raise BundleCorrupt(f"{worker.node.name} returned more than a bundle has", op="attempt")
                         stream.write(value)
                     elif kind == ENDED:
                         index = str(value)
+                    elif kind == MISSING:
+                        index = None
                     elif kind == FAILED:
                         raise WorkerLost(f"{worker.node.name} could not commit it: {value}", op="attempt")
                     elif kind == EVENT and stale is None:
@@ -293,7 +337,7 @@ class Driver(Worker):
                         except LeaseLost as error:
                             stale = error  # the result is still received, as a finding
                 tasks.cancel_scope.cancel()
-        return await run_sync(self._store, attempt, worker.node, archive, index)
+        return index
 
     async def _items(
         self, worker: RemoteWorker, attempt: Attempt, given: bytes, pinned: bytes
@@ -313,7 +357,7 @@ class Driver(Worker):
         try:
             self._ledger.enter_phase(attempt, "committing")
         except LeaseLost:
-            kept = Path(f"{self._context.run_dir}{REFUSED_SUFFIX}") / place.name
+            kept = refused_dir(self._context.run_dir) / place.name
             kept.parent.mkdir(exist_ok=True)
             remove_tree(kept)
             os.rename(returned, kept)
@@ -329,23 +373,27 @@ class Driver(Worker):
             partial(close_torn, context.run_dir, context.run_id, attempt, context.redactor, self._clock, cause)
         )
 
-    async def _send(self, worker: RemoteWorker, directory: Path) -> bytes:
-        """Make sure that the worker's node has a directory; return its parcel."""
-        key = (worker.node.id, directory)
-        async with self._sending[key]:
+    async def _send(self, worker: RemoteWorker, source: Path, *, to_keep: bool = False) -> bytes:
+        """Make sure that the worker's node has a directory or an image; return its parcel.
+
+        `to_keep`: each worker asks its node to keep it.
+        """
+        key = (worker if to_keep else worker.node.id, source)
+        async with self._sending[worker.node.id, source]:
             if key not in self._sent:
-                parcel = await run_sync(self._parcels.pack, directory)
+                parcel = await run_sync(self._parcels.pack, source)
                 encoded = msgspec.json.encode(parcel)
                 here = await worker.actor.size_of.remote(encoded)
                 while here < parcel.size:
-                    data = await run_sync(self._parcels.read, directory, here)
+                    data = await run_sync(self._parcels.read, source, here)
                     here = await worker.actor.receive.remote(encoded, here, data)
                 self._sent[key] = encoded
-        return self._sent[key]
+            return self._sent[key]
 
     def _emit_node(self, node: ClusterNode, standing: str, message: str) -> None:
         about = {"attempt_id": "", "mission_id": "", "node": node.name}
         print_event({"event": "node", **about, "message": f"{standing}: {message}"})
+        self._placements.set_node(node.name, f"{standing}: {message}")
 
     async def clean_up(self) -> None:
         """End all workers, and remove what they left on their nodes. Attempts may still run there after a signal."""
@@ -357,7 +405,7 @@ class Driver(Worker):
                 return
         for worker in self._workers:
             self._ray.kill(worker.actor)
-        await run_sync(lambda: list(sweep_cluster(self._ray, killed_run=self._plan.run_id)))
+        await run_sync(sweep_killed, self._ray, self._plan.run_id)
 
 
 def _forward(event: object, control: AttemptControl) -> None:

@@ -12,6 +12,8 @@ from proofbox.errors import NodeLost, NodePreempted, ObjectStoreFull, WorkerLost
 from proofbox.lab.attempt.documents import NodeRecord
 
 REACH_TIMEOUT = 3.0
+RAY_NAMES = {"cpus": "CPU", "gpus": "GPU"}
+"""Ray's names of resources that have another one here."""
 
 
 class ClusterNode:
@@ -28,12 +30,11 @@ class ClusterNode:
 
 def capacities(nodes: list[dict[str, Any]], engine: EngineSettings, concurrency: int) -> Iterator[ClusterNode]:
     """Yield the nodes that can run attempts, with their share of the run's concurrency, evenly distributed."""
-    names = {"cpus": "CPU", "gpus": "GPU"}
     room: dict[str, int] = {}
     for each in nodes:
         has = each["Resources"]
         if each["Alive"] and has.get("CPU"):
-            limits = [has.get(names.get(name, name), 0.0) // engine.amount(name) for name in engine.resources]
+            limits = [has.get(RAY_NAMES.get(name, name), 0.0) // engine.amount(name) for name in engine.resources]
             room[each["NodeID"]] = int(min([engine.per_node or int(has["CPU"]) or 1, *limits]))
     shares = dict.fromkeys(room, 0)
     while sum(shares.values()) < min(concurrency, sum(room.values())):
@@ -44,6 +45,20 @@ def capacities(nodes: list[dict[str, Any]], engine: EngineSettings, concurrency:
             yield ClusterNode(each["NodeID"], node_name(each), int(each["Resources"]["CPU"]), shares[each["NodeID"]])
 
 
+def no_capacity(nodes: list[dict[str, Any]], engine: EngineSettings) -> str:
+    """Return why no node of the cluster can run an attempt."""
+    usable = [each["Resources"] for each in nodes if each["Alive"] and each["Resources"].get("CPU")]
+    if not usable:
+        return "no node of the cluster is alive and has CPUs"
+    missing = []
+    for name in engine.resources:
+        most = max(each.get(RAY_NAMES.get(name, name), 0.0) for each in usable)
+        if most < engine.amount(name):
+            has = f"the most that a node has is {most:g}" if most else "no node has any"
+            missing.append(f"{name}={engine.amount(name):g} ({has})")
+    return f"no node of the cluster has {', '.join(missing) or 'all requested resources together'}"
+
+
 def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
     """Return the typed cause of a failure that Ray reports."""
     kinds = ray.exceptions
@@ -52,7 +67,7 @@ def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
         return ObjectStoreFull(f"the object store of {node} is full", op="attempt")
     if isinstance(error, kinds.OutOfMemoryError) or "memory monitor" in text or "due to memory pressure" in text:
         return WorkerOutOfMemory(f"a worker on {node} was killed because the node ran out of memory", op="attempt")
-    if getattr(error, "preempted", False) or "preempted" in text or "drained" in text:
+    if getattr(error, "preempted", False):
         return NodePreempted(f"{node} was preempted", op="attempt")
     if isinstance(error, kinds.RayTaskError):
         return WorkerLost(f"{node} could not run it: {last_line(error)}", op="attempt")

@@ -4,77 +4,108 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from proofbox.config.settings import Settings
 from proofbox.core.clock import SystemClock, isoformat
+from proofbox.errors import ProofboxError, SandboxError
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.run import resources
+from proofbox.lab.run.crews.cluster.images import RunImages
 from proofbox.lab.run.plan import Plan
-from proofbox.sandbox.images.catalogue import list_images
 
 MAX_SKEW = 30.0
 """Seconds that the clock of a node may differ. Evidence contains times of both machines."""
 
 
-def measure_node(
-    name: str, provider: str | None, keys: Sequence[str], images: Mapping[str, str], place: Path
-) -> NodeRecord:
-    """Measure this node. Failures are part of the record. `images` are those of `required_images`."""
-    from proofbox.errors import ProofboxError
-    from proofbox.lab.doctor import QUICK
-    from proofbox.sandbox.conformance import run_conformance
-    from proofbox.sandbox.contract import Policy
-    from proofbox.sandbox.selection import choose
+class MeasuredBox(NamedTuple):
+    """A kind of box that missions use."""
 
-    tool = world()["tool"]
-    problem = resources.reason(place)
-    checks: dict[str, str] = {}
+    provider: str | None
+    """None: the one that a box without a named provider gets."""
+    image: str | None
+    """The reference to an image of the container engine; None: an archive, or the programs of the node."""
+
+
+def boxes_of(plan: Plan, images: RunImages) -> list[MeasuredBox]:
+    """Return the kinds of boxes that the missions of a run use: each provider, with the first image that it gets.
+
+    What a provider enforces does not depend on the image, so one of its images is enough.
+    """
+    found: dict[tuple[str | None, bool], MeasuredBox] = {}
+    for mission in plan.suite().missions:
+        provider = plan.provider_of(mission)
+        image = images.references.get(mission.id)
+        box = MeasuredBox(provider, None if image in images.archives else image)
+        found.setdefault((provider, box.image is None), box)
+    return list(found.values())
+
+
+def measure_node(
+    name: str, boxes: Sequence[MeasuredBox], keys: Sequence[str], images: Sequence[str], place: Path
+) -> NodeRecord:
+    """Measure this node. Failures are part of the record. `images` are those that its container engine must have."""
+    problem = resources.reason(place) or absent_image(images)
+    checks: dict[str, dict[str, str]] = {}
     try:
-        provider = provider or choose("auto", Policy()).provider.name
-        report = run_conformance(provider, only=QUICK)
-        checks = {each.check: each.outcome for each in report.results}
-        failed = [each for each, outcome in checks.items() if outcome == "failed"]
-        problem = problem or (f"{provider} fails {', '.join(failed)}" if failed else absent_image(images))
+        for box in boxes if not problem else ():  # a missing image would be built or pulled
+            provider, outcomes = _measure(box)
+            checks[provider] = outcomes
+            failed = [each for each, outcome in outcomes.items() if outcome == "failed"]
+            problem = problem or (f"{provider} fails {', '.join(failed)}" if failed else "")
     except (ProofboxError, OSError) as error:
         problem = problem or str(error)
-    found = os.statvfs(place)
+    tool = world()["tool"]
+    disk = os.statvfs(place)
     return NodeRecord(
         name=name,
         kernel=platform.release(),
         machine=platform.machine(),
         python=platform.python_version(),
         proofbox=tool["version"],
-        provider=provider or "",
-        checks=checks,
+        provider=", ".join(checks),
+        checks=next(iter(checks.values()))
+        if len(checks) == 1
+        else {
+            f"{provider}: {check}": outcome for provider, found in checks.items() for check, outcome in found.items()
+        },
         problem=problem,
-        disk_free=found.f_bavail * found.f_frsize,
+        disk_free=disk.f_bavail * disk.f_frsize,
         keys=tuple(each for each in keys if os.environ.get(each)),
         measured_at=isoformat(SystemClock().now()),
     )
 
 
-def required_images(plan: Plan) -> dict[str, str]:
-    """Return the digest of each image that a run uses, by name, except images of a container engine."""
-    named = {each.image or plan.box_settings.image for each in plan.suite().missions}
-    return {each.name: each.sha256 for each in list_images() if each.sha256 and named & {each.name, each.reference}}
+def _measure(box: MeasuredBox) -> tuple[str, dict[str, str]]:
+    """Return the name of the box's provider here, and the outcome of each check."""
+    from proofbox.lab.doctor import QUICK
+    from proofbox.sandbox.conformance import run_conformance
+    from proofbox.sandbox.contract import Policy
+    from proofbox.sandbox.selection import choose
+
+    provider = choose(box.provider or "auto", Policy(image=box.image)).provider.name
+    report = run_conformance(provider, only=QUICK, settings=Settings(image=box.image))
+    return provider, {each.check: each.outcome for each in report.results}
 
 
-def absent_image(images: Mapping[str, str]) -> str:
-    """Return which of these images this machine lacks, or has with another digest; empty if it has all of them."""
-    here = {each.name: each for each in list_images()}
-    for name, digest in images.items():
-        found = here.get(name)
-        if found is None or not found.archive.exists():
-            return f"the image {name!r} is not there; pull, build or import it on the node"
-        if found.sha256 != digest:
-            return f"its image {name!r} has another digest: {found.sha256[:12]}, not {digest[:12]}"
+def absent_image(images: Sequence[str]) -> str:
+    """Return which of these images the container engine of this machine lacks; empty if it has all of them."""
+    from proofbox.sandbox.containers.engine import ContainerEngine
+    from proofbox.sandbox.containers.images import inspect_image
+
+    for image in images:
+        try:
+            inspect_image(ContainerEngine.find(), image)
+        except SandboxError as error:
+            return f"{error.message}; pull {image!r} on the node"
     return ""
 
 
 def refusals(node: NodeRecord, keys: Sequence[str], skew: float) -> Iterator[str]:
-    """Yield why a node gets no attempts. `keys` are the variables that are set on this machine and needed there."""
+    """Yield why a node gets no attempts. `keys` are the variables that are needed there."""
     tool, machine = world()["tool"], platform.machine()
     if node.proofbox != tool["version"]:
         yield f"it has proofbox {node.proofbox}, and this machine {tool['version']}"

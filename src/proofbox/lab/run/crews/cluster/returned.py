@@ -1,8 +1,8 @@
 """Checks the bundle that a node returned for an attempt. Nothing that a node says is trusted.
 
 A bundle counts only if it is intact, all of its logs included, and claims nothing except the result of that attempt
-on that node. Otherwise a node could damage the evidence of the whole run, or make `proofbox gc` delete files of other
-runs together with it.
+on that node. Otherwise a node could damage the evidence of the whole run, or pass off files of another run as the
+result of its attempt.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.workspace import registry
 
 MAX_BUNDLE = ArchiveLimits(files=100_000, size=16 << 30)
+MAX_ARCHIVE = MAX_BUNDLE.size + 4096 * MAX_BUNDLE.files
+"""Bytes of the archive of such a bundle, with the headers and the padding of each file."""
 
 
 class _FinalClaim(msgspec.Struct, frozen=True):

@@ -1,49 +1,60 @@
-"""Removes what killed workers left on the nodes of a cluster: `proofbox gc --engine ray:HOST:PORT`."""
+"""Removes what clusters left: on this machine with `proofbox gc`, on other nodes with `gc --engine ray:HOST:PORT`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from proofbox.config.engine import EngineSettings
 from proofbox.core.interpreter import module_child
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import EngineUnavailable, ProofboxError, UsageError
+from proofbox.errors import EngineUnavailable, ProofboxError
 from proofbox.lab.run.crews.cluster.connection import connected, require_ray
-from proofbox.lab.run.crews.cluster.node import sweep_node
-from proofbox.lab.run.crews.cluster.nodes import node_name
+from proofbox.lab.run.crews.cluster.nodes import last_line, node_name
+from proofbox.lab.run.crews.cluster.places import ray_place, sweep_node, sweep_ray
+from proofbox.lab.run.crews.cluster.transfer import sweep_parcels
+from proofbox.sandbox.images.received import received_dir
 
 TIMEOUT = 300.0
 NODE_TIMEOUT = 60.0
+"""For all nodes, which are swept at the same time."""
+ResultT = TypeVar("ResultT")
 
 
-class SweptNode(msgspec.Struct, frozen=True):
-    """A directory that a killed worker left on a node."""
+class SweptItem(msgspec.Struct, frozen=True):
+    """A directory that a killed process left, a parcel that is kept on a machine, or a node that was not swept."""
 
-    node: str
+    kind: Literal["node", "parcel"]
     path: str
     bytes: int
+    free: bool
+    reason: str
+    left: str = ""
+    """Why a node could not be swept."""
 
 
-def sweep_engine(engine: EngineSettings, *, remove: bool) -> list[SweptNode]:
-    """Return what killed workers left on every node of an existing cluster, and remove it, if asked.
+def sweep_machine(*, remove: bool) -> list[SweptItem]:
+    """Return what clusters left on this machine, and the parcels that are kept here; remove what is free, if asked."""
+    found = [SweptItem("node", *each, True, "left by a killed worker") for each in sweep_node(remove=remove)]
+    found += [SweptItem("node", *each, True, "left by a killed cluster") for each in sweep_ray(remove=remove)]
+    return [*found, *(SweptItem("parcel", *each) for each in sweep_parcels(received_dir(), remove=remove))]
+
+
+def sweep_engine(engine: EngineSettings, *, remove: bool) -> list[SweptItem]:
+    """Do the same on every node of an existing cluster.
 
     In a child process: connecting to a cluster changes the environment, and a process can connect to only one.
     """
     require_ray()
-    if engine.address is None:
-        hints = ["name the cluster: --engine ray:HOST:PORT"]
-        raise UsageError("a private cluster leaves nothing behind", op="gc", fix_hints=hints)
-    with TemporaryDirectory(prefix="pbr-") as place:
-        child = module_child(__name__, msgspec.json.encode(engine).decode(), place, str(int(remove)))
+    with ray_place() as place:
+        child = module_child(__name__, msgspec.json.encode(engine).decode(), str(place), str(int(remove)))
         try:
             done = subprocess.run(
                 child.argv, cwd=child.cwd, env=child.env, stdout=subprocess.PIPE, timeout=TIMEOUT, check=False
@@ -52,7 +63,7 @@ def sweep_engine(engine: EngineSettings, *, remove: bool) -> list[SweptNode]:
             why = f"{engine.address} did not answer within {TIMEOUT:g} s"
             raise EngineUnavailable(why, op="gc", fix_hints=["check the nodes of the cluster"]) from None
     if done.returncode == 0:
-        return parse_json(done.stdout, list[SweptNode])
+        return parse_json(done.stdout, list[SweptItem])
     error = parse_json(done.stdout or b"{}", dict[str, Any])
     raise EngineUnavailable(
         str(error.get("message", "the cluster could not be swept")),
@@ -61,26 +72,45 @@ def sweep_engine(engine: EngineSettings, *, remove: bool) -> list[SweptNode]:
     )
 
 
-def sweep_cluster(ray: Any, *, remove: bool = True, killed_run: str = "") -> Iterator[SweptNode]:
-    """Yield what killed workers left on every node of the connected cluster, and remove it, if asked.
+def sweep_killed(ray: Any, run_id: str) -> None:
+    """Remove what the workers of a run, which have just been killed, left on every node of the connected cluster."""
+    for _ in _on_every_node(ray, sweep_node, killed_run=run_id):
+        pass
 
-    `killed_run` is the run whose workers have just been killed, if any.
-    """
+
+def sweep_cluster(ray: Any, *, remove: bool) -> Iterator[SweptItem]:
+    """Sweep every node of the connected cluster."""
+    for name, found in _on_every_node(ray, sweep_machine, remove=remove):
+        if isinstance(found, Exception):
+            why = f"{name}: {last_line(found)}"
+            yield SweptItem("node", name, 0, False, "the node could not be swept", why)
+        else:
+            for each in found:
+                yield msgspec.structs.replace(each, reason=f"on {name}: {each.reason}")
+
+
+def _on_every_node(
+    ray: Any, function: Callable[..., ResultT], **options: Any
+) -> Iterator[tuple[str, ResultT | Exception]]:
+    """Call a function on every node, and yield its result there, or the reason for the failure."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    sweep = ray.remote(sweep_node)
+    task = ray.remote(function)
     asked = {
-        node_name(each): sweep.options(
+        node_name(each): task.options(
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False),
-        ).remote(remove=remove, killed_run=killed_run)
+        ).remote(**options)
         for each in ray.nodes()
         if each["Alive"]
     }
+    until = time.monotonic() + NODE_TIMEOUT
     for name, reference in asked.items():
-        with contextlib.suppress(ray.exceptions.RayError):  # it died meanwhile, or has no proofbox
-            yield from (SweptNode(name, *found) for found in ray.get(reference, timeout=NODE_TIMEOUT))
+        try:
+            yield name, ray.get(reference, timeout=max(1.0, until - time.monotonic()))
+        except ray.exceptions.RayError as error:  # it died meanwhile, or has no proofbox
+            yield name, error
 
 
 def main(argv: list[str]) -> None:
@@ -102,4 +132,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # Ray sends what belongs to `__main__` by value, which changes the fields of a struct.
+    from proofbox.lab.run.crews.cluster import sweeping
+
+    sweeping.main(sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Commands that read a committed run open each file of its attempts once."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, command, conduct, mission, plan, say, write
+
+from proofbox import load_run, report, validate, verify
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+SUITE = HEAD + mission("m", write("a", "42\n"), command("true"), say("done"), verify={"commands": ["grep -qx 42 a"]})
+READERS: dict[str, Callable[[Path], Any]] = {
+    "verify": verify,
+    "validate": validate,
+    "report": lambda run: report(run, strict=True),
+    "load_run": load_run,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    return conduct(plan(SUITE, place / "out", place), place / "out")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_each_file_of_an_attempt_is_opened_once(run: Path, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    really_open, opened = os.open, Counter[str]()
+
+    def noted_open(path: Any, *args: Any, **options: Any) -> int:
+        opened[os.path.basename(os.fspath(path)) if "attempts/" in os.fspath(path) else ""] += 1
+        return really_open(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", noted_open)
+        assert READERS[reader](run).ok
+    names = os.listdir(run / "attempts/m.1.e1")
+    assert len(names) > 10
+    assert {name: opened[name] for name in names} == dict.fromkeys(names, 1)
