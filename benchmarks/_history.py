@@ -51,13 +51,13 @@ class Figure(NamedTuple):
 
 
 def at_most(name: str, value: float, threshold: float, *, ours: str = "", theirs: str = "") -> bool:
-    """Record a figure of which less is better, and return whether it is within its threshold."""
+    """Record a figure that should be small, and return whether it is within its threshold."""
     _record(name, value, threshold, 1, ours, theirs)
     return value <= threshold
 
 
 def at_least(name: str, value: float, threshold: float, *, ours: str = "", theirs: str = "") -> bool:
-    """Record a figure of which more is better, and return whether it reaches its threshold."""
+    """Record a figure that should be large, and return whether it reaches its threshold."""
     _record(name, value, threshold, -1, ours, theirs)
     return value >= threshold
 

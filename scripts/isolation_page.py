@@ -35,7 +35,7 @@ sandbox (`off`), each operation has the result that your user has. The project b
 OTHERS = """## Other sandboxes
 
 The plan `hostile`, run by root with the ready [adapters](probes.md#measure-another-sandbox) `bwrap` and `docker-run`: a
-careful command line, without proofbox. What the plan expects to be denied and was not is bold.
+careful command line, without proofbox. Operations that should be denied but were allowed are in bold.
 """
 
 

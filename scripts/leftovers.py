@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 PREFIXES = ("proofbox-", "pbt-", "pbe-", "pbp-", "pbl-")
-PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "boxvm", "treestat")
+PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "boxvm", "treestat", "treewrite")
 LABEL = "proofbox.session"
 GRACE = float(os.environ.get("LEFTOVERS_GRACE", "30"))  # seconds to wait for ending processes on a busy machine
 CONTROL_GROUPS = Path("/sys/fs/cgroup")

@@ -39,6 +39,7 @@ MET = {
     "evidence.bundle.reader": ("Bundle", "UnverifiedBundle"),
     "evidence.verify.verification": ("Verification",),
     "evidence.promotion.emit": ("Promotion",),
+    "lab.reports.suite_status": ("SuiteStatus", "RunningAttempt", "RunNode"),
     "lab.reports.suite_run": ("SuiteRun", "AttemptFacts", "Explanation"),
     "lab.reports.totals": ("Totals",),
     "lab.run.events": ("RunStarted", "SuiteEvent"),

@@ -266,7 +266,22 @@ def probe_vm() -> str:
     return "" if installed_release() else "the package linux-image-cloud-amd64 is not installed"
 
 
+def arm64_package(name: str) -> Path:
+    """Return the arm64 package of Debian that scripts/setup downloaded."""
+    [found] = (ROOT / ".tools/arm64").glob(f"{name}*.deb")
+    return found
+
+
+def probe_arm64_guest() -> str:
+    if not shutil.which("qemu-system-aarch64"):
+        return "no qemu-system-aarch64 on the PATH"
+    return "" if len(list((ROOT / ".tools/arm64").glob("*.deb"))) == 2 else "no packages in .tools/arm64"
+
+
 CAPABILITIES = {
+    "arm64-guest": Capability(
+        probe_arm64_guest, "scripts/setup --test installs QEMU, and downloads an arm64 kernel and busybox", False
+    ),
     "bash": Capability(probe_shell("bash"), "apt-get install bash", True),
     "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
     "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),

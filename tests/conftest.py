@@ -115,6 +115,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     raise pytest.UsageError(f"{item.nodeid} needs {name!r}; known are {', '.join(CAPABILITIES)}")
 
 
+@pytest.fixture(scope="session")
+def shared_settings() -> Path:
+    """The user's settings file of all tests that do not redirect XDG_CONFIG_HOME."""
+    return Path(os.environ["XDG_CONFIG_HOME"], "proofbox/config.toml")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_for_other_tests(shared_settings: Path) -> Generator[None]:
+    yield
+    assert not shared_settings.exists(), f"{shared_settings} would change later tests: redirect XDG_CONFIG_HOME"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name in (name for mark in item.iter_markers("needs") for name in mark.args):

@@ -1,4 +1,4 @@
-"""Compute from a program's system calls what a power cut could lose. Killing it would not lose the page cache."""
+"""Compute which writes of a program a power cut could lose. Killing it is not enough: the page cache survives."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from proofbox.lab.run.crews.cluster.connection import NO_SPARE_WORKERS
+
 STORE = 100_000_000
 MAX_STARTS = 4
 """How often a cluster is started. Ray fails if a node takes longer than 30 s, as it may on a busy machine."""
@@ -60,7 +62,7 @@ def _start(nodes: int, cpus: int) -> RayCluster:
     place = Path(tempfile.mkdtemp(prefix="r-", dir="/tmp"))
     token = secrets.token_hex(32)
     env = {**os.environ, "RAY_TMPDIR": str(place), "RAY_USAGE_STATS_ENABLED": "0"}
-    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, **NO_SPARE_WORKERS}
     argv = [sys.executable, __file__, str(nodes), str(cpus)]
     process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""The Ray cluster that all tests of one worker share: two nodes with two CPUs each."""
+"""The Ray cluster that all tests of one worker share: two nodes with one CPU, and so with one worker, each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ray_cluster import RayCluster, ray_cluster
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[RayCluster]:
-    with ray_cluster() as cluster:
+    with ray_cluster(2, 1) as cluster:
         yield cluster
 
 

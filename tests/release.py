@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -39,13 +40,33 @@ def build(kind: str, source: Path, into: Path) -> Path:
     """Call the build backend like a frontend does, with the installed packages, including the locked zig."""
     program = f"import sys, hatch_build; print('built', hatch_build.build_{kind}(sys.argv[1]))"
     env = {name: value for name, value in os.environ.items() if name != "PROOFBOX_BUILD_AGENT"}
-    # The test run's cache directory is deleted at its end, but zig's build of its libc is worth keeping.
-    env |= {"ZIG_GLOBAL_CACHE_DIR": str(ROOT / ".tools/zig-cache"), "SOURCE_DATE_EPOCH": "1704067200"}
+    env |= {**zig_cache(), "SOURCE_DATE_EPOCH": "1704067200"}
     done = subprocess.run(
         [sys.executable, "-c", program, str(into)], cwd=source, env=env, capture_output=True, text=True, timeout=580
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return into / done.stdout.rsplit("built ", 1)[1].strip()
+
+
+@cache
+def zig_cache() -> dict[str, str]:
+    """Return the variables that let zig find its build of libc again, which takes a minute per architecture.
+
+    Zig knows it by the path of its own library. That path in uv's cache, from which uv links `.venv`, is the same for
+    all checkouts of a user; without it, the build is kept in this checkout.
+    """
+    spec = importlib.util.find_spec("ziglang")
+    library = Path(spec.origin if spec and spec.origin else "").with_name("lib")
+    own = Path.home() / ".cache"
+    for found in user_uv_cache().glob("archive-v*/*/ziglang/lib"):
+        if os.path.samefile(found / "std/std.zig", library / "std/std.zig") and os.access(own, os.W_OK):
+            return {"ZIG_LIB_DIR": str(found), "ZIG_GLOBAL_CACHE_DIR": str(own / "zig")}
+    return {"ZIG_GLOBAL_CACHE_DIR": str(ROOT / ".tools/zig-cache")}
+
+
+def user_uv_cache() -> Path:
+    """Return the user's download cache, instead of the test run's."""
+    return Path(os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache/uv")))
 
 
 class Installed:
@@ -55,8 +76,8 @@ class Installed:
         self.bin = place / "venv/bin"
         self.cwd = place / "empty"
         self.cwd.mkdir(parents=True)
-        # Use the user's download cache instead of the test run's, and the certificates that this machine trusts.
-        cache = {"UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache/uv"))}
+        # Use the certificates that this machine trusts.
+        cache = {"UV_CACHE_DIR": str(user_uv_cache())}
         trust = {name: os.environ.get(name, "true") for name in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS")}
         uv = find_uv() or "uv"
         wheel = f"{built_release().wheel}{f'[{extra}]' if extra else ''}"

@@ -30,7 +30,7 @@ DIAGRAMS = every_diagram()
 
 
 def build(place: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    argv = [sys.executable, "-m", "zensical", "build", "--strict"]
     return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=100)
 
 
@@ -64,7 +64,8 @@ def test_site_builds_strictly_from_local_files_only(tmp_path: Path) -> None:
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(\s*[\"']?(?:https?:)?//|@import", sheet.read_text()), sheet
 
-    # A broken page fails the build. (A missing picture does not; `wrong_references` checks those.)
+    # A broken page fails the build, which renders only this page anew. (A missing picture does not fail it;
+    # `wrong_references` checks those.)
     (tmp_path / "docs/broken.md").write_text("# x\n\n[a](no-such-page.md) [b](tutorial.md#no-such-anchor)\n")
     broken = build(tmp_path)
     assert broken.returncode != 0
@@ -101,6 +102,14 @@ def test_every_page_is_in_the_navigation() -> None:
     there = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
     assert there - named == set()
     assert named - there == set()
+
+
+def test_design_notes_state_context_decision_and_consequences() -> None:
+    expected = ["Context", "Decision", "Consequences"]
+    for note in (DOCS / "design").glob("*.md"):
+        parts = re.findall(r"^(?:## |\*\*)(Context|Decision|Consequences)\b", note.read_text(), re.MULTILINE)
+        assert parts, note.name
+        assert parts == expected * (len(parts) // 3), note.name
 
 
 # Diagrams

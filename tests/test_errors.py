@@ -75,6 +75,10 @@ def texts(node: ast.AST, where: str) -> Iterator[Text]:
             yield from texts(other, where)
 
 
+reads_all_sources = pytest.mark.xdist_group("errors")
+"""Tests that use `made`, in one worker, because reading all sources takes seconds."""
+
+
 @cache
 def made() -> list[tuple[str, ast.Call]]:
     """Return every error that the source creates, with its location."""
@@ -109,6 +113,7 @@ def wrong_with(text: str) -> list[str]:
     return problems
 
 
+@reads_all_sources
 @pytest.mark.parametrize("part", ["message", "fix_hints", "op"])
 def test_raised_messages_have_one_style(part: str) -> None:
     found = raised(part)
@@ -117,6 +122,7 @@ def test_raised_messages_have_one_style(part: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@reads_all_sources
 def test_every_error_names_its_operation() -> None:
     without = [where for where, node in made() if not {"op", None} & {keyword.arg for keyword in node.keywords}]
     assert not without, f"no op: {without}"
@@ -124,6 +130,7 @@ def test_every_error_names_its_operation() -> None:
     assert not dotted, "words with spaces between, as a command has: " + "; ".join(dotted)
 
 
+@reads_all_sources
 def test_commands_in_hints_exist() -> None:
     commands = msgspec.to_builtins(describe.commands())
     flags = {each["name"] for facts in commands.values() for each in facts["parameters"]} | {"--help"}

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import pkgutil
+import re
 import secrets
 import subprocess
 import sys
@@ -254,6 +255,7 @@ def test_interpreters_are_started_in_one_place_only() -> None:
     using = [
         path
         for path in sources()
+        if re.search("executable|multiprocessing", path.read_text())
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable")
         or (isinstance(node, ast.Import | ast.ImportFrom) and "multiprocessing" in ast.unparse(node))

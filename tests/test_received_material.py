@@ -41,7 +41,7 @@ HOOKS = ("post-checkout", "post-commit", "pre-commit", "pre-receive", "reference
 KNOWN = frozenset(each.code for each in error_classes()) - {"PROOFBOX_INTERNAL"}
 BOX = ("--provider", "bubblewrap")
 
-pytestmark = pytest.mark.timeout(40)
+pytestmark = [pytest.mark.timeout(40), pytest.mark.xdist_group("received")]
 
 
 class Stranger:

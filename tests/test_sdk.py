@@ -18,20 +18,25 @@ import proofbox
 from proofbox.cli import main
 from proofbox.cli.describe import CommandFacts, commands
 from proofbox.core.results import Document
+from proofbox.lab.run.running import in_thread
 
 FUNCTIONS: dict[str, Callable[..., Document]] = {
+    "suite lint": proofbox.lint_suite,
     "suite run": proofbox.run_suite,
     "suite resume": proofbox.resume_suite,
     "suite report": proofbox.load_run,
+    "suite status": proofbox.suite_status,
     "campaign run": proofbox.run_campaign,
     "campaign canary": proofbox.run_canary,
     "campaign resume": proofbox.resume_campaign,
-    "campaign status": proofbox.load_campaign,
+    "campaign status": proofbox.campaign_status,
     "campaign lint": proofbox.lint_campaign,
     "campaign plan": proofbox.plan_campaign,
     "campaign compare": proofbox.compare_campaigns,
     "campaign publish-check": proofbox.check_publishable,
     "campaign regrade": proofbox.regrade_campaign,
+    "new suite": proofbox.new_suite,
+    "new campaign": proofbox.new_campaign,
     "doctor": proofbox.doctor,
     "validate": proofbox.validate,
     "report": proofbox.report,
@@ -59,6 +64,15 @@ ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 @pytest.fixture(scope="module")
 def facts() -> dict[str, CommandFacts]:
     return commands()
+
+
+def test_every_coroutine_function_leaves_the_event_loop_free() -> None:
+    """Those that `in_thread` makes run in a thread; a test runs a ticker beside the others."""
+    code = in_thread(print, stoppable=False, doc="").__code__
+    names = {name for name in proofbox.__all__ if inspect.iscoroutinefunction(getattr(proofbox, name))}
+    assert {name for name in names if getattr(proofbox, name).__code__ is not code} == {
+        *("explore_attempt_async", "fork_attempt_async", "run_attempt_async")  # tests/lab/attempt/adhoc/test_explore.py
+    }
 
 
 @pytest.mark.parametrize("command", FUNCTIONS)
@@ -110,6 +124,7 @@ def test_functions_return_what_their_commands_print(run: Path, capsys: pytest.Ca
     (run / "attempts/lies.1.e1/feedback.json").write_bytes(b"{}")
     cases: list[tuple[Document, list[str], int]] = [
         (proofbox.load_run(), ["suite", "report"], 1),
+        (proofbox.suite_status(), ["suite", "status"], 0),
         (proofbox.explain_attempt("lies.1"), ["attempt", "explain", "lies.1"], 0),
         (proofbox.validate(run / "attempts/answer.1.e1"), ["validate", f"{run}/attempts/answer.1.e1"], 0),
         (proofbox.report(run / "attempts/answer.1.e1"), ["report", f"{run}/attempts/answer.1.e1"], 0),

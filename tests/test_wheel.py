@@ -16,7 +16,7 @@ import pytest
 from capabilities import ROOT, find_uv, foreign_arch, native_arch, qemu_user
 from release import Built, build, built_release, unpack
 
-PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "boxvm", "treestat")
+PROGRAMS = ("boxagent", "boxlaunch", "boxprobe", "boxrun", "boxvm", "treestat", "treewrite")
 ARCHES = ("x86_64", "aarch64")
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 BIN = "proofbox/sandbox/agent/bin"
@@ -143,7 +143,7 @@ def test_zig_is_required_only_if_needed(kind: str, choice: str, compiler: str, a
 
 
 @pytest.mark.parametrize(
-    ("choice", "says"), [("native", "no compiler for the box agent"), ("both", "none of native, all, none")]
+    ("choice", "says"), [("native", "no compiler for the box agent"), ("both", "is not native, all or none")]
 )
 def test_impossible_build_explains_the_reason(choice: str, says: str, tmp_path: Path) -> None:
     agent = tmp_path / "src/proofbox/sandbox/agent"

@@ -52,7 +52,10 @@ if TYPE_CHECKING:
     from proofbox.lab.campaign.running import run_canary as run_canary
     from proofbox.lab.campaign.running import run_canary_async as run_canary_async
     from proofbox.lab.doctor import doctor as doctor
+    from proofbox.lab.examples import new_campaign as new_campaign
+    from proofbox.lab.examples import new_suite as new_suite
     from proofbox.lab.garbage import collect_garbage as collect_garbage
+    from proofbox.lab.reports.campaigns.loading import campaign_status as campaign_status
     from proofbox.lab.reports.campaigns.loading import load_campaign as load_campaign
     from proofbox.lab.reports.explain import explain_attempt as explain_attempt
     from proofbox.lab.reports.parity import compare_parity as compare_parity
@@ -60,12 +63,14 @@ if TYPE_CHECKING:
     from proofbox.lab.reports.scoring import report as report
     from proofbox.lab.reports.scoring import validate as validate
     from proofbox.lab.reports.steps import diff_attempt as diff_attempt
+    from proofbox.lab.reports.suite_status import suite_status as suite_status
     from proofbox.lab.run.running import load_run as load_run
     from proofbox.lab.run.running import load_run_async as load_run_async
     from proofbox.lab.run.running import resume_suite as resume_suite
     from proofbox.lab.run.running import resume_suite_async as resume_suite_async
     from proofbox.lab.run.running import run_suite as run_suite
     from proofbox.lab.run.running import run_suite_async as run_suite_async
+    from proofbox.lab.suite.linting import lint_suite as lint_suite
     from proofbox.probes.example import new_plan as new_plan
     from proofbox.probes.run import run_plan as run_plan
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
@@ -115,13 +120,16 @@ _HOME = {
     "fork_attempt_async": "proofbox.lab.attempt.adhoc.fork",
     "import_image": "proofbox.sandbox.images.imports",
     "initialize": "proofbox.sandbox.initialize",
+    "lint_suite": "proofbox.lab.suite.linting",
     "list_images": "proofbox.sandbox.images.catalogue",
     "load_bundle": "proofbox.evidence.bundle.reader",
     "load_run": "proofbox.lab.run.running",
     "load_run_async": "proofbox.lab.run.running",
     "open_bundle_unverified": "proofbox.evidence.bundle.reader",
     "open_toolbox": "proofbox.workspace.tools.toolbox",
+    "new_campaign": "proofbox.lab.examples",
     "new_plan": "proofbox.probes.example",
+    "new_suite": "proofbox.lab.examples",
     "plan_delivery": "proofbox.delivery.sending",
     "pull_image": "proofbox.sandbox.images.pull",
     "report": "proofbox.lab.reports.scoring",
@@ -133,6 +141,7 @@ _HOME = {
     "run_canary_async": "proofbox.lab.campaign.running",
     "resume_campaign": "proofbox.lab.campaign.running",
     "resume_campaign_async": "proofbox.lab.campaign.running",
+    "campaign_status": "proofbox.lab.reports.campaigns.loading",
     "load_campaign": "proofbox.lab.reports.campaigns.loading",
     "load_campaign_async": "proofbox.lab.campaign.running",
     "lint_campaign": "proofbox.lab.campaign.linting",
@@ -145,6 +154,7 @@ _HOME = {
     "run_campaign_async": "proofbox.lab.campaign.running",
     "run_suite": "proofbox.lab.run.running",
     "run_suite_async": "proofbox.lab.run.running",
+    "suite_status": "proofbox.lab.reports.suite_status",
     "validate": "proofbox.lab.reports.scoring",
     "run_attempt": "proofbox.lab.attempt.adhoc.run",
     "run_attempt_async": "proofbox.lab.attempt.adhoc.run",

@@ -267,7 +267,7 @@ def lines_without_a_command() -> list[Line]:
         ["\udcff"],
         ["\x1b[2J"],
         ["x" * 100_000],
-        ["help", "exec"],
+        ["help", "no-such-command"],
         ["exec.py"],
         ["proofbox"],
         *([group, "no-such-command"] for group in groups),

@@ -19,7 +19,7 @@ from proofbox.cli import COMMANDS, Command, main
 SEED = 1
 SAMPLE, FULL = 12, 2000
 SECONDS = 30.0
-pytestmark = pytest.mark.needs("bubblewrap")
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("bad-lines")]
 
 
 @pytest.fixture(scope="module")

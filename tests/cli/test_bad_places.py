@@ -23,7 +23,7 @@ SECONDS = 60.0
 PROGRAM = "from proofbox.cli import entry; entry()"
 PASSES = frozenset({0, 125})
 
-pytestmark = pytest.mark.needs("bubblewrap")
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("bad-places")]
 
 
 class Try(NamedTuple):

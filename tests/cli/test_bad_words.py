@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from proofbox.cli import COMMANDS, GROUPS, Command, main
 
-# Random lines must not start a server, a shell, an agent, a download or the demo.
+# Random lines must not start a server, a shell, an agent, a download, a build or the demo.
 QUIET = [
     command
     for command in COMMANDS
     if command.path.split()[0] not in ("demo", "doctor", "backend", "up", "runtime", "suite", "deliver", "init", "exec")
-    and command.path not in ("mcp serve", "session start", "images pull", "session exec")
+    and command.path not in ("mcp serve", "session start", "images pull", "images build", "session exec")
 ]
 FLAGS = sorted({name for command in QUIET for each in arguments(command) for name in each.declared.names})
 # As in argv: anything but NUL, with bytes that are not UTF-8 as surrogates.

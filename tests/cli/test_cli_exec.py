@@ -341,7 +341,7 @@ def test_a_session_lives_between_processes(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "probe", "contract --json", "session list --json", "exec --provider off -- echo x"]
+    "words", ["--help", "probe", "completion bash", "session list --json", "exec --provider off -- echo x"]
 )
 @pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
 def test_unwritable_stdout_prints_no_stack_trace(project: Path, words: str, redirection: str) -> None:

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_engine import fake_engine
 from terminal import Terminal
 
 from proofbox.cli import main
 from proofbox.core.dirs import state_dir
 from proofbox.lab.run.limiter import Limiter
+from proofbox.sandbox.images.image import images_dir
+from proofbox.sandbox.images.imports import import_image
 
 
 @pytest.fixture
@@ -139,6 +142,29 @@ def test_doctor_reports_and_stores_its_measurement(
     assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 1  # the requested provider is missing
     refused = json.loads(capsys.readouterr().out)
     assert (refused["ok"], refused["error"]["code"]) == (False, "SANDBOX_UNAVAILABLE")
+
+
+def test_doctor_lists_images_kernels_and_templates(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    (tmp_path / "tree").mkdir()
+    image = import_image(tmp_path / "tree", "tools")
+    (images_dir() / "aa.template").mkdir()
+    with fake_engine(tmp_path / "engine") as engine:
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
+        engine.copies = [{"RepoTags": [f"proofbox-image/tools:{image.sha256}"], "Size": 2_000_000, "Created": 1}]
+        assert main(["doctor", "--quick", "--provider", "off"]) == 0
+        shown = capsys.readouterr().out
+        assert main(["doctor", "--quick", "--provider", "off", "--json"]) == 0
+    for line in (
+        "the image tools",
+        "a template of virtual machines",
+        "2.0 MB  the image tools, in the container engine",
+    ):
+        assert line in shown
+    assert len(json.loads(capsys.readouterr().out)["images"]) == 3
 
 
 def test_doctor_writes_its_report_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -74,3 +74,21 @@ def test_named_agents_run_some_missions_and_are_compared_by_name(capsys: pytest.
     shown = capsys.readouterr().out
     assert "process.quick" in shown
     assert "process.idle" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["a=true", "b=true"], "a run uses one agent"),
+        (["a=true", "a=false"], "--command a is given twice"),
+        (["a=true", "process.a=false"], "two commands are given for process.a"),
+        (["a=true", "--strategies", "scripted"], "the chain is scripted"),
+    ],
+)
+def test_commands_that_would_not_run_are_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    words = [word for flag in flags for word in (["--command", flag] if "=" in flag else [flag])]
+    assert main(["suite", "run", "suite.toml", *words, "--json"]) == 2
+    assert message in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not Path("out").exists()

@@ -22,10 +22,14 @@ from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.run.placements import Placements
 from proofbox.lab.run.plan import conductor_lock, ledger_path, read_plan
 from proofbox.sandbox.initialize import initialize
+from proofbox.viewer.rendering import Renderer
+from proofbox.viewer.runs import RunReader
+from proofbox.viewer.selection import Query, run_values
 
-pytestmark = pytest.mark.needs("bubblewrap")
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("cli-suite")]
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 GOOD = HEAD + mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER)
@@ -316,3 +320,55 @@ def test_contradicting_ledger_fails_the_report(tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert main(["suite", "report", str(out)]) == 1
     assert "ledger_disagrees: attempts/answer.1.e1: claimed: failure in the run's ledger" in capsys.readouterr().out
+
+
+def test_bundles_that_came_too_late_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node returned them after their attempts had been taken over."""
+    out = tmp_path / "out"
+    made = plan(GOOD, out, tmp_path)
+    conduct(made, out)
+    assert main(["suite", "report", str(out), "--json"]) == 0
+    shown = printed(capsys)
+    assert (shown["refused"], shown["refused_bundles"]) == (0, None)
+    place = out / f"{made.run_id}.refused"
+    (place / "answer.1.e1").mkdir(parents=True)
+    assert main(["suite", "report", str(out), "--json"]) == 0
+    shown = printed(capsys)
+    assert (shown["refused"], shown["refused_bundles"]) == (1, str(place))
+    assert main(["suite", "report", str(out)]) == 0
+    assert f"1 bundle from lost nodes came too late and does not count: {place}" in capsys.readouterr().out
+    view = RunReader().read(out / made.run_id)
+    page = Renderer().render("run.html", root="", **run_values("out", view, Query()))
+    assert f"1 bundle from lost nodes came too late and does not count: <code>{made.run_id}.refused" in page
+
+
+def test_status_shows_running_attempts_with_their_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    made = plan(GOOD, out, tmp_path, replicates=3)
+    placements = Placements(out / ".work" / made.run_id)
+    placements.set_node("node-a", "admitted: 2 attempts, bubblewrap")
+    placements.set_node("node-b", "refused: the disk is full")
+    with Ledger(ledger_path(out, made.run_id)) as ledger:
+        epoch = ledger.begin_epoch()
+        first, second = (ledger.claim("driver", epoch, 60.0) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        ledger.enter_phase(second, "running")
+    placements.place(second, "node-a")
+    with locked(conductor_lock(out, made.run_id)):
+        assert main(["suite", "status", str(out), "--json"]) == 0
+        found = printed(capsys)
+        assert main(["suite", "status", str(out)]) == 0
+        text = capsys.readouterr().out
+    assert (found["ended"], found["waiting"], found["conducted"], found["committed"]) == (0, 1, True, False)
+    running = [(each["attempt_id"], each["state"], each["node"]) for each in found["running"]]
+    assert running == [("answer.1", "claimed", None), ("answer.2", "running", "node-a")]
+    assert [(each["name"], each["running"]) for each in found["nodes"]] == [("node-a", 1), ("node-b", 0)]
+    assert "0 ended, 2 running, 1 waiting" in text
+    assert re.search(r"answer.2 +running +\d+ +node-a", text)
+    assert re.search(r"node-b +0 +refused: the disk is full", text)
+    placements.release(second)
+    assert main(["suite", "status", str(out)]) == 1
+    text = capsys.readouterr().out
+    assert "0 ended, 2 interrupted, 1 waiting" in text
+    assert f"resume with: proofbox suite resume {out / made.run_id}" in text

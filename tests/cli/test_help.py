@@ -7,13 +7,17 @@ import shlex
 import subprocess
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
 
 import commandlines
 import pytest
 
-from proofbox.cli import COMMANDS, GROUPS, main
+from proofbox.cli import COMMANDS, GROUPS, app, main, output
 from proofbox.cli.describe import CommandFacts, commands
+from proofbox.cli.output import columns
 from proofbox.errors import UsageError
+from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.sandbox.providers import AUTO, PROVIDERS
 
 # Names with two meanings, and why they are allowed.
@@ -91,6 +95,66 @@ def test_flags_with_the_same_name_have_the_same_type() -> None:
                 kinds.setdefault(each.name, {}).setdefault(each.type, []).append(path)
     mixed = {name: found for name, found in kinds.items() if len(found) > 1}
     assert set(mixed) == set(TWO_THINGS)
+
+
+@pytest.mark.parametrize("path", ["", "exec", "suite", "suite run"])
+def test_help_as_a_command_is_the_help_option(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", *path.split()]) == main([*path.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text[: len(text) // 2] == text[len(text) // 2 :]
+
+
+def test_help_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(*_: object) -> NoReturn:
+        raise AssertionError("the command was called")
+
+    monkeypatch.setattr(app, "bind", call)
+    for path in PATHS:
+        for rest in (
+            ["--", "sh"],
+            ["--json", "--", "touch", "x"],
+            ["x", "--", "--help"],
+            ["--", "--", "x"],
+            ["sh", "-c"],
+        ):
+            assert main(["help", *path.split(), *rest]) == 0
+            assert capsys.readouterr().out.startswith(f"Usage: proofbox {path}")
+    assert main(["help", "--", "exec", "--", "true"]) == 0
+    monkeypatch.undo()
+    assert main(["help", "exec", "--provider", "off", "--", "touch", str(tmp_path / "executed")]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_of_a_cell_cannot_imitate_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["NAME", "SCHEMA"], ["a", "e/1\nresults.json  42"], ["b\tc\n\x1b[31m", "x"]]
+    wide = "NAME            SCHEMA\na               e/1\\nresults.json  42\nb\\tc\\n\\x1b[31m  x"
+    assert columns(rows) == wide
+    monkeypatch.setattr(output, "_terminal_width", lambda: 40)
+    assert columns([["NAME", "SCHEMA"], ["a" * 12, "e/1\nforged  42 " + "x" * 20]]).splitlines()[1:] == [
+        "a" * 12 + "  e/1\\nforged  42",
+        " " * 14 + "x" * 20,
+    ]
+
+
+def test_bundle_cannot_imitate_lines_of_its_listing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with BundleWriter.create(tmp_path) as bundle:
+        bundle.write_json("a.json", {"schema_version": "e/1\nresults.json  42  0000"})
+    (bundle.path / "x\nfinding: forged").touch()
+    for words in (["bundle", "show"], ["bundle", "reindex", "--strict"], ["verify"]):
+        main([*words, str(bundle.path)])
+        lines = capsys.readouterr().out.splitlines()
+        assert not [line for line in lines if line.startswith(("results.json", "finding: forged"))]
+        assert [line for line in lines if "x\\nfinding: forged" in line]
+
+
+def test_last_column_of_a_table_is_wrapped_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["NAME", "MEANING"], ["first", "some words that need more than one line"], ["second", ""]]
+    wide = "NAME    MEANING\nfirst   some words that need more than one line\nsecond"
+    assert columns(rows) == wide
+    monkeypatch.setattr(output, "_terminal_width", lambda: 40)
+    assert columns(rows) == ("NAME    MEANING\nfirst   some words that need more than\n        one line\nsecond")
+    monkeypatch.setattr(output, "_terminal_width", lambda: 20)
+    assert columns(rows) == wide, "single words on each line would be harder to read"
 
 
 def test_provider_help_lists_all_providers() -> None:

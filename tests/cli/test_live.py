@@ -66,3 +66,21 @@ def test_activity_is_cleared_on_state_change() -> None:
     assert "make" in picture(progress)[1]
     progress.update(event("verifying", "a.1"))
     assert "make" not in picture(progress)[1]
+
+
+def test_nodes_are_counted_and_shown_with_their_attempts() -> None:
+    progress = Progress(shown=False)
+    progress.update(event("node", "", node="host-1", message="admitted: 2 attempts, bubblewrap"))
+    progress.update(event("node", "", node="host-2", message="admitted: 2 attempts, bubblewrap"))
+    progress.update(event("node", "", node="host-3", message="refused: the disk is full"))
+    progress.update(event("placed", "a.1", node="host-1\x1b"))
+    assert "placed on host-1\\x1b" in picture(progress)[2]
+    progress.update(event("running", "a.1"))
+    progress.update(event("activity", "a.1", activity="make"))
+    _, nodes, attempt = picture(progress)
+    assert nodes == "nodes: 2 admitted, 1 refused"
+    assert attempt.startswith("a.1  running on host-1\\x1b  ")
+    assert attempt.endswith("  make")
+    progress.update(event("ended", "a.1"))
+    progress.update(event("running", "a.1"))
+    assert "on host-1" not in picture(progress)[2], "a retry is placed again"

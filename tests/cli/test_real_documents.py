@@ -26,6 +26,7 @@ from proofbox.cli.commands.setup.contract import make_contract
 pytestmark = [
     pytest.mark.needs("bubblewrap", "git", "limits"),
     pytest.mark.timeout(300),
+    pytest.mark.xdist_group("documents"),
     # A command that starts a session keeps its stream open until the process ends, and this process continues.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -196,6 +197,7 @@ def play(tell: Story) -> None:
     tell("suite", "lint", "wrong.toml", "--json", code=1)
     ran = tell("suite", "run", "suite.toml", "--strategies", "scripted", "--provider", "bubblewrap", "--jsonl", code=1)
     tell("suite", "report", "out", "--json", code=1)
+    tell("suite", "status", "out", "--json")
     tell("attempt", "list", "out", "--json")
     tell("attempt", "show", "answer.1", "--json")
     tell("attempt", "explain", "lie.1", "--json")

@@ -45,6 +45,38 @@ def test_running_a_command_loads_nothing_unneeded(provider: str, tmp_path: Path)
     assert run(script, *line) == "[]\n"
 
 
+@NEEDS_BUBBLEWRAP
+def test_client_of_a_session_loads_nothing_that_starts_boxes(tmp_path: Path) -> None:
+    script = (
+        "import sys; from proofbox.cli import main; code = main(sys.argv[1:]);"
+        "starting = {'subprocess', 'proofbox.sandbox.selection', 'proofbox.sandbox.providers.bubblewrap'};"
+        "print(sorted(starting & set(sys.modules))); sys.exit(code)"
+    )
+    started = run(script, "session", "start", "--provider", "bubblewrap", "--project", str(tmp_path))
+    id, loaded, *_ = started.splitlines()
+    assert "subprocess" in loaded
+    try:
+        assert run(script, "session", "exec", id, "--", "echo", "on") == "on\n[]\n"
+    finally:
+        stopped = run(script, "session", "stop", id)
+    assert stopped.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", [["validate"], ["report"], ["attempt", "list"], ["gc"]])
+def test_reading_a_run_loads_nothing_that_talks_to_servers_or_looks_for_plugins(
+    command: list[str], tmp_path: Path
+) -> None:
+    script = (
+        "import sys; from proofbox.cli import main; main(sys.argv[1:]);"
+        "unneeded = {'http.client', 'importlib.metadata', 'ssl', 'urllib.request'};"
+        "print(sorted(unneeded & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
 def test_everything_of_the_preloaded_libraries_can_be_used() -> None:
     """Parts of them are loaded when they are used, and other packages can import these parts."""
     script = (

@@ -273,6 +273,7 @@ def test_named_tables_of_process_are_runtimes_of_their_own(project: Path) -> Non
     write_settings(
         project,
         '[runtimes.process]\ncommand = ["a"]\n[runtimes.process.quick]\ncommand = ["b"]\n'
+        '[runtimes.acp]\nenv = { A = "1" }\n[runtimes.acp.mine]\ncommand = ["c"]\nenv = { B = "2" }\n'
         "[runtimes.codex_app_server.extra_config]\nx = 1\n",
     )
     config.trust(project)
@@ -280,6 +281,8 @@ def test_named_tables_of_process_are_runtimes_of_their_own(project: Path) -> Non
     assert found.runtimes == {
         "process": {"command": ["a"]},
         "process.quick": {"command": ["b"]},
+        "acp": {"env": {"A": "1"}},
+        "acp.mine": {"command": ["c"], "env": {"B": "2"}},
         "codex_app_server": {"extra_config": {"x": 1}},
     }
     config.write(project, found)

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from proofbox.agents.health import counters
 from proofbox.agents.runtimes.acp.threads import AcpThreadStore
 from proofbox.agents.runtimes.claude.threads import ClaudeThreadStore
 from proofbox.agents.runtimes.scripted.threads import ThreadStore
-from proofbox.cli.commands.setup.contract import make_contract
+from proofbox.cli import schemas
 from proofbox.config import consent, settings
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.dirs import state_dir
@@ -45,8 +46,8 @@ from proofbox.sandbox.sessions import SessionStore
 from proofbox.viewer.annotations import parse_note
 
 EXAMPLES = Path(__file__).parent
-STORED = make_contract().stored
 NAMES = sorted(recorded_shapes())
+stored = cache(schemas.stored)
 UNKNOWN = (VersionUnknown, BundleSchemaUnknown, SchemaUnknown)
 
 
@@ -80,12 +81,12 @@ def test_every_version_has_an_example_that_matches_its_schema(name: str) -> None
     found = document(name)
     stated = found.get("schema_version", name)
     assert stated == name or not isinstance(stated, str)
-    if name in STORED:
-        jsonschema.Draft202012Validator(STORED[name].json_schema).validate(found)
+    if name in stored():
+        jsonschema.Draft202012Validator(stored()[name].json_schema).validate(found)
 
 
 def test_every_stored_document_has_a_recorded_version() -> None:
-    assert set(STORED) <= set(NAMES)
+    assert set(stored()) <= set(NAMES)
 
 
 # Readers

@@ -25,14 +25,17 @@ from proofbox.lab.campaign.planning import CampaignPlan
 from proofbox.lab.campaign.publishing import PublishCheck
 from proofbox.lab.campaign.regrading import CampaignRegrade
 from proofbox.lab.doctor import CheckDone, DoctorReport, ProviderReport
+from proofbox.lab.examples import NewFiles
 from proofbox.lab.garbage import CollectedGarbage
 from proofbox.lab.reports.campaigns.results import CampaignReport
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.parity import ParityReport
 from proofbox.lab.reports.scoring import MetricsReport, Validation
 from proofbox.lab.reports.suite_run import AttemptFacts, Explanation, SuiteRun
+from proofbox.lab.reports.suite_status import SuiteStatus
 from proofbox.lab.run.events import EventKind, RunStarted, SuiteEvent
 from proofbox.lab.run.retention import RetentionItem
+from proofbox.lab.suite.linting import SuiteLint
 from proofbox.probes.run import PlanRun
 from proofbox.sandbox.contract import ExecResult
 from proofbox.sandbox.images.image import Image
@@ -57,6 +60,7 @@ def suites() -> None:
     assert_type(run.totals.passed, int)
     assert_type(proofbox.resume_suite("out", trust=True, stop=threading.Event()), SuiteRun)
     assert_type(proofbox.load_run(), SuiteRun)
+    assert_type(proofbox.suite_status(), SuiteStatus)
     assert_type(proofbox.explain_attempt("answer.1", run=run.bundle), Explanation)
 
     proofbox.run_suite("suite.toml", commands={"quick": ["my-agent", "--quick"]}, missions=["a*"], tags=("x",))
@@ -187,7 +191,11 @@ def campaigns() -> None:
     assert_type(proofbox.run_canary("campaign.toml", missions=2), CampaignReport)
     assert_type(proofbox.resume_campaign("out", stop=threading.Event()), CampaignReport)
     assert_type(proofbox.load_campaign("out"), CampaignReport)
+    assert_type(proofbox.campaign_status(Path("out")), CampaignReport)
+    assert_type(proofbox.new_campaign("comparison"), NewFiles)
+    assert_type(proofbox.new_suite(Path("missions")), NewFiles)
     assert_type(proofbox.lint_campaign("campaign.toml"), CampaignLint)
+    assert_type(proofbox.lint_suite("suite.toml"), SuiteLint)
     assert_type(proofbox.plan_campaign("campaign.toml", mde="5pt"), CampaignPlan)
     assert_type(proofbox.compare_campaigns("earlier", Path("out")), CampaignComparison)
     assert_type(proofbox.check_publishable("out", sign="release"), PublishCheck)

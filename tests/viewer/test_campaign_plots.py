@@ -91,3 +91,12 @@ def test_page_shows_lost_attempts_with_the_bounds_of_the_rate() -> None:
         ("Lost", "1"),
         ("Bounds", "80.0 % to 90.0 %"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("spent", "unknown", "shown"), [(1000, 0, "1,000"), (1000, 2, "1,000, 2 unknown"), (0, 10, "unknown"), (0, 0, "0")]
+)
+def test_unknown_tokens_are_not_shown_as_none(spent: int, unknown: int, shown: str) -> None:
+    found = report(flow_report(tokens_spent=spent, tokens_unknown=unknown))
+    page = Renderer("export").render("_campaign.html", report=found, plots=plots_of(found), at="c")
+    assert f'<td class="number wide">{shown}</td></tr>' in page

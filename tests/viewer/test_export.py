@@ -21,8 +21,8 @@ from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown
 from proofbox.evidence.attest.keys import new_key
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.promotion.emit import emit_promotion
-from proofbox.evidence.verify.campaign_runs import RUNS
 from proofbox.evidence.verify.embedded import CLOSING, OPENING, PAGE_NOTE, EmbeddedBundle, embed
+from proofbox.evidence.verify.pinned_bundles import RUNS
 from proofbox.viewer import export as exporting
 from proofbox.viewer.export import export_html
 from proofbox.viewer.rendering import assets, terminal

@@ -369,6 +369,18 @@ def test_pages_are_accessible_and_fit_every_width(
     context.close()
 
 
+def test_plot_that_is_wider_than_a_phone_scrolls_and_shows_that_it_does(tab: Tab, sample: Sample) -> None:
+    page = tab.open(f"campaign?at={sample.campaign}")
+    plot = page.locator("figure").first
+    wide = "each => [each.scrollWidth > each.clientWidth, getComputedStyle(each).backgroundAttachment]"
+    page.set_viewport_size({"width": 360, "height": 800})
+    scrolls, shadows = plot.evaluate(wide)
+    assert scrolls
+    assert shadows.startswith("local, local, scroll, scroll"), "covers that move away from the shadows at the ends"
+    page.set_viewport_size({"width": 768, "height": 800})
+    assert plot.evaluate(wide)[0] is False
+
+
 def test_screenshots_of_the_documentation_exist() -> None:
     docs = Path(__file__).resolve().parents[2] / "docs"
     page = (docs / "viewer.md").read_text()

@@ -94,6 +94,7 @@ COMMANDS = (
     Command("suite schema", "agents.suite:schema", "Print the JSON Schema of suite files, for editors."),
     Command("suite run", "agents.suite:run", "Run a suite's missions and record the evidence."),
     Command("suite resume", "agents.suite:resume", "Resume a run that was interrupted or killed."),
+    Command("suite status", "agents.suite:status", "Show how far a run is, and on which nodes."),
     Command("suite report", "agents.suite:report", "Show the results of a run."),
     Command("campaign lint", "agents.campaign:lint", "Check a campaign file, and whether its flows can run here."),
     Command("campaign schema", "agents.campaign:schema", "Print the JSON Schema of campaign files, for editors."),
@@ -173,7 +174,10 @@ GROUPS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] in ([], ["--help"], ["-h"]) or words == ["help"]:
+    if words[:1] == ["help"]:
+        end = words.index("--") if "--" in words else None  # after it, --help would belong to the command to run
+        words = [*words[1:end], "--help"]
+    if words[:1] in ([], ["--help"], ["-h"]):
         from proofbox.cli.help import root_help
 
         print(root_help())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -122,7 +123,8 @@ def _printed(function: Callable[..., Any]) -> set[type[Document]]:
         if not isinstance(each, FunctionType) or each in seen:
             continue
         seen.add(each)
-        for value in (*_loaded(each.__code__, each.__globals__), *_annotated(each)):
+        body = inspect.unwrap(each)  # of a context manager
+        for value in (*_loaded(body.__code__, body.__globals__), *_annotated(each)):
             if isinstance(value, type):
                 found.add(value)
             if not isinstance(value, FunctionType | type):

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Self
 
+from proofbox.cli import redirect_to_null
+from proofbox.cli.output import write_json
+from proofbox.cli.progress import watched
 from proofbox.core.text import preview, printable
-from proofbox.lab.run.events import RunStarted, SuiteEvent
+from proofbox.errors import RunInterrupted
+from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
+from proofbox.sandbox.client.signals import exiting_on
 
 MAX_LINES = 12
 MAX_ID_LENGTH = 32
+MAX_NODE_LENGTH = 20
 
 
 class Progress:
@@ -27,6 +36,8 @@ class Progress:
         self._tokens: dict[str, int] = {}
         self._waiting = ""
         self._nodes: dict[str, str] = {}
+        self._placed: dict[str, str] = {}
+        """The node of each running attempt, on a cluster."""
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._live: Any = None
@@ -68,6 +79,7 @@ class Progress:
         since, state, _ = self._running.get(id, (time.monotonic(), "", ""))
         if event.event in ("ended", "lost"):
             self._running.pop(id, None)
+            self._placed.pop(id, None)
             self._done += event.event == "ended"
             self._total = max(self._total, self._done + len(self._running))
             self._passed += event.verified == "passed"
@@ -76,7 +88,8 @@ class Progress:
         elif event.event == "node":
             self._nodes[str(event.node)] = str(event.message or "").partition(":")[0]
         elif event.event == "placed":
-            self._running[id] = (since, f"on {event.node}", "")
+            self._placed[id] = printable(str(event.node))
+            self._running[id] = (since, event.event, "")
         elif event.event == "tokens":
             self._tokens[id] = event.tokens or 0
         elif event.event == "activity":
@@ -109,6 +122,7 @@ class Progress:
             shown = preview(printable(activity), 60)[0]
             took = f"{time.monotonic() - since:.0f} s"
             spent = f"{self._tokens[id]} tokens" if id in self._tokens else ""
+            state += f" on {shortened(self._placed[id], MAX_NODE_LENGTH)}" if id in self._placed else ""
             doing = Text(shown, "dim", no_wrap=True, overflow="ellipsis")
             rows.add_row(Text(shortened(id)), Text(state, "cyan"), Text(took), Text(spent), doing)
         if len(self._running) > MAX_LINES:
@@ -117,9 +131,45 @@ class Progress:
         return table
 
 
-def shortened(id: str) -> str:
-    """Shorten an id in the middle: replicates and retries differ at the end."""
-    if len(id) <= MAX_ID_LENGTH:
+def shortened(id: str, length: int = MAX_ID_LENGTH) -> str:
+    """Shorten an id in the middle: replicates, retries and nodes differ at the end."""
+    if len(id) <= length:
         return id
-    end = MAX_ID_LENGTH // 2 - 2
-    return f"{id[: MAX_ID_LENGTH - end - 3]}...{id[-end:]}"
+    end = length // 2 - 2
+    return f"{id[: length - end - 3]}...{id[-end:]}"
+
+
+@contextlib.contextmanager
+def following(resume_hint: Callable[[RunStarted], str], op: str, *, json: bool, jsonl: bool) -> Generator[OnSuiteEvent]:
+    """Show the progress of a run or a campaign that the body conducts, or print its events with `jsonl`.
+
+    Yields the function for its events. If their reader exits, the body ends early, which is not an error here: unlike
+    for a list, the work is not done then.
+    """
+    with Progress(shown=watched(as_json=json or jsonl)) as progress:
+
+        def handle_event(event: RunStarted | SuiteEvent) -> None:
+            if jsonl and isinstance(event, SuiteEvent):
+                write_json(event)
+            progress.update(event)
+            if not isinstance(event, SuiteEvent) or jsonl or progress.shown:
+                return
+            if event.event in ("waiting", "node"):
+                what = f"node {event.node}" if event.event == "node" else "waiting"
+                print(printable(f"{what}: {event.message}"), file=sys.stderr)
+
+        try:
+            with exiting_on((signal.SIGTERM, signal.SIGHUP)):  # not to leave workers and their files behind
+                yield handle_event
+        except (KeyboardInterrupt, SystemExit, OSError) as error:  # OSError: the events cannot be written
+            progress.close()
+            if progress.started is None:
+                raise
+            hint = resume_hint(progress.started)
+            with contextlib.suppress(OSError):
+                print(f"interrupted; {hint}", file=sys.stderr)
+            if json and isinstance(error, KeyboardInterrupt):
+                raise RunInterrupted(f"the {op} was interrupted", op=op, fix_hints=[hint]) from None
+            if not isinstance(error, BrokenPipeError):
+                raise
+            redirect_to_null(1)

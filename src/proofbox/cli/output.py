@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +18,11 @@ import msgspec
 from proofbox.core.results import Document as Document
 from proofbox.core.results import ErrorBody as ErrorBody
 from proofbox.core.results import Streamed as Streamed
-from proofbox.core.text import printable
+from proofbox.core.text import one_line, printable
 from proofbox.errors import ProofboxError
 
+NARROWEST_COLUMN = 24
+"""Columns that are narrower than this are not wrapped, because each line would have only one word."""
 EXEC_FAILED = 125
 INTERRUPTED = 130
 READER_LEFT = 141
@@ -90,10 +93,37 @@ def report(error: ProofboxError, *, as_json: bool, passes_exit_code: bool = Fals
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Format a plain table with two spaces between columns."""
+    """Format a plain table with two spaces between columns. On a narrower terminal, the last column is wrapped.
+
+    The text of a cell cannot imitate a row.
+    """
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return printable("\n".join(lines))
+    width = _terminal_width()
+    start = sum(widths[:-1]) + 2 * len(widths[:-1])
+    fits = width is None or start + widths[-1] <= width or width - start < NARROWEST_COLUMN
+    lines = []
+    for row in rows:
+        head = "  ".join([*(cell.ljust(each) for cell, each in zip(row[:-1], widths, strict=False)), ""])
+        lines += [(head + row[-1]).rstrip()] if fits else _wrapped(head, row[-1], width or 0)
+    return "\n".join(lines)
+
+
+def _wrapped(head: str, text: str, width: int) -> list[str]:
+    from textwrap import wrap  # only for a person at a terminal
+
+    found = wrap(text, width - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+    return [(head + found[0]).rstrip(), *(" " * len(head) + line for line in found[1:])]
+
+
+def _terminal_width() -> int | None:
+    """Return the width of the terminal that stdout is, or None if it is closed or another kind of file."""
+    if sys.stdout is None:
+        return None
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
 
 
 def readable(value: object) -> str:

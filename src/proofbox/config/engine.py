@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -11,7 +12,9 @@ from proofbox.core.size import megabytes
 from proofbox.errors import UsageError
 
 LOCAL, RAY = "local", "ray"
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):\d{1,5}")
+MAX_PORT = 65535
+_LABEL = "[A-Za-z0-9-]{1,63}"  # more, or an empty one, can't be looked up
+_ADDRESS = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*\.?|\[[0-9A-Fa-f:]+\]):[0-9]{{1,5}}")
 _RESOURCE = re.compile(r"[A-Za-z][\w.-]{0,62}")
 
 
@@ -32,10 +35,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         kind, _, address = self.name.partition(":")
         if self.name not in (LOCAL, RAY) and not (kind == RAY and _ADDRESS.fullmatch(address)):
             raise _invalid(f"engine {self.name[:80]!r} is unknown", "use `local`, `ray` or `ray:HOST:PORT`")
+        if address and not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
+            raise _invalid(f"engine {self.name[:80]!r} has an invalid port", f"ports are numbers from 1 to {MAX_PORT}")
         if self.per_node is not None and self.per_node < 1:
             raise _invalid("per_node must be at least 1", "give a number of attempts")
         for name in self.resources:
-            if not _RESOURCE.fullmatch(name) or not self.amount(name) > 0:
+            if not _RESOURCE.fullmatch(name) or not 0 < self.amount(name) < math.inf:
                 raise _invalid(f"resource {name[:80]!r} is invalid", "write NAME=AMOUNT, such as gpus=1 or memory=4g")
 
     @property

@@ -10,6 +10,7 @@ them silently would be as wrong as applying them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +31,8 @@ from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 PROJECT_FILE = Path(".proofbox/config.toml")
 SIZE_LIMIT = 64 << 10
 TRUSTED = "proofbox.trusted/1"
-NAMED_RUNTIMES = ("acp", "process")
-"""Runtimes that a file can configure several times, each with a name."""
+NAMED_RUNTIMES: Mapping[str, tuple[str, ...]] = {"acp": ("env",), "process": ()}
+"""Runtimes that a file can configure several times, each with a name, and those of their settings that are tables."""
 
 
 @stored("config.toml", at="PROJECT/.proofbox/config.toml and CONFIG/config.toml")
@@ -65,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True):
     """A script in the project that prepares its boxes, once: see `provisioning.py`."""
     engine: EngineSettings | None = None
     """Where the attempts of suites and campaigns run."""
+    vm_template: bool | None = None
+    """Whether `vm` clones machines from a template, which it boots once, instead of booting each of them."""
 
     def over(self, other: Settings) -> Settings:
         """Return these settings, completed by those of `other`."""
@@ -270,7 +273,8 @@ def _with_named_runtimes(settings: Settings) -> Settings:
     """Return the settings with each table `[runtimes.ID.NAME]` as the table of the runtime `ID.NAME`."""
     tables: dict[str, dict[str, Any]] = {}
     for id, table in settings.runtimes.items():
-        names = [name for name, value in table.items() if id in NAMED_RUNTIMES and isinstance(value, dict)]
+        own = NAMED_RUNTIMES.get(id, tuple(table))
+        names = [name for name, value in table.items() if name not in own and isinstance(value, dict)]
         tables |= {f"{id}.{name}": table[name] for name in names}
         if len(names) < len(table) or not names:
             tables[id] = {name: value for name, value in table.items() if name not in names}

@@ -1,7 +1,6 @@
 """Deliver promoted evidence to a repository or as a pull request.
 
 Data flows only from here to the backend, which alone holds Git credentials. Only trees backed by evidence are sent.
-`client` talks to a backend (`aclient` has the operations, `sending` the attempts), `source` and `patchset` decide what
-is sent, `proof` whether it may be, `deliver` does it, and `backend/` is a whole backend on local bare repositories, for
-development and tests.
+`client/` talks to a backend, `source/` and `patch/` decide what is sent, `proof` whether it may be, `deliver` sends it,
+and `backend/` is a whole backend on local bare repositories, for development and tests.
 """

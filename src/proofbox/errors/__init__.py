@@ -114,6 +114,7 @@
     │   ├── StepDiffOmitted      ATTEMPT_DIFF_OMITTED        exit 3
     │   ├── RunUnknown           RUN_UNKNOWN                 exit 2
     │   ├── PlanUntrusted        RUN_PLAN_UNTRUSTED          exit 3
+    │   ├── RunMoved             RUN_MOVED                   exit 2
     │   ├── RunBusy              RUN_BUSY                    exit 4
     │   ├── RunInterrupted       RUN_INTERRUPTED             exit 130
     │   ├── NotFreed             RUN_NOT_FREED               exit 1

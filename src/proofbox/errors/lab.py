@@ -84,6 +84,14 @@ class PlanUntrusted(LabError):
     hints = ("read the plan's suite; if you trust it: proofbox suite resume --trust",)
 
 
+class RunMoved(LabError):
+    """The output directory of an unfinished run was moved, so its copies of files are not found. Nothing was run."""
+
+    code = "RUN_MOVED"
+    exit_code = 2
+    hints = ("move the output directory back to where it was when the run was started",)
+
+
 class RunBusy(LabError):
     """Another process is conducting that run."""
 
@@ -211,7 +219,7 @@ class CampaignUnknown(LabError):
 
     code = "CAMPAIGN_UNKNOWN"
     exit_code = 2
-    hints = ("name the directory that you gave as --out: proofbox campaign status DIR",)
+    hints = ("name the directory that you gave to `proofbox campaign run` as --out",)
 
 
 class CampaignExists(LabError):
@@ -247,7 +255,7 @@ class CampaignGatesFailed(LabError):
 
 
 class CampaignIncomplete(LabError):
-    """Some attempts of the campaign have not ended."""
+    """Some attempts of the campaign have not ended, or have no score."""
 
     code = "CAMPAIGN_INCOMPLETE"
     exit_code = 1

@@ -51,7 +51,7 @@ class ConsentRequired(SandboxError):
 
 
 class PathRefused(SandboxError):
-    """A project, cwd or mount does not exist, escapes its root, or is not visible inside the box."""
+    """A project, cwd or mount does not exist, escapes its root, is not visible inside the box, or is too large."""
 
     code = "SANDBOX_PATH_REFUSED"
     exit_code = 2

@@ -21,7 +21,7 @@ MAX_RESULTS: Final = 2000
 
 def bundle_values(evidence: OpenedEvidence, kind: str) -> dict[str, Any]:
     """Return what the page of a bundle shows."""
-    artifacts = [] if evidence.bundle is None else sorted(evidence.bundle.artifacts.values())
+    artifacts = [] if evidence.bundle is None else list(evidence.bundle.artifacts.values())
     probes = _probes(evidence) if kind == "plan_run" else []
     return {
         "evidence": evidence,

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from proofbox.core.text import printable
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.lab.campaign.registration import FLOWS, MANIFEST
+from proofbox.lab.campaign.layout import FLOWS, MANIFEST
 from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport
 from proofbox.lab.reports.campaigns.text import Rows, effort_rows, friction_rows
 from proofbox.viewer.reading import tree_mark
@@ -85,7 +85,7 @@ def _head(names: Sequence[str]) -> list[str]:
 
 
 def _spent(report: CampaignReport) -> tuple[str, list[tuple[str, float, float]]]:
-    """Return what the flows with a score spent, and its unit: cost if all of theirs are known, else tokens or time."""
+    """Return what the flows with a score spent, and its unit: cost if it is known for all, else tokens or time."""
     scored = [(flow, flow.rate.rate) for flow in report.flows if flow.rate.rate is not None]
     spent = {
         report.results.currency or "": [flow.cost for flow, _ in scored],

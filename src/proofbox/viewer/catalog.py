@@ -17,7 +17,7 @@ from proofbox.errors import NotFoundError
 from proofbox.evidence.bundle.listing import describe
 from proofbox.evidence.bundle.paths import INDEX, STATUS
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.campaign.registration import MANIFEST
+from proofbox.lab.campaign.layout import MANIFEST
 
 Kind = Literal["campaign", "run", "attempt", "plan_run", "delivery", "bundle"]
 MAX_DIRECTORIES = 20_000

@@ -17,6 +17,7 @@ from proofbox.lab.attempt.trace import STEPS
 from proofbox.lab.reports.campaigns.results import CampaignReport, FlowReport, MissionCell, MissionRow
 from proofbox.lab.statistics import Comparison, Distribution
 from proofbox.viewer.reading import OpenedEvidence
+from proofbox.viewer.rendering import spent
 
 MAX_STEPS: Final = 2000
 """Maximum number of steps of each attempt that are compared."""
@@ -156,7 +157,7 @@ def compare_flows(report: CampaignReport, first: str, second: str, *, show: str 
     """Compare two flows of a campaign. `show` limits the missions to one value of `better`. Raises NotFoundError."""
     named = {each.flow: each for each in report.flows}
     if first not in named or second not in named or first == second:
-        raise NotFoundError("two different flows of the campaign can be compared", op="view")
+        raise NotFoundError("choose two different flows of this campaign", op="view")
     every = [_mission(row, first, second) for row in report.results.missions]
     counts = {name: sum(each.better == name for each in every) for name in _ORDER}
     chosen = [each for each in every if show not in _ORDER or each.better == show]
@@ -217,7 +218,7 @@ def _flow_facts(first: FlowReport, second: FlowReport) -> list[tuple[str, str, s
         fact("Tool calls, median", lambda flow: _median(flow.tool_calls, ".0f")),
         fact("Failed tool calls", lambda flow: str(flow.friction.tool_failures)),
         fact("Declined tool calls", lambda flow: str(flow.friction.declined)),
-        fact("Tokens spent", lambda flow: f"{flow.tokens_spent:,}"),
+        fact("Tokens spent", spent),
     ]
     return [row for row in rows if any(row[1:])]
 

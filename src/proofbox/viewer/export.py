@@ -19,13 +19,14 @@ from markupsafe import Markup
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.core.files.atomic import write_document
 from proofbox.core.parsing.untrusted_json import parse_json
-from proofbox.errors import NotFoundError
+from proofbox.errors import BundleInProgress, NotFoundError
 from proofbox.evidence.bundle.paths import INDEX, read_bounded, resolve
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.promotion.packet import SUFFIX
 from proofbox.evidence.verify.embedded import EmbeddedBundle, LeftOutFile, embed
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import EVENTS
+from proofbox.lab.campaign.running import resume_hint
 from proofbox.lab.reports.campaigns.loading import load_campaign
 from proofbox.viewer.annotations import notes_of
 from proofbox.viewer.attempts import attempt_texts, read_attempt
@@ -161,6 +162,9 @@ def _bundle(place: Path, content: _Content, renderer: Renderer) -> str:
 
 def _campaign(place: Path, content: _Content, renderer: Renderer) -> str:
     report = load_campaign(place)
+    if not report.committed:
+        hints = ["wait until it has ended"] if report.running else [resume_hint(place)]
+        raise BundleInProgress(f"the campaign in {place} is not committed", op="view", fix_hints=hints)
     content.add(load_bundle(report.bundle), Path(report.bundle).name)
     body = renderer.render("_campaign.html", report=report, plots=plots_of(report), at=report.results.campaign)
     content.pages.append(_page("campaign", report.results.campaign, body))

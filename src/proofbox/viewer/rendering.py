@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from proofbox.core.text import preview, printable
 from proofbox.delivery.backend.style import base_style
+from proofbox.lab.reports.campaigns.results import FlowReport
 from proofbox.viewer.ansi import styled
 from proofbox.viewer.attempts import MAX_TEXT, verify_command
 from proofbox.viewer.timeline import duration
@@ -87,6 +88,7 @@ def _environment(mode: Mode) -> jinja2.Environment:
         bytes=size,
         ms=duration,
         percent=percent,
+        spent=spent,
         points=points,
     )
     for name in environment.list_templates():  # compiled now, and not while the first page waits
@@ -156,6 +158,13 @@ def size(count: int) -> str:
 
 def percent(value: float | None) -> str:
     return "–" if value is None else f"{value * 100:.1f}\N{NO-BREAK SPACE}%"
+
+
+def spent(flow: FlowReport) -> str:
+    """Return the tokens of all attempts of a flow, as far as they are known."""
+    if not flow.tokens_unknown:
+        return f"{flow.tokens_spent:,}"
+    return f"{flow.tokens_spent:,}, {flow.tokens_unknown:,} unknown" if flow.tokens_spent else "unknown"
 
 
 def points(value: float) -> str:

@@ -37,7 +37,7 @@ from proofbox.lab.reports.results import attempts_by_evidence, read_run
 from proofbox.lab.reports.totals import Totals, final_attempts, totals
 from proofbox.lab.run.closing import as_committed
 from proofbox.lab.run.ledger import Attempt, Ledger
-from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.run.plan import count_refused, ledger_path
 from proofbox.lab.statistics import PassRate, pass_rate
 from proofbox.viewer.reading import INDEX_LOST, tree_mark
 
@@ -95,6 +95,8 @@ class RunView:
     findings: tuple[EvidenceFinding, ...] = ()
     interrupted: bool = False
     """Whether the process that conducts it died before the commit."""
+    refused: int = 0
+    """How many bundles of nodes were refused, because their attempts had been taken over."""
 
     @property
     def strategies(self) -> list[str]:
@@ -177,6 +179,7 @@ def _view(path: Path, attempts: Sequence[Attempt], findings: Sequence[EvidenceFi
         rate=_rate(final),
         findings=tuple(findings),
         interrupted=interrupted,
+        refused=count_refused(path),
     )
 
 

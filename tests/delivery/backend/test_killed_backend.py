@@ -87,8 +87,8 @@ def test_kill_at_any_step_creates_no_duplicates(kind: str, tmp_path: Path, round
     chance.seed(seed)
     deaths = 0
     with open_source(source) as tree:
-        # An export and a pull request take about 110 steps; later points kill nothing.
-        points = [chance.randrange(1, 115) for _ in range(rounds(4, 50))]
+        # An export and a pull request take about 110 steps; later points kill nothing. The first point always kills.
+        points = [chance.randrange(1, 60), *(chance.randrange(1, 115) for _ in range(rounds(1, 50)))]
         for number, point in enumerate(points):
             try:
                 deaths += one_round(tmp_path / str(number), point, KINDS[kind], tree)

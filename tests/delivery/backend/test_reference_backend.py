@@ -14,11 +14,8 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from running_backend import KEY
-from schemathesis import GenerationMode
-from schemathesis.checks import CHECKS
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -399,17 +396,20 @@ def test_backend_conforms_to_its_openapi_description(
     number: int, tmp_path: Path, rounds: Callable[[int, int], int]
 ) -> None:
     """schemathesis sends valid and invalid requests and checks every response against the description."""
+    import schemathesis
+    from schemathesis.checks import CHECKS
+
     repositories = Repositories(tmp_path / "data", "http://testserver")
     schema = schemathesis.openapi.from_asgi("/openapi.json", application(repositories, ApiKey(KEY)))
     operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
     assert len(operations) == 5
     checks: list[Any] = [check for check in CHECKS.get_all() if check.__name__ in WANTED]
     assert len(checks) == len(WANTED)
-    either = [operations[number].as_strategy(generation_mode=mode) for mode in GenerationMode]
+    either = [operations[number].as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode]
 
     @settings(max_examples=rounds(25, 500), suppress_health_check=list(HealthCheck))
     @given(case=st.one_of(either))
-    def ask(case: schemathesis.Case[Any]) -> None:
+    def ask(case: Any) -> None:
         case.call_and_validate(headers={"X-Internal-Api-Key": KEY}, checks=checks)
 
     try:

@@ -151,7 +151,6 @@ FILE = SourceFile(
 TREE = SourceTree("directory", (FILE,), ())
 
 
-@settings(max_examples=250, deadline=None)
 @given(st.lists(ANSWER, min_size=1, max_size=4))
 @example([(302, [(b"location", b"\x80")], b"")])
 @example([(200, [], b'{"appId": "a", "techStack": ' + b"[" * 900 + b"]" * 900 + b"}")])

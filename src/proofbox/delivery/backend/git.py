@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from proofbox.core.files.programs import find_program
+from proofbox.core.files.programs import find_program, trusted_path
 from proofbox.core.text import preview, printable
 from proofbox.errors import RepositoryFailed
 
@@ -203,7 +203,7 @@ def _git() -> str:
 
 def _environment() -> dict[str, str]:
     return {
-        "PATH": os.environ.get("PATH", os.defpath),
+        "PATH": trusted_path(),
         "HOME": "/nonexistent",
         "LC_ALL": "C",
         "GIT_CONFIG_NOSYSTEM": "1",

@@ -1,4 +1,4 @@
-"""Server-sent events: a page hears when what it shows has changed."""
+"""Server-sent events: they notify a page when its content changes."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def serving(root: Path, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[s
 
 
 def _check_address(host: str, port: int) -> None:
-    """Refuse what is no address: an empty host would mean every address of this machine."""
+    """Reject an invalid address: an empty host would mean every address of this machine."""
     try:
         ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.suite import RunPath
-from proofbox.cli.output import columns, show
+from proofbox.cli.output import columns, readable, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.text import printable
 
@@ -42,11 +42,10 @@ def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """
     from proofbox.cli.commands.agents.documents import AttemptsDocument
     from proofbox.lab.reports.results import read_run
-    from proofbox.lab.reports.suite_run import AttemptFacts
+    from proofbox.lab.reports.suite_run import facts_of
 
     with _ledger(run) as (ledger, place):
-        results = read_run(place, ledger)
-    found = tuple(AttemptFacts.of(each, place / each.path) for each in results.attempts)
+        found = facts_of(read_run(place, ledger), place)
     rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "CLAIMED", "VERIFIED", "REASON", "INFRA")]
     for each in found:
         cells = (each.claimed, each.verified, each.reason, each.infra)
@@ -70,7 +69,7 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
     facts, why_not = AttemptFacts.of(found.attempt, found.bundle), found.evidence_problem
     documents = read_documents(found.bundle)
     text = [] if why_not is None else [f"its evidence is invalid: {why_not}"]
-    text += [f"{name}: {getattr(facts, name)}" for name in AttemptFacts.__struct_fields__]
+    text += [f"{name}: {readable(getattr(facts, name))}" for name in AttemptFacts.__struct_fields__]
     text += ["documents: " + ", ".join(sorted(documents))]
     document = AttemptDocument(attempt=facts, evidence_problem=why_not, documents=documents)
     show(document, lambda: printable("\n".join(text)), as_json=json)

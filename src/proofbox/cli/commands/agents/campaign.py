@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
@@ -13,16 +11,15 @@ import msgspec
 
 from proofbox.cli import flags
 from proofbox.cli.commands.agents.suite import consents
-from proofbox.cli.output import Document, columns, show, write_json
+from proofbox.cli.output import READER_LEFT, Document, columns, show
 from proofbox.cli.parameters import Parameter
-from proofbox.cli.progress import watched
 from proofbox.core.plurals import counted
 from proofbox.core.text import printable
-from proofbox.errors import ConsentRequired, RunInterrupted
+from proofbox.errors import ConsentRequired
 
 if TYPE_CHECKING:
     from proofbox.lab.reports.campaigns.results import CampaignReport
-    from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
+    from proofbox.lab.run.events import OnSuiteEvent
 
 SpecPath = Annotated[Path, Parameter(help="The campaign file (TOML).")]
 OutPath = Annotated[Path, Parameter(help="The --out directory of a campaign.")]
@@ -106,8 +103,9 @@ def run(
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
-    """Register a campaign, run every flow on its missions, and commit the results. Exit 1 unless all gates passed.
+    """Register a campaign, run every flow on its missions, and commit the results.
 
+    Exit 1 unless every attempt has a score, all gates passed and the evidence holds.
     The campaign file and everything that it refers to are hashed before the first attempt. A campaign that was
     interrupted or killed can be resumed with `campaign resume`, which refuses changed files.
 
@@ -147,21 +145,28 @@ def canary(
     return _run(start, out, jsonl=jsonl, json=json)
 
 
-def resume(out: OutPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json = False) -> int:
+def resume(
+    out: OutPath = Path("out"), *, engine: flags.Engine = None, jsonl: Jsonl = False, json: flags.Json = False
+) -> int:
     """Resume a campaign that was interrupted or killed: run the attempts without a result, and no others.
 
-    A campaign whose file, missions or oracles were changed since it was registered is refused.
+    A campaign whose file, missions or oracles were changed since it was registered is refused. Without --engine, it
+    continues on the engine that it was started with. Exit 1 unless every attempt has a score, all gates passed and the
+    evidence holds.
 
     For example:
       proofbox campaign resume out
     """
     from proofbox.lab.campaign.running import resume_campaign
 
-    return _conduct(lambda on_event: resume_campaign(out, on_event=on_event), out, json=json, jsonl=jsonl)
+    def start(on_event: OnSuiteEvent) -> CampaignReport:
+        return resume_campaign(out, engine=engine, on_event=on_event)
+
+    return _conduct(start, out, json=json, jsonl=jsonl)
 
 
 def status(out: OutPath = Path("out"), *, json: flags.Json = False) -> int:
-    """Show how far a campaign is. Exit 1 unless it is complete, its gates passed and its evidence holds.
+    """Show how far a campaign is. Exit 1 unless every attempt has a score, all gates passed and the evidence holds.
 
     For example:
       proofbox campaign status out
@@ -182,8 +187,8 @@ def report(
 ) -> int:
     """Show the pass rate of every flow with its interval, and the verdict of every comparison.
 
-    Attempts lost to infrastructure are excluded from rates; the bounds show what they could change. Exit 1 unless the
-    campaign is complete, its gates passed and its evidence holds.
+    Attempts lost to infrastructure are excluded from rates; the bounds show what they could change. Exit 1 unless every
+    attempt has a score, all gates passed and the evidence holds.
 
     For example:
       proofbox campaign report out
@@ -209,30 +214,13 @@ def _run(start: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, jsonl: b
 
 
 def _conduct(conduct: Callable[[OnSuiteEvent], CampaignReport], out: Path, *, json: bool, jsonl: bool) -> int:
-    from proofbox.cli.live import Progress
+    from proofbox.cli.live import following
     from proofbox.lab.campaign.running import resume_hint
-    from proofbox.lab.run.events import SuiteEvent
 
-    with Progress(shown=watched(as_json=json or jsonl)) as progress:
-
-        def hear(event: RunStarted | SuiteEvent) -> None:
-            if jsonl and isinstance(event, SuiteEvent):
-                write_json(event)
-            progress.update(event)
-
-        try:
-            found = conduct(hear)
-        except KeyboardInterrupt:
-            progress.close()
-            if progress.started is None:
-                raise
-            hint = resume_hint(out)
-            if json:
-                raise RunInterrupted("the campaign was interrupted", op="campaign", fix_hints=[hint]) from None
-            with contextlib.suppress(OSError):
-                print(f"interrupted; {hint}", file=sys.stderr)
-            raise
-    return _show(found, json=json or jsonl)
+    found: CampaignReport | None = None
+    with following(lambda _: resume_hint(out), "campaign", json=json, jsonl=jsonl) as on_event:
+        found = conduct(on_event)
+    return READER_LEFT if found is None else _show(found, json=json or jsonl)
 
 
 def _show(found: CampaignReport, *, json: bool, markdown: bool = False, html: Path | None = None) -> int:
@@ -268,7 +256,7 @@ def _status_text(found: CampaignReport) -> str:
 
 
 def _footer(found: CampaignReport) -> list[str]:
-    from proofbox.lab.campaign.registration import FLOWS
+    from proofbox.lab.campaign.layout import FLOWS
     from proofbox.lab.campaign.running import resume_hint
 
     state = (

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from proofbox.agents.contract import RuntimeCapabilities
 from proofbox.agents.runtimes.listing import RuntimeFacts
 from proofbox.cli.output import Document, ErrorBody
-from proofbox.config.consent import Widening
-from proofbox.core.spec_files.problems import Problem
 from proofbox.lab.reports.suite_run import AttemptFacts
 from proofbox.sandbox.conformance.check import CheckResult
 
@@ -63,22 +60,6 @@ class InterruptDocument(Document, frozen=True, kw_only=True):
     attempt: AttemptFacts
     conducted: bool
     """Whether a process conducts the run; if not, the interruption takes effect when the run is resumed."""
-
-
-class LintDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.suite_lint/1"
-    suite: str | None
-    missions: int
-    sha256: str | None
-    """The digest of the suite's content, independent of its formatting; null: the suite is invalid."""
-    problems: tuple[Problem, ...]
-    notes: Mapping[str, tuple[str, ...]] = {}
-    """For each mission written for another system, what is left out or done differently here."""
-    warnings: Mapping[str, tuple[str, ...]] = {}
-    """For each mission, how an agent could pass verification without doing the work."""
-    widenings: tuple[Widening, ...] = ()
-    """What the suite asks for beyond your settings. `suite run` needs your consent to it."""
-    error: ErrorBody | None = None
 
 
 class SchemaDocument(Document, frozen=True, kw_only=True):

@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from proofbox.cli import flags, redirect_to_null
-from proofbox.cli.output import READER_LEFT, ErrorBody, columns, show, write_json
+from proofbox.cli import flags
+from proofbox.cli.output import READER_LEFT, columns, show
 from proofbox.cli.parameters import Parameter
-from proofbox.cli.progress import watched
 from proofbox.core.plurals import counted
-from proofbox.core.text import printable
-from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid, UsageError
+from proofbox.core.text import one_line, printable
+from proofbox.errors import ConsentRequired, UsageError
 
 if TYPE_CHECKING:
-    from proofbox.config.consent import Widening
-    from proofbox.core.spec_files.problems import Problem
     from proofbox.lab.reports.suite_run import SuiteRun
-    from proofbox.lab.run.events import OnSuiteEvent, RunStarted, SuiteEvent
-    from proofbox.lab.suite.reading import Suite
+    from proofbox.lab.reports.suite_status import SuiteStatus
+    from proofbox.lab.run.events import OnSuiteEvent, RunStarted
 
 SpecPath = Annotated[
     Path, Parameter(help="The suite file (TOML, or JSON by its suffix), or a directory of Harbor tasks.")
@@ -59,41 +56,23 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
     For example:
       proofbox suite lint suite.toml
     """
-    from proofbox.cli.commands.agents.documents import LintDocument
     from proofbox.config.consent import describe
-    from proofbox.core.spec_files.problems import Problem
-    from proofbox.lab.suite.opening import open_suite
+    from proofbox.lab.suite.linting import lint_suite
 
-    problems: tuple[Problem, ...] = ()
-    suite, error = None, None
-    try:
-        suite = open_suite(spec, host_root=host_root)
-    except SuiteInvalid as invalid:
-        problems = msgspec.convert(invalid.details.get("problems", []), tuple[Problem, ...])
-        error = ErrorBody.of(invalid)
-    document = LintDocument(
-        ok=suite is not None,
-        suite=None if suite is None else suite.id,
-        missions=0 if suite is None else len(suite.missions),
-        sha256=None if suite is None else suite.sha256,
-        problems=problems,
-        notes=_notes(suite),
-        warnings={} if suite is None else _warnings(suite),
-        widenings=() if suite is None else _widenings(suite),
-        error=error,
-    )
+    found = lint_suite(spec, host_root=host_root)
 
     def text() -> str:
-        if suite is not None:
-            lines = [f"{spec}: suite {suite.id}, {counted(len(suite.missions), 'mission')}"]
-            lines += [f"{id}: note: {note}" for id, notes in document.notes.items() for note in notes]
-            lines += [f"{id}: warning: {each}" for id, found in document.warnings.items() for each in found]
-            lines += [f"asks for {each}" for each in describe(document.widenings)]
-            return printable("\n".join(lines))
-        return printable("\n".join(f"{spec}:{problem}" for problem in problems) or str(error and error.message))
+        if not found.ok:
+            problems = "\n".join(f"{spec}:{each}" for each in found.problems)
+            return printable(problems or str(found.error and found.error.message))
+        lines = [f"{spec}: suite {found.suite}, {counted(found.missions, 'mission')}"]
+        lines += [f"{id}: note: {note}" for id, notes in found.notes.items() for note in notes]
+        lines += [f"{id}: warning: {each}" for id, warnings in found.warnings.items() for each in warnings]
+        lines += [f"asks for {each}" for each in describe(found.widenings)]
+        return printable("\n".join(lines))
 
-    show(document, text, as_json=json)
-    return 0 if suite is not None else 1
+    show(found, text, as_json=json)
+    return 0 if found.ok else 1
 
 
 def schema(*, json: flags.Json = False) -> int:
@@ -208,7 +187,7 @@ def run(
             api_key_env=api_key_env,
             missions=mission,
             tags=tag,
-            commands=dict(map(_named_command, command)),
+            commands=_named_commands(command),
             settings=flags.runtime_settings(set_),
             trust=trust,
             on_event=on_event,
@@ -235,6 +214,16 @@ def _viewing(out: Path) -> Iterator[None]:
         open_browser(url)
         yield
     print(printable(f"show it again: proofbox view {shlex.quote(str(out))}"), file=sys.stderr)
+
+
+def _named_commands(given: tuple[str, ...]) -> dict[str, list[str]]:
+    commands: dict[str, list[str]] = {}
+    for name, words in map(_named_command, given):
+        if name in commands:
+            hints = ["give each command its own name"]
+            raise UsageError(f"--command {name} is given twice", op="suite", fix_hints=hints)
+        commands[name] = words
+    return commands
 
 
 def _named_command(text: str) -> tuple[str, list[str]]:
@@ -279,6 +268,40 @@ def resume(
     return _conduct(start, json=json, jsonl=jsonl)
 
 
+def status(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
+    """Show how far a run is: which attempts run, for how long, and on which nodes. Exit 1 if it was interrupted.
+
+    The results are shown by `suite report`.
+
+    For example:
+      proofbox suite status out
+    """
+    from proofbox.lab.reports.suite_status import suite_status
+
+    found = suite_status(run)
+    show(found, lambda: _status_text(found), as_json=json)
+    return 0 if found.ok else 1
+
+
+def _status_text(found: SuiteStatus) -> str:
+    begun = f"{len(found.running)} {'running' if found.ok else 'interrupted'}"
+    lines = [f"{found.ended} ended, {begun}, {found.waiting} waiting"]
+    if found.running:
+        rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "SECONDS", "NODE")]
+        rows += [(each.attempt_id, each.state, f"{each.seconds:.0f}", each.node or "-") for each in found.running]
+        lines += ["", columns(rows)]
+    if found.nodes:
+        nodes = [("NODE", "RUNNING", "STATE"), *((each.name, str(each.running), each.standing) for each in found.nodes)]
+        lines += ["", columns(nodes)]
+    state = "committed" if found.committed else "under way" if found.conducted else "interrupted"
+    lines += ["", printable(f"evidence: {found.bundle} ({state})")]
+    if found.refused:
+        lines.append(f"{counted(found.refused, 'bundle')} from lost nodes came too late")
+    if found.error is not None:
+        lines += [printable(each) for each in found.error.fix_hints]
+    return "\n".join(lines)
+
+
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """Show the results of a run, or its progress. Exit 1 unless every mission was verified as done.
 
@@ -291,33 +314,6 @@ def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     from proofbox.lab.run.running import load_run
 
     return _show(load_run(run), json=json)
-
-
-def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
-    found = {}
-    for mission in () if suite is None else suite.missions:
-        if mission.origin is not None:
-            reasons = (f"not comparable: {each}" for each in mission.origin.not_comparable)
-            found[mission.id] = (*reasons, *mission.origin.notes)
-    return found
-
-
-def _warnings(suite: Suite) -> dict[str, tuple[str, ...]]:
-    from proofbox.lab.suite.files import SuiteFiles
-    from proofbox.lab.suite.warnings import warnings_of
-
-    with SuiteFiles(suite.base) as files:
-        found = {mission.id: tuple(warnings_of(mission, files)) for mission in suite.missions}
-    return {id: warnings for id, warnings in found.items() if warnings}
-
-
-def _widenings(suite: Suite) -> tuple[Widening, ...]:
-    from proofbox.lab.run.plan import box_settings
-    from proofbox.lab.suite.files import SuiteFiles
-    from proofbox.lab.suite.widening import widenings
-
-    with SuiteFiles(suite.base) as files:
-        return widenings(suite, files, box_settings(), provider=None)
 
 
 def consents(required: ConsentRequired) -> bool:
@@ -338,38 +334,16 @@ def consents(required: ConsentRequired) -> bool:
 
 
 def _conduct(conduct: Callable[[OnSuiteEvent], SuiteRun], *, json: bool, jsonl: bool) -> int:
-    from proofbox.cli.live import Progress
-    from proofbox.lab.run.events import SuiteEvent
+    from proofbox.cli.live import following
 
-    with Progress(shown=watched(as_json=json or jsonl)) as progress:
+    run: SuiteRun | None = None
+    with following(_resume_hint, "suite", json=json, jsonl=jsonl) as on_event:
+        run = conduct(on_event)
+    return READER_LEFT if run is None else _show(run, json=json or jsonl)
 
-        def handle_event(event: RunStarted | SuiteEvent) -> None:
-            if jsonl and isinstance(event, SuiteEvent):
-                write_json(event)
-            progress.update(event)
-            if not isinstance(event, SuiteEvent) or jsonl or progress.shown:
-                return
-            if event.event in ("waiting", "node"):
-                what = f"node {event.node}" if event.event == "node" else "waiting"
-                print(printable(f"{what}: {event.message}"), file=sys.stderr)
 
-        try:
-            run = conduct(handle_event)
-        except (KeyboardInterrupt, OSError) as error:  # OSError: the events cannot be written
-            progress.close()
-            if progress.started is None:
-                raise
-            resume_hint = f"resume with: proofbox suite resume {shlex.quote(progress.started.bundle)}"
-            with contextlib.suppress(OSError):
-                print(f"interrupted; {resume_hint}", file=sys.stderr)
-            if json and isinstance(error, KeyboardInterrupt):
-                what = f"{progress.started.run_id} was interrupted"
-                raise RunInterrupted(what, op="suite", fix_hints=[resume_hint]) from None
-            if not isinstance(error, BrokenPipeError):
-                raise
-            redirect_to_null(1)
-            return READER_LEFT  # unlike for a list (exit 0), the work is not done
-    return _show(run, json=json or jsonl)
+def _resume_hint(started: RunStarted) -> str:
+    return f"resume with: proofbox suite resume {shlex.quote(started.bundle)}"
 
 
 def _show(run: SuiteRun, *, json: bool) -> int:
@@ -404,7 +378,12 @@ def _text(run: SuiteRun) -> str:
         more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
         which = f"{', '.join(ids[:SHOWN_IDS])}{more} {'is' if len(ids) == 1 else 'are'}"
         lines.append(printable(f"{which} not comparable: {'; '.join(reasons)}"))
-    lines += [printable(f"{each.code}: {each.path}: {each.detail}") for each in run.findings]
+    lines += [one_line(f"{each.code}: {each.path}: {each.detail}") for each in run.findings]
+    if run.refused:
+        counts = (
+            f"{counted(run.refused, 'bundle')} from lost nodes came too late and {'does' if run.refused == 1 else 'do'}"
+        )
+        lines.append(printable(f"{counts} not count: {run.refused_bundles}"))
     resume = f"proofbox suite resume {shlex.quote(run.bundle)}"
     state = "" if run.committed else " (under way)" if run.conducted else f" (not committed: {resume})"
     lines.append(f"evidence: {run.bundle}{state}")

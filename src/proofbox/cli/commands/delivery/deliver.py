@@ -13,7 +13,7 @@ from proofbox.cli import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.plurals import counted
-from proofbox.core.text import printable
+from proofbox.core.text import one_line, printable
 from proofbox.delivery.client.wire import AppSpec
 from proofbox.errors import UsageError
 
@@ -263,11 +263,11 @@ def _show(done: Delivery, *, as_json: bool) -> int:
 
 def _text(document: Delivery) -> str:
     if document.bundle is None:
-        return printable(f"nothing to change: {document.repo_url} has these files already").replace("\n", "\\n")
+        return one_line(f"nothing to change: {document.repo_url} has these files already")
     lines = [f"{document.pr_url or document.repo_url} ({counted(len(document.changes), 'file')})"]
     lines += [f"left out: {left.path} ({left.reason})" for left in document.left_out]
     lines += [f"kept: {path} (changed in the repository by others)" for path in document.kept]
     standing = document.proof.standing
     lines.append("NOT proven" if standing == "not proven" else f"{standing}: {document.proof.packet}")
     lines.append(f"recorded in {document.bundle}")
-    return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
+    return "\n".join(map(one_line, lines))

@@ -11,7 +11,7 @@ from proofbox.cli import flags
 from proofbox.cli.commands.evidence.verify import FindingFacts, show_verification
 from proofbox.cli.output import Document, ErrorBody, columns, readable, show
 from proofbox.cli.parameters import Parameter
-from proofbox.core.text import printable
+from proofbox.core.text import one_line, printable
 from proofbox.errors import UsageError
 
 BundlePath = Annotated[
@@ -285,15 +285,16 @@ def _details(document: BundleDocument) -> str:
     if document.artifacts:
         rows = [(a.path, str(a.file_size), a.sha256[:16], a.schema_version or "") for a in document.artifacts]
         parts.append(columns([("ARTIFACT", "BYTES", "SHA-256", "SCHEMA"), *rows]))
-    parts += [f"missing: {path}" for path in document.missing]
-    parts += [f"finding: {each.code} {each.path}: {each.detail}" for each in document.findings]
-    return printable("\n".join(parts))
+    parts += [one_line(f"missing: {path}") for path in document.missing]
+    parts += [one_line(f"finding: {each.code} {each.path}: {each.detail}") for each in document.findings]
+    return "\n".join(parts)
 
 
 def _reindexed(document: ReindexDocument) -> str:
     if document.mode == "strict":
         lines = [f"finding: {each.code} {each.path}: {each.detail}" for each in document.findings]
-        return printable("\n".join(lines or ["the bundle matches its index"]))
+        return "\n".join(map(one_line, lines or ["the bundle matches its index"]))
     kinds = {(True, True): "changed", (False, True): "added", (True, False): "removed"}
     lines = [f"{kinds[bool(each['before']), bool(each['after'])]}: {each['path']}" for each in document.changes]
-    return printable("\n".join([*lines, f"repairs so far: {document.repairs}" if lines else "nothing to repair"]))
+    lines.append(f"repairs so far: {document.repairs}" if lines else "nothing to repair")
+    return "\n".join(map(one_line, lines))

@@ -10,7 +10,7 @@ from proofbox.cli import flags
 from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.core.plurals import counted
-from proofbox.core.text import printable
+from proofbox.core.text import one_line, printable
 
 if TYPE_CHECKING:
     from proofbox.lab.garbage import CollectedGarbage
@@ -149,6 +149,5 @@ def _metrics(found: MetricsReport) -> str:
 
 
 def _lines(first: str, findings: Sequence[EvidenceFinding], notes: Sequence[str]) -> str:
-    lines = [printable("\n".join(f"{each.code}: {each.path}: {each.detail}" for each in findings))]
-    lines += [printable(f"note: {note}").replace("\n", "\\n") for note in notes]
-    return "\n".join(filter(None, [first, *lines]))
+    lines = [f"{each.code}: {each.path}: {each.detail}" for each in findings] + [f"note: {note}" for note in notes]
+    return "\n".join(filter(None, [first, *map(one_line, lines)]))

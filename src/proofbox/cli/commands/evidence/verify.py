@@ -10,7 +10,7 @@ import msgspec
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.cli.parameters import Parameter
-from proofbox.core.text import printable
+from proofbox.core.text import one_line
 
 if TYPE_CHECKING:
     from proofbox.evidence.verify.check import BundleFinding
@@ -94,4 +94,4 @@ def _text(result: Verification) -> str:
     lines = [result.summary()]
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"finding: {each.code} {each.path}: {each.detail}" for each in result.findings]
-    return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
+    return "\n".join(map(one_line, lines))

@@ -151,6 +151,9 @@ def finish(result: ExecResult, denied: DeniedHosts | None = None, *, as_json: bo
             print("proofbox: the command timed out and was killed, with all its child processes", file=sys.stderr)
         if result.usage.oom_killed:
             print("proofbox: the box reached its memory limit, and the kernel killed a process", file=sys.stderr)
+        remark = result.diagnostics.get(result.provider)
+        if remark is not None and remark.reason and sys.stderr is not None and sys.stderr.isatty():
+            print(f"proofbox: {result.provider}: {remark.reason}", file=sys.stderr)
         if denied is not None:
             denied.print_to_stderr()
     return result.exit_code

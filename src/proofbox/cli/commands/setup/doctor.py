@@ -98,6 +98,7 @@ def _text(document: DoctorReport) -> str:
         )
         latency = f"{found.exec_ms:.1f} ms"
         rows.append((name, "yes", found.works.isolation.value, *counts, latency, report.enforcement.kill_tree))
+        notes += [f"{name}: {found.works.reason}"] if found.works.reason else []
         notes += [f"{name}: FAILED {result.check}: {result.detail}" for result in failed]
         notes += [line for plan in found.plans for line in _plan(name, plan)]
         gaps: dict[str, list[str]] = {}
@@ -124,6 +125,7 @@ def _rest(document: DoctorReport) -> str:
         + (f"\n\n{health}" if health else "")
         + _closed(document.closed)
         + _campaigns(document)
+        + _images(document)
         + _gc(document)
     )
 
@@ -140,6 +142,11 @@ def _campaigns(document: DoctorReport) -> str:
         if each.state == "interrupted":
             lines.append(f"\n  resume with: proofbox campaign resume {shlex.quote(each.out)}")
     return printable("".join(lines))
+
+
+def _images(document: DoctorReport) -> str:
+    rows = [(f"{each.bytes / 1e6:.1f} MB", each.reason) for each in document.images]
+    return "\n\n" + columns([("SIZE", "IMAGES, KERNELS AND TEMPLATES"), *rows]) if rows else ""
 
 
 def _gc(document: DoctorReport) -> str:

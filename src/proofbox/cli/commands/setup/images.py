@@ -11,6 +11,7 @@ from proofbox.cli import flags
 from proofbox.cli.output import Document, columns, show
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, progress_bar, watched
+from proofbox.core.text import printable
 from proofbox.sandbox.images import catalogue as catalogues
 from proofbox.sandbox.images.image import Image, Source, architecture
 from proofbox.sandbox.paths import resolve_project
@@ -147,7 +148,8 @@ def pull(
 
 def build(
     name: Annotated[
-        str | None, Parameter(help="A built-in image, as `images list` shows it, or kernel. Default: debian-12.")
+        str | None,
+        Parameter(help="A built-in image, as `images list` shows it; minimal, python, node or build; or kernel."),
     ] = None,
     /,
     *,
@@ -160,12 +162,14 @@ def build(
 ) -> int:
     """Build an image from Debian's signed packages with mmdebstrap, and lock the project to it.
 
-    Two builds from the same state of the mirror have the same digest. As root, the packages' scripts run as root in a
-    chroot. `kernel` gets the kernel of virtual machines (--provider vm), from Debian's package and without mmdebstrap.
+    The names minimal, python, node and build stand for the images of Debian 12: debian-12 (the default),
+    debian-12-python and so on; --image takes the full names. Two builds from the same state of the mirror have the
+    same digest. As root, the packages' scripts run as root in a chroot. `kernel` gets the kernel of virtual
+    machines (--provider vm), from Debian's package and without mmdebstrap.
 
     For example:
       proofbox images build
-      proofbox images build debian-12-python --json
+      proofbox images build python --json
       proofbox images build kernel
     """
     from proofbox.sandbox.images.build import build_image
@@ -215,12 +219,22 @@ def _show_pulled(pulled: PulledImage, project: Path, *, json: bool) -> int:
 def _table(document: ImagesDocument, path: Path) -> str:
     if not document.images:
         return f"no images for {document.arch}; {catalogues.how_to_add(path)}"
-    rows = [("IMAGE", "SIZE", "HERE", "SHA256", "DESCRIPTION")]
+    from proofbox.sandbox.images.recipes import DEFAULT, PRESETS, RECIPES
+
+    rows = [("IMAGE", "SIZE", "HERE", "SHA256")]
     for image in document.images:
         name = f"{image.name} (default)" if image.default else image.name
         size = "" if image.size is None else f"{image.size / 1e6:.1f} MB"
         here = "yes" if image.pulled else "no"
-        rows.append((name, size, here, image.sha256[:12], image.description))
+        rows.append((name, size, here, image.sha256[:12]))
+    head, *lines = columns(rows).splitlines()
+    for line, image in zip(lines, document.images, strict=True):  # descriptions are on separate lines: 80 columns
+        head += f"\n{line}" + (f"\n  {printable(image.description)}" if image.description else "")
+    notes = []
+    if any(each.name in RECIPES for each in document.images):
+        notes.append(f"`images build` also takes {', '.join(PRESETS)}, for those of {DEFAULT}")
     absent = next((each for each in document.images if not each.pulled), None)
-    verb = "build" if absent is not None and absent.source == "build" else "pull"
-    return columns(rows) + ("" if absent is None else f"\n\nget one with: proofbox images {verb} {absent.name}")
+    if absent is not None:
+        verb = "build" if absent.source == "build" else "pull"
+        notes.append(f"get one with: proofbox images {verb} {absent.name}")
+    return "\n".join([head, *(f"\n{note}" for note in notes)])

@@ -13,7 +13,6 @@ from proofbox.cli import flags
 from proofbox.cli.commands.workspaces.workspace import Directory
 from proofbox.cli.output import columns, show
 from proofbox.cli.parameters import Parameter
-from proofbox.core.text import printable
 from proofbox.errors import CapabilitiesRefused, UsageError
 from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES
 
@@ -164,4 +163,4 @@ def _table(found: tuple[Effect, ...]) -> str:
             code = "" if each.exit_code is None else f"exit {each.exit_code}"
             ended = each.error or code or "ok"
         rows.append((each.time[:19] + "Z", each.kind, ended, (each.target or each.note)[:100].replace("\n", " ")))
-    return printable(columns(rows))
+    return columns(rows)

@@ -15,7 +15,7 @@ from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
 from proofbox.cli.parameters import Parameter
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.plurals import counted
-from proofbox.core.text import printable
+from proofbox.core.text import one_line, printable
 from proofbox.errors import UsageError, WorkspaceCorrupt, WorkspacePathRefused
 from proofbox.workspace.model import Change, Collected, Forgotten, HistoryVerification, SkippedPath, Snapshot, Status
 
@@ -349,21 +349,16 @@ def _coloured(line: DiffLine) -> str:
 
 
 def _left(what: str, found: tuple[SkippedPath, ...]) -> list[str]:
-    lines = [_line(f"{what}: {each.path} ({each.reason})") for each in found[:_SHOWN]]
+    lines = [one_line(f"{what}: {each.path} ({each.reason})") for each in found[:_SHOWN]]
     return lines + ([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])
 
 
 def _history(found: tuple[Snapshot, ...]) -> str:
     rows = [("SNAPSHOT", "CREATED", "KIND", "CHANGED", "MESSAGE")]
-    rows += [(s.id[:12], s.created_at[:19] + "Z", s.kind, str(s.changed), _line(s.message[:80])) for s in found]
+    rows += [(s.id[:12], s.created_at[:19] + "Z", s.kind, str(s.changed), s.message[:80]) for s in found]
     return columns(rows)
 
 
 def _changes(found: tuple[Change, ...]) -> str:
     lines = (f"{c.kind:<9} {c.path}" + (f" (was {c.old_path})" if c.old_path else "") for c in found)
-    return "\n".join(map(_line, lines))
-
-
-def _line(text: str) -> str:
-    """Escape newlines, so that a file name or message cannot imitate a line of output."""
-    return printable(text).replace("\n", "\\n")
+    return "\n".join(map(one_line, lines))
