@@ -25,13 +25,19 @@ from proofbox.sandbox.sessions import SessionInfo
 KILL_SECONDS = 10.0
 KILLED_AT_END = "killed_at_end"
 
-# Kill every process whose environment contains all arguments. Repeat, because a process may fork during a pass.
+# Kill every process whose environment contains all arguments. Repeat, because a process may fork during a pass and
+# takes a moment to die; the command's timeout ends the loop. While a process executes a program, its environment is
+# empty, and a file that was opened before reads as empty afterwards. So `cat` opens and reads it at once, up to five
+# times.
 _KILL = r"""
-command -v tr > /dev/null || exit 1
-for round in 1 2 3 4 5 6 7 8; do
+command -v tr > /dev/null && command -v cat > /dev/null || exit 1
+while :; do
     found=
     for process in /proc/[0-9]*; do
-        variables=$(tr '\0' '\n' < "$process/environ") || continue
+        for try in 1 2 3 4 5; do
+            variables=$(cat "$process/environ" | tr '\0' '\n')
+            [ -z "$variables" ] && [ -e "$process/exe" ] || break
+        done
         for wanted; do
             case "
 $variables
@@ -43,7 +49,6 @@ $wanted
     done
     [ "$found" ] || exit 0
 done
-exit 1
 """
 
 
@@ -100,7 +105,7 @@ def variables_of(box: BoxHandle, given: Iterable[str]) -> list[str]:
 async def kill_marked(box: AsyncSession, marks: Sequence[str]) -> bool:
     """Kill every process whose environment contains all of these `NAME=VALUE` entries. Return whether none is left.
 
-    Return False if the box has ended or has no shell, or if the last pass still found processes.
+    Return False if the box has ended or has no shell, `cat` or `tr`, or if processes were still found at the timeout.
     """
     try:
         result = await box.exec(["/bin/sh", "-c", _KILL, "sh", *marks], timeout=KILL_SECONDS)

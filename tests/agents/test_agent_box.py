@@ -1,0 +1,36 @@
+"""Killing the processes of a thread by a variable in their environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proofbox.agents.agent_box import kill_marked
+from proofbox.sandbox.async_service import AsyncSandboxes
+
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.anyio]
+
+CHAIN = "setsid " + "env " * 100 + "sleep 300 >/dev/null 2>&1 & until grep -qz '^env$' /proc/$!/cmdline; do :; done"
+"""A program that executes another one a hundred times: its environment is often empty while it is read."""
+ALIVE = "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx '30[0]'"
+
+
+async def test_process_that_executes_another_program_meanwhile_is_killed(tmp_path: Path) -> None:
+    async with AsyncSandboxes(tmp_path) as boxes:
+        box = await boxes.start_session(provider="bubblewrap")
+        for attempt in range(8):
+            await box.exec(["sh", "-c", CHAIN], env={"MARK": f"m{attempt}"})
+            assert await kill_marked(box, [f"MARK=m{attempt}"])
+            assert (await box.exec(["sh", "-c", ALIVE])).stdout.strip() == "0"
+
+
+async def test_process_without_all_marks_is_not_killed(tmp_path: Path) -> None:
+    async with AsyncSandboxes(tmp_path) as boxes:
+        box = await boxes.start_session(provider="bubblewrap")
+        await box.exec(["sh", "-c", CHAIN], env={"MARK": "m1", "OTHER": "m2"})
+        assert await kill_marked(box, ["MARK=m"])
+        assert await kill_marked(box, ["MARK=m1", "OTHER=m"])
+        assert (await box.exec(["sh", "-c", ALIVE])).stdout.strip() == "1"
+        assert await kill_marked(box, ["MARK=m1", "OTHER=m2"])
+        assert (await box.exec(["sh", "-c", ALIVE])).stdout.strip() == "0"
