@@ -120,6 +120,13 @@ def test_script_in_the_settings_loses_no_attempt(spec: Callable[..., str], monke
     assert scores(proofbox.run_campaign(file, out="out")) == {"works": {"agent": (1, 1)}}
 
 
+@pytest.mark.needs("ray")
+def test_flow_that_shares_an_agent_process_is_refused_on_a_cluster(spec: Callable[..., str]) -> None:
+    with pytest.raises(CampaignNotReady, match="flow agent: attempts on a cluster cannot share one agent process"):
+        proofbox.run_campaign(spec(campaign=ONE_FLOW, more='isolation = "shared"\n'), out="out", engine="ray")
+    assert not Path("out").exists()
+
+
 def test_low_disk_space_is_reported(spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "MIN_DISK", 1 << 62)
     monkeypatch.setattr(resources, "MIN_SHARE", 1.1)

@@ -42,23 +42,32 @@ class PreflightFailure(msgspec.Struct, frozen=True):
     fix_hints: tuple[str, ...]
 
 
-def preflight(campaign: Campaign, out: Path, *, consented: bool = True) -> None:
+def preflight(
+    campaign: Campaign, out: Path, *, engine: EngineSettings | None = None, consented: bool = True
+) -> None:
     """Raise `CampaignNotReady` with everything that prevents a flow from running here.
 
     Runtimes and sandboxes are checked by starting them as the campaign states, which may run any program on this
     machine. So they are checked only if the user has `consented` to everything that the campaign asks for.
     """
     checked = tuple(campaign.suites) if consented else ()
-    _refuse([*_runtimes(campaign, checked), *_sandboxes(campaign, checked, out), *_budgets(campaign), *_resources(out)])
+    _refuse(
+        [
+            *_runtimes(campaign, checked, engine),
+            *_sandboxes(campaign, checked, out),
+            *_budgets(campaign),
+            *_resources(out),
+        ]
+    )
 
 
-def preflight_remaining(campaign: Campaign, out: Path, flows: Collection[str]) -> None:
+def preflight_remaining(campaign: Campaign, out: Path, flows: Collection[str], engine: EngineSettings | None) -> None:
     """Raise `CampaignNotReady` with everything that prevents these flows of a registered campaign from running here.
 
     The budget is not checked: what is registered can no longer be changed.
     """
     if flows:
-        _refuse([*_runtimes(campaign, flows), *_sandboxes(campaign, flows, out), *_resources(out)])
+        _refuse([*_runtimes(campaign, flows, engine), *_sandboxes(campaign, flows, out), *_resources(out)])
 
 
 def _refuse(failures: Sequence[PreflightFailure]) -> None:
@@ -97,7 +106,9 @@ def plan_flow(campaign: Campaign, flow_id: str, run_id: str | None, engine: Engi
     )
 
 
-def _runtimes(campaign: Campaign, flows: Collection[str]) -> Iterator[PreflightFailure]:
+def _runtimes(
+    campaign: Campaign, flows: Collection[str], engine: EngineSettings | None
+) -> Iterator[PreflightFailure]:
     for flow in campaign.document.flow:
         if flow.id not in flows:
             continue
@@ -106,7 +117,7 @@ def _runtimes(campaign: Campaign, flows: Collection[str]) -> Iterator[PreflightF
             why = f"the variable {key} is not set"
             yield PreflightFailure(flow.id, "CAMPAIGN_KEY_ABSENT", why, (f"export {key}=...",))
         try:
-            plan_flow(campaign, flow.id, None)
+            plan_flow(campaign, flow.id, None, engine)
         except ProofboxError as error:
             yield _failure(flow.id, error)
 

@@ -123,7 +123,7 @@ def _start(
         raise UsageError("out is empty", op="campaign")
     campaign, place = read_campaign(spec, first=canary), Path(out)
     require_consent(campaign, trust=trust)
-    preflight(campaign, place)
+    preflight(campaign, place, engine=engine)
     place.mkdir(parents=True, exist_ok=True)
     with exclusive(place):
         manifest = describe(campaign, place, canary=canary)
@@ -158,8 +158,10 @@ def resume_campaign(
     campaign = read_campaign(Path(manifest.path), first=manifest.canary)
     with exclusive(place):
         require_registered(describe(campaign, place, canary=manifest.canary), manifest)
-        preflight_remaining(campaign, place, [each.flow for each in manifest.runs if not _has_results(each, place)])
-        return _conduct(campaign, manifest, place, _planned_engine(manifest, place), on_event, stop, resumed_on=engine)
+        planned = _planned_engine(manifest, place)
+        remaining = [each.flow for each in manifest.runs if not _has_results(each, place)]
+        preflight_remaining(campaign, place, remaining, planned)
+        return _conduct(campaign, manifest, place, planned, on_event, stop, resumed_on=engine)
 
 
 def _conduct(
