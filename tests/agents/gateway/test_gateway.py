@@ -296,10 +296,13 @@ def test_header_of_the_key_is_what_the_endpoint_needs(url: str, key: str, path: 
 
 
 @pytest.mark.parametrize("name", ["key", "%6bey", "Key", "access_token", "oauth%5Ftoken", "$key"])
-def test_keys_of_the_client_are_removed_from_the_query(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("form", ["fields=candidates", "$fields=candidates", "alt=proto", "%61lt=media", "callback=f"])
+def test_keys_and_parameters_that_hide_the_usage_are_removed_from_the_query(
+    tmp_path: Path, name: str, form: str
+) -> None:
     async def work(lab: Lab) -> None:
         async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
-            target = f"/model/models/m:generateContent?{name}=z&alt=sse&{name}=z"
+            target = f"/model/models/m:generateContent?{name}=z&alt=sse&{form}&{name}=z"
             await stream.send(f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{}}".encode())
             await stream.receive()
         assert [seen.target for seen in lab.model.seen] == ["/v1/models/m:generateContent?alt=sse"]

@@ -22,7 +22,10 @@ _MODEL_PATH = re.compile(
     r"[^?]*(?:/responses(?:/compact)?|/(?:chat/)?completions|/messages|:(?:streamG|g)enerateContent)"
     r"(?:\?(?:(?:alt=sse|beta=true|api-version=[\w.-]+)(?:&|$))+)?"
 )
-_KEY_PARAMETERS = ("key", "$key", "api_key", "apikey", "api-key", "access_token", "oauth_token")
+_KEYS = ("key", "$key", "api_key", "apikey", "api-key", "access_token", "oauth_token")
+_FORMS = ("fields", "$fields", "alt", "$alt", "callback", "$callback")
+"""Parameters of Google's APIs that leave members out of a response, or write it in another format."""
+_READABLE = ("alt=sse", "alt=json")
 
 
 class _Asked(msgspec.Struct):
@@ -54,7 +57,10 @@ def model_of(body: bytes) -> str | None:
         return None
 
 
-def without_keys(query: str) -> str:
-    """Return the query without parameters that hold a key: the gateway adds the key."""
-    words = query.split("&")
-    return "&".join(each for each in words if unquote_plus(each.partition("=")[0]).lower() not in _KEY_PARAMETERS)
+def forwarded_query(query: str) -> str:
+    """Return the query without keys, which the gateway adds, and without parameters that hide the token usage."""
+    return "&".join(each for each in query.split("&") if each in _READABLE or _is_forwarded(each))
+
+
+def _is_forwarded(parameter: str) -> bool:
+    return unquote_plus(parameter.partition("=")[0]).lower() not in (*_KEYS, *_FORMS)

@@ -26,7 +26,7 @@ import msgspec
 
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
-from proofbox.agents.gateway.apis import MAX_PATH, model_of, without_keys
+from proofbox.agents.gateway.apis import MAX_PATH, forwarded_query, model_of
 from proofbox.agents.gateway.bodies import Bodies
 from proofbox.agents.gateway.endpoint import KEY_HEADERS, ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
@@ -238,7 +238,7 @@ class ModelGateway:
         # No percent-encoding, and no segment that begins with a dot: servers must not interpret the path differently.
         if not _PATH.fullmatch(path) or not _QUERY.fullmatch(query):
             return None
-        query = without_keys(query)
+        query = forwarded_query(query)
         return f"{path}?{query}" if query else path
 
     async def _forward(self, request: HttpRequest, path: str, exchange: Exchange, responder: Responder) -> None:
