@@ -253,21 +253,19 @@ class Peer:
     ) -> CommandRecord:
         record = self.commands[id] = CommandRecord()
         want = ExecFlag.STDIN * stdin | ExecFlag.STARTED * started | ExecFlag.PTY * (pty is not None)
-        self.send(
-            wire.execute(
-                id,
-                [os.fsencode(word) for word in argv],
-                cwd=os.fsencode(cwd),
-                env=env,
-                want=ExecFlag(want),
-                timeout_ms=round(timeout * 1000),
-                grace_ms=round(grace * 1000),
-                caps=caps,
-                window=window,
-                size=pty or (0, 0),
-                limits=limits or {},
-            )
+        command = wire.command(
+            [os.fsencode(word) for word in argv],
+            cwd=os.fsencode(cwd),
+            env=env,
+            want=ExecFlag(want),
+            timeout_ms=round(timeout * 1000),
+            grace_ms=round(grace * 1000),
+            caps=caps,
+            window=window,
+            size=pty or (0, 0),
+            limits=limits or {},
         )
+        self.send(wire.execute(id, command))
         return record
 
     def run(self, argv: Sequence[str | bytes], id: int = 1, **options: Any) -> CommandRecord:

@@ -13,7 +13,7 @@ import pytest
 
 import proofbox
 from proofbox import AsyncSandboxes, Sandboxes
-from proofbox.cli.app import run as main
+from proofbox.cli import main
 from proofbox.config.settings import Settings
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import PolicyRefused, ProviderUnavailable

@@ -195,9 +195,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from proofbox.cli.preloading import preload
 
     preload()
-    from proofbox.cli.app import run
+    from proofbox.cli.app import parse, report_failure
 
-    return run(words)
+    try:
+        return parse(words)() or 0
+    except (Exception, KeyboardInterrupt) as failure:
+        return report_failure(failure, words)
 
 
 def entry() -> None:

@@ -1,10 +1,11 @@
-"""Find and call a command, and turn every failure into an error of the contract."""
+"""Find and parse a command, and turn every failure into an error of the contract."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -20,25 +21,35 @@ MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 UNSUITABLE = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.EINVAL, errno.ENXIO, errno.ENODEV)
 
 
-def run(words: Sequence[str]) -> int:
+def parse(words: Sequence[str]) -> Callable[[], int | None]:
+    """Return the call that the words of a command line ask for."""
+    command = find_command(words)
+    if command is None:
+        raise _unknown_command(words)
+    function = function_of(command)
+    signature = CommandSignature(function)
+    if not {"--help", "-h"}.isdisjoint(_options(words)):
+        from proofbox.cli.help import command_help
+
+        return partial(print, command_help(command, function.__doc__ or "", signature))
+    arguments, options = bind(signature, words[len(command.path.split()) :], command.path)
+    return partial(function, *arguments, **options)
+
+
+def report_failure(failure: Exception | KeyboardInterrupt, words: Sequence[str]) -> int:
+    """Report why a command failed, and return its exit code."""
     command = find_command(words)
     passes = command is not None and command.passes_exit_code
-    options = words[: words.index("--")] if "--" in words else words
-    try:
-        if command is None:
-            raise _unknown_command(words)
-        return _call(command, words, help="--help" in options or "-h" in options)
-    except ProofboxError as error:
-        if error.fix_hints == UsageError.hints:
-            error.fix_hints = (_help_for(command, words),)
-        return report(error, as_json="--json" in options, passes_exit_code=passes)
-    except OutputLost as error:
-        return report(_io_error(error), as_json=False, passes_exit_code=passes)
-    except KeyboardInterrupt:
+    if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
+    if isinstance(failure, BrokenPipeError):
         redirect_to_null(1)  # the reader has exited (| head)
         return EXEC_FAILED if passes else 0
+    error = _contract_error(failure, words)
+    if error.fix_hints == UsageError.hints:
+        error.fix_hints = (_help_for(command, words),)
+    as_json = "--json" in _options(words) and not isinstance(failure, OutputLost)
+    return report(error, as_json=as_json, passes_exit_code=passes)
 
 
 def find_command(words: Sequence[str]) -> Command | None:
@@ -52,32 +63,25 @@ def function_of(command: Command) -> Callable[..., Any]:
     return found
 
 
-def _call(command: Command, words: Sequence[str], *, help: bool) -> int:
-    try:
-        function = function_of(command)
-        signature = CommandSignature(function)
-        if help:
-            from proofbox.cli.help import command_help
+def _options(words: Sequence[str]) -> Sequence[str]:
+    """Return the words that are proofbox's own, not those of a command to run."""
+    return words[: words.index("--")] if "--" in words else words
 
-            print(command_help(command, function.__doc__ or "", signature))
-            return 0
-        arguments, options = bind(signature, words[len(command.path.split()) :], command.path)
-        result = function(*arguments, **options)
-    except (ProofboxError, KeyboardInterrupt, BrokenPipeError, OutputLost):
-        raise
-    except UnicodeEncodeError as error:
-        raise UsageError(f"a name cannot be encoded as UTF-8: {error.object!r}", op="usage") from None
-    except OSError as error:
-        raise _io_error(error) from error
-    except RecursionError:
-        raise UsageError("a path or a document is nested too deeply", op="usage") from None
-    except Exception as error:
-        if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # Path.resolve, before Python 3.13
-            raise NotFoundError("a path contains a symbolic link that points to itself", op="io") from None
-        if os.environ.get("PROOFBOX_DEBUG"):
-            raise
-        raise InternalError(f"{type(error).__name__}: {error}", op=words[0]) from error
-    return result if isinstance(result, int) else 0
+
+def _contract_error(failure: Exception, words: Sequence[str]) -> ProofboxError:
+    if isinstance(failure, ProofboxError):
+        return failure
+    if isinstance(failure, UnicodeEncodeError):
+        return UsageError(f"a name cannot be encoded as UTF-8: {failure.object!r}", op="usage")
+    if isinstance(failure, OSError):
+        return _io_error(failure)
+    if isinstance(failure, RecursionError):
+        return UsageError("a path or a document is nested too deeply", op="usage")
+    if isinstance(failure, RuntimeError) and "Symlink loop" in str(failure):  # Path.resolve, before Python 3.13
+        return NotFoundError("a path contains a symbolic link that points to itself", op="io")
+    if os.environ.get("PROOFBOX_DEBUG"):
+        raise failure
+    return InternalError(f"{type(failure).__name__}: {failure}", op=words[0])
 
 
 def _io_error(error: OSError) -> ProofboxError:

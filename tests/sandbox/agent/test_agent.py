@@ -195,15 +195,15 @@ def test_malformed_exec_ends_the_connection(data: bytes) -> None:
 
 def test_nul_bytes_unknown_flags_and_trailing_bytes_are_malformed() -> None:
     good = {"cwd": b"/", "env": {}, "timeout_ms": 0, "grace_ms": 0, "caps": (0, 0), "window": 0, "size": (0, 0)}
-    frames = [
-        wire.execute(1, [b"tr\0ue"], want=wire.ExecFlag(0), limits={}, **good),  # type: ignore[arg-type]
-        wire.execute(1, [b"true"], want=wire.ExecFlag(8), limits={}, **good),  # type: ignore[arg-type]
-        wire.execute(1, [b"true"], want=wire.ExecFlag(0), limits=dict.fromkeys(range(17), 1), **good),  # type: ignore[arg-type]
-        wire.frame(Send.EXEC, 1, wire.execute(1, [b"true"], want=wire.ExecFlag(0), limits={}, **good)[9:] + b"x"),  # type: ignore[arg-type]
+    commands = [
+        wire.command([b"tr\0ue"], want=wire.ExecFlag(0), limits={}, **good),  # type: ignore[arg-type]
+        wire.command([b"true"], want=wire.ExecFlag(8), limits={}, **good),  # type: ignore[arg-type]
+        wire.command([b"true"], want=wire.ExecFlag(0), limits=dict.fromkeys(range(17), 1), **good),  # type: ignore[arg-type]
+        wire.command([b"true"], want=wire.ExecFlag(0), limits={}, **good) + b"x",  # type: ignore[arg-type]
     ]
-    for data in frames:
+    for command in commands:
         with agent() as box:
-            box.peer.send(data)
+            box.peer.send(wire.execute(1, command))
             assert box.peer.until_ended() == "malformed EXEC"
 
 

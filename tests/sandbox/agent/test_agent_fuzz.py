@@ -90,8 +90,7 @@ def chunked(draw: st.DrawFn, data: bytes) -> list[bytes]:
 
 
 def exec_frame(id: int, argv: list[bytes], want: int = 0, timeout_ms: int = 0, limits: int = 0) -> bytes:
-    return wire.execute(
-        id,
+    command = wire.command(
         argv,
         cwd=b"/",
         env={b"PATH": b"/usr/bin:/bin"},
@@ -103,6 +102,7 @@ def exec_frame(id: int, argv: list[bytes], want: int = 0, timeout_ms: int = 0, l
         size=(1, 1),
         limits=dict.fromkeys(range(limits), 1 << 30),
     )
+    return wire.execute(id, command)
 
 
 ids = st.integers(0, 3)

@@ -129,8 +129,7 @@ words = st.binary(max_size=50)
 def test_exec_frame_has_the_documented_layout(
     id: int, argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, limits: dict[int, int]
 ) -> None:
-    data = wire.execute(
-        id,
+    command = wire.command(
         argv,
         cwd=cwd,
         env=env,
@@ -142,6 +141,7 @@ def test_exec_frame_has_the_documented_layout(
         size=(12, 13),
         limits=limits,
     )
+    data = wire.execute(id, command)
     at = 0
 
     def take(layout: str) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ class AsyncConnection:
     ) -> ActiveCall:
         """Start a command, feed its stdin, and wait for its end. If the caller is cancelled, the command is killed."""
         id = self._calls.new_id()
-        data = request.encode(id)
+        data = wire.execute(id, request.encoded)
         call = self._calls.begin(id, request)
         try:
             await self._send(data)

@@ -135,7 +135,7 @@ async def open_process(
     request, oom_kills_before = await core.prepare(argv, options)
     connection = core.connection
     id = connection._calls.new_id()
-    data = request.encode(id)
+    data = wire.execute(id, request.encoded)
     call = connection._calls.begin(id, request)
     process = AsyncProcess(core, call, oom_kills_before)
     core.emit(Event("exec", "started", session.id))

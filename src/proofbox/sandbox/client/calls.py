@@ -222,7 +222,7 @@ _AT_EXEC = {
 
 
 def _never_ran(request: CommandRequest, stage: int, number: int) -> SandboxError:
-    command, why = os.fsdecode(request.argv[0]), os.strerror(number)
+    command, why = os.fsdecode(request.program), os.strerror(number)
     details = {"command": command, "errno": errnos.errorcode.get(number, str(number))}
     if stage == StartStage.EXEC:
         known = _AT_EXEC.get(

@@ -66,7 +66,7 @@ class Connection:
     ) -> ActiveCall:
         """Start a command, feed its stdin, and wait for its end. An exception (also Ctrl-C) kills the command."""
         id = self._calls.new_id()
-        data = request.encode(id)
+        data = wire.execute(id, request.encoded)
         with self._lock:
             call = self._calls.begin(id, request)
         try:

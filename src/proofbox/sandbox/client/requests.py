@@ -32,38 +32,15 @@ STREAM_WINDOW = 1 << 20
 class CommandRequest(msgspec.Struct, frozen=True):
     """The request to the box agent for one command, without its id."""
 
-    argv: tuple[bytes, ...]
+    program: bytes
     cwd: bytes
-    env: Mapping[bytes, bytes]
     stdin: bytes | BinaryIO | None
     timeout: float | None
     grace: float
     cap: int
-    pty: tuple[int, int] | None
     streamed: bool
-    limits: Mapping[int, int]
-
-    def encode(self, id: int) -> bytes:
-        data = wire.execute(
-            id,
-            self.argv,
-            cwd=self.cwd,
-            env=self.env,
-            want=(0 if self.pty is None else wire.ExecFlag.PTY) + (0 if self.stdin is None else wire.ExecFlag.STDIN),
-            timeout_ms=_milliseconds(self.timeout),
-            grace_ms=_milliseconds(self.grace),
-            caps=(0, 0) if self.streamed else (self.cap, self.cap),
-            window=STREAM_WINDOW if self.streamed else 0,
-            size=self.pty or (0, 0),
-            limits=self.limits,
-        )
-        if len(data) > wire.MAX_FRAME:
-            raise RequestInvalid(
-                f"argv and environment take {len(data):,} bytes; the limit is {wire.MAX_FRAME:,}",
-                op="exec",
-                fix_hints=["pass large data with --stdin or in a file in the project"],
-            )
-        return data
+    encoded: bytes
+    """The command as the box agent reads it."""
 
 
 def make_request(
@@ -93,17 +70,35 @@ def make_request(
         raise RequestInvalid(f"invalid grace: {grace} s", op="exec", fix_hints=["give 0 or more seconds"])
     if not 1 <= max_output < 2**62:
         raise RequestInvalid(f"invalid max_output: {max_output}", op="exec", fix_hints=["give 1 or more bytes"])
-    return CommandRequest(
-        argv=tuple(_bytes(argument, "an argument") for argument in argv),
-        cwd=_bytes(cwd, "cwd"),
+    arguments = [_bytes(argument, "an argument") for argument in argv]
+    directory = _bytes(cwd, "cwd")
+    encoded = wire.command(
+        arguments,
+        cwd=directory,
         env=env,
+        want=(0 if pty is None else wire.ExecFlag.PTY) + (0 if stdin is None else wire.ExecFlag.STDIN),
+        timeout_ms=_milliseconds(timeout),
+        grace_ms=_milliseconds(grace),
+        caps=(0, 0) if streamed else (max_output, max_output),
+        window=STREAM_WINDOW if streamed else 0,
+        size=pty or (0, 0),
+        limits=_limits(limits) if limits else {},
+    )
+    if len(encoded) > wire.MAX_COMMAND:
+        raise RequestInvalid(
+            f"argv and environment take {len(encoded):,} bytes; the limit is {wire.MAX_COMMAND:,}",
+            op="exec",
+            fix_hints=["pass large data with --stdin or in a file in the project"],
+        )
+    return CommandRequest(
+        program=arguments[0],
+        cwd=directory,
         stdin=stdin.encode() if isinstance(stdin, str) else stdin,
         timeout=timeout,
         grace=grace,
         cap=max_output,
-        pty=pty,
         streamed=streamed,
-        limits=_limits(limits) if limits else {},
+        encoded=encoded,
     )
 
 

@@ -17,6 +17,7 @@ MAX_FRAME = 4 << 20
 STDIN_WINDOW = 256 << 10
 
 _HEADER = struct.Struct("<IBI")
+MAX_COMMAND = MAX_FRAME - _HEADER.size
 _EXEC = struct.Struct("<IIIQQIHH")
 _LIMIT = struct.Struct("<BQ")
 _HELLO = struct.Struct("<IHIII")
@@ -133,8 +134,7 @@ def _strings(values: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def execute(
-    id: int,
+def command(
     argv: Sequence[bytes],
     *,
     cwd: bytes,
@@ -147,7 +147,8 @@ def execute(
     size: tuple[int, int],
     limits: Mapping[int, int],
 ) -> bytes:
-    payload = b"".join(
+    """Encode a command to execute; `execute` adds its id."""
+    return b"".join(
         (
             _EXEC.pack(want, timeout_ms, grace_ms, *caps, window, *size),
             bytes([len(limits)]),
@@ -158,7 +159,10 @@ def execute(
             env.encoded if isinstance(env, EncodedVariables) else _variables(env),
         )
     )
-    return frame(Send.EXEC, id, payload)
+
+
+def execute(id: int, command: bytes) -> bytes:
+    return frame(Send.EXEC, id, command)
 
 
 def credit(id: int, count: int) -> bytes:
