@@ -78,8 +78,9 @@ def processes_of(token: str) -> Iterator[tuple[int, bytes]]:
 
 
 def worker_processes(token: str) -> list[int]:
-    """Return the processes of the workers on a cluster's nodes."""
-    return [pid for pid, title in processes_of(token) if title.startswith(b"ray::NodeWorker")]
+    """Return the processes of the workers on a cluster's nodes, without children that execute no program yet."""
+    found = [pid for pid, title in processes_of(token) if title.startswith(b"ray::NodeWorker")]
+    return [pid for pid in found if parent_of(pid) not in found]
 
 
 def kill_processes_below(place: Path) -> None:
@@ -101,10 +102,16 @@ def processes_below(place: Path) -> Iterator[int]:
 def process_children(pid: int) -> Iterator[tuple[int, str]]:
     """Yield the children of a process, with their names."""
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            name, _, rest = (entry / "stat").read_text().rpartition(")")
-            if int(rest.split()[1]) == pid:
-                yield int(entry.name), name.partition("(")[2]
+        if parent_of(int(entry.name)) == pid:
+            with contextlib.suppress(OSError):
+                yield int(entry.name), (entry / "comm").read_text().rstrip("\n")
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process; None if the process has ended."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def main() -> None:
