@@ -42,9 +42,7 @@ class PreflightFailure(msgspec.Struct, frozen=True):
     fix_hints: tuple[str, ...]
 
 
-def preflight(
-    campaign: Campaign, out: Path, *, engine: EngineSettings | None = None, consented: bool = True
-) -> None:
+def preflight(campaign: Campaign, out: Path, *, engine: EngineSettings | None = None, consented: bool = True) -> None:
     """Raise `CampaignNotReady` with everything that prevents a flow from running here.
 
     Runtimes and sandboxes are checked by starting them as the campaign states, which may run any program on this
@@ -106,9 +104,7 @@ def plan_flow(campaign: Campaign, flow_id: str, run_id: str | None, engine: Engi
     )
 
 
-def _runtimes(
-    campaign: Campaign, flows: Collection[str], engine: EngineSettings | None
-) -> Iterator[PreflightFailure]:
+def _runtimes(campaign: Campaign, flows: Collection[str], engine: EngineSettings | None) -> Iterator[PreflightFailure]:
     for flow in campaign.document.flow:
         if flow.id not in flows:
             continue
