@@ -5,7 +5,7 @@
                   agent.log      stderr of its programs
                   network.jsonl  decisions of its allowlist, if it has one
 
-Whether a session runs is determined by connecting to its socket, never from the record: a record can't tell that its
+Whether a session runs is determined by connecting to its socket, never from the record: a record can't show that its
 box has died. A box ends by `stop`, by its idle TTL, or with the machine. Its record is kept until it is pruned.
 """
 

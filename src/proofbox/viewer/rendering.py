@@ -161,7 +161,7 @@ def percent(value: float | None) -> str:
 
 
 def spent(flow: FlowReport) -> str:
-    """Return the tokens of all attempts of a flow, as far as they are known."""
+    """Return the known tokens of all attempts of a flow."""
     if not flow.tokens_unknown:
         return f"{flow.tokens_spent:,}"
     return f"{flow.tokens_spent:,}, {flow.tokens_unknown:,} unknown" if flow.tokens_spent else "unknown"

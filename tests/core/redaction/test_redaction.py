@@ -341,7 +341,7 @@ def test_line_part_does_not_end_inside_a_pattern_lookahead() -> None:
         assert b"sesame" not in shown
 
 
-# No spelling of such a secret has a dot in it, so that dots tell what is not of the secret.
+# No spelling of such a secret has a dot in it, so that dots mark what does not belong to the secret.
 dotless = st.text("ABCXYZ /+%é", min_size=MIN_SECRET, max_size=60).filter(lambda text: len(text.strip()) >= MIN_SECRET)
 
 

@@ -87,7 +87,7 @@ class ModelEndpoint:
         record: Recorded = "usage",
         key_header: KeyHeader | None = None,
     ) -> ModelEndpoint:
-        """Read the key from a variable of our own environment. Raises `AuthFailed` if the variable is not set."""
+        """Read the key from a variable of this process. Raises `AuthFailed` if the variable is not set."""
         base_url, api_key_env = access
         source = os.environ if env is None else env
         key = source.get(api_key_env, "") if api_key_env else None

@@ -111,7 +111,7 @@ class ThreadedSession(HostedSession, Generic[T]):
         self._box = await self._boxes.start_session(provider=options.provider if options.sandboxed else "off", **policy)
 
     async def _open_route(self) -> str:
-        """Open the gateway. Return its address in the box, or an empty text without a model."""
+        """Open the gateway. Return its address in the box, or an empty string if there is no model."""
         if self._route is None:
             return ""
         self._background.spawn(self._route.keep_open)

@@ -73,9 +73,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def missions_for_verdict(verdict: ComparisonVerdict, replicates: int, margin: float, alpha: float) -> int:
-    """Return the fewest missions with which a comparison can have this verdict, whatever the results are.
+    """Return the fewest missions with which a comparison can have this verdict at all.
 
-    `alpha` is that of one comparison: divided by their number, because Holm's correction multiplies the smallest of all
+    `alpha` is for one comparison: divided by their number, because Holm's correction multiplies the smallest of all
     p-values by it, and corrects no other p-value to a smaller one.
     """
     if verdict is ComparisonVerdict.UNDERPOWERED:

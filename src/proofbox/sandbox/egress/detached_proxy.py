@@ -79,7 +79,7 @@ class DetachedProxy:
         reap_later(self._process)
 
     def close(self) -> None:
-        """End the process, unless it was released. Can be repeated."""
+        """End the process, unless it was released. Idempotent."""
         if self._process.returncode is None:
             self._process.terminate()
             self._process.communicate()

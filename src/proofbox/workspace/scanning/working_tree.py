@@ -27,7 +27,7 @@ LISTED = 200
 """The maximum number of directories written in a stack that every update lists. With more, every directory is watched:
 an update then takes the same time however many there are."""
 WORTH_SAVING = 50
-"""The cache is written again if scanning the changes again would take more than one step for so many files."""
+"""The cache is written again if scanning the changes again would take more than one step for this many files."""
 Known = tuple[Directory, tuple[int, int, int]]
 """The known files, and the store position at that time."""
 
@@ -141,7 +141,7 @@ class WorkingTree:
             self._since_cached += self._scanner.steps
 
     def save(self) -> None:
-        """Write the cache for the next process, unless the workspace was forgotten meanwhile.
+        """Write the cache for the next process, unless the workspace was forgotten in the meantime.
 
         If little was scanned since the cache was read, it stays: scanning that again takes less time than writing it.
         """

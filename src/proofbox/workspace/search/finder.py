@@ -124,7 +124,7 @@ def _paths(
 ) -> Iterator[str]:
     """Yield the files to read, in order. An engine that can find candidates is asked only if matches are rare.
 
-    A common pattern has enough matches in the first files: looking for it in all of them would be in vain.
+    A common pattern has enough matches in the first files: looking for it in all of them would waste time.
     """
     files = source.files()
     if source.directory is not None:

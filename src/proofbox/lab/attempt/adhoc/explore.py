@@ -137,10 +137,10 @@ def explore_attempt(
 
     The branches are verified with the commands in `verify`, or as the mission of the attempt in the file `suite`. Like
     `run_suite`, this needs the user's consent to everything that the suite asks for beyond the user's settings; `trust`
-    is that consent, and the one of `fork_attempt`. A mission with conditions in `expect` is refused.
+    is that consent, and also the consent that `fork_attempt` needs. A mission with conditions in `expect` is refused.
 
     With several `strategies`, the branches use them in turn. `directory` is new, for the workspaces and the evidence of
-    all branches. The other parameters are those of `fork_attempt`.
+    all branches. The other parameters are as in `fork_attempt`.
     """
     run = partial(
         explore_attempt_async,

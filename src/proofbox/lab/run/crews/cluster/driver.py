@@ -323,7 +323,7 @@ class Driver(Worker):
                     if kind == PIECE and isinstance(value, bytes):
                         if stream.tell() + len(value) > MAX_ARCHIVE:
                             stream.truncate(0)
-                            raise BundleCorrupt(f"{worker.node.name} returned more than a bundle has", op="attempt")
+                            raise BundleCorrupt(f"{worker.node.name} returned too much for a bundle", op="attempt")
                         stream.write(value)
                     elif kind == ENDED:
                         index = str(value)
