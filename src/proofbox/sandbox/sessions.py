@@ -80,7 +80,7 @@ class SessionRecord(msgspec.Struct, frozen=True):
     holder: str = ""
     """The process that holds the box: boot, pid namespace, pid and start time. Empty if the box is a container."""
     stopped: bool = False
-    """A client stopped it. Whether it is running can only be told from its socket."""
+    """A client stopped it. Only its socket shows whether it is running."""
     schema_version: str = SCHEMA
 
     def info(self, state: State) -> SessionInfo:

@@ -108,7 +108,7 @@ def anchor(page: str, /, **parameters: Any) -> str:
 
 
 def visible(text: object) -> str:
-    """Return text of an agent with control and invisible characters shown; for one line."""
+    """Return text from an agent with control and invisible characters shown; for one line."""
     return printable(str(text)).replace("\n", "⏎").replace("\t", " ")
 
 

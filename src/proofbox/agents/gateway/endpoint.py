@@ -17,7 +17,7 @@ KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 _OWN_HEADERS = {"anthropic": "x-api-key", "gemini": "x-goog-api-key"}
 _OWN_HOSTS = ("api.anthropic.com", "generativelanguage.googleapis.com")
 _TOKENS = ("sk-ant-oat", "ya29.")
-"""How OAuth tokens of Anthropic and Google begin, which are accepted only as bearer tokens."""
+"""The prefixes of OAuth tokens of Anthropic and Google, which are accepted only as bearer tokens."""
 
 KeyHeader = Literal["x-api-key", "x-goog-api-key", "authorization"]
 

@@ -56,7 +56,7 @@ _BY_MESSAGE: dict[str, type[AgentError]] = {
     "input length and `max_tokens` exceed context limit": ContextExceeded,
     "The input token count": ContextExceeded,
 }
-"""How the messages begin that APIs of Anthropic and Google send with the code of any invalid request."""
+"""The prefixes of messages that the APIs of Anthropic and Google send with the code of any invalid request."""
 _BY_ACCOUNT_MESSAGE: dict[tuple[str, str], type[AgentError]] = {
     ("invalid_request_error", "Your credit balance is too low"): UsageLimited,
     ("invalid_request_error", "You have reached your specified API usage limits"): UsageLimited,

@@ -21,7 +21,7 @@ class ItemIds:
         self._count = 0
 
     def next(self, given: str) -> str:
-        """Return the id for a new call, to which the agent gave the id `given`."""
+        """Return the id for a new call whose id from the agent is `given`."""
         self._count += 1
         if given in self._used or _SEPARATOR in given or len(self._used) >= REMEMBERED:
             return f"{given}{_SEPARATOR}{self._count}"

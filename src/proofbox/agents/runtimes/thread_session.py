@@ -38,7 +38,7 @@ from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.options import PolicyOptions
 
 STARTS = 2
-"""How often a process is started that hangs before it answers its first request."""
+"""How often to start a process that hangs before it answers its first request."""
 
 P = TypeVar("P", bound=ThreadProgram)
 

@@ -63,8 +63,8 @@ class Comparison(msgspec.Struct, frozen=True):
     interval: str
     """The kind of the 95 % interval."""
     verdict: ComparisonVerdict
-    """`better` or `worse`: the first flow than the second. `equivalent`: they differ by less than the margin.
-    `underpowered`: neither could be shown."""
+    """`better` or `worse`: how the first flow compares with the second. `equivalent`: they differ by less than the
+    margin. `underpowered`: neither could be shown."""
     reason: str
     missions_needed: int | None = None
     """Missions that would suffice for a verdict; null unless underpowered."""

@@ -54,7 +54,7 @@ class WorkingTree:
         self._scanner = Scanner(str(path), store, ignore, self._tracker)
         self._scanner.on_progress = on_progress
         self._watches_all = False
-        """Whether the directories of a stack are watched in which nothing was written so far."""
+        """Whether even those directories of a stack are watched that nothing was written to so far."""
         self._generation = store.generation
         self._since_cached: int | None = None
         """The steps of all scans since the cache was read; None if the cache can't be used again."""

@@ -28,7 +28,7 @@ _FIRST_BATCH, _LARGEST_BATCH = 1 << 18, 1 << 23
 _FIRST_FILES = 100
 """The maximum number of files in the first batch, after which a pattern counts as common or rare."""
 _SOON = 8
-"""A pattern is common if the batches so far have at least this part of the lines that are wanted."""
+"""A pattern is common if the batches so far have at least this share of the wanted lines."""
 
 
 class Search(NamedTuple):

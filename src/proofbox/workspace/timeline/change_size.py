@@ -16,7 +16,7 @@ from proofbox.workspace.tree import StoredEntry
 LINE_BYTES = 100
 """Bytes of a binary file that count as a line."""
 LONG_LINE = 1000
-"""A line with as many characters is counted by its length."""
+"""Lines of at least this many characters are counted by their length."""
 MAX_COMPARED = 100_000
 """Lines after which the rest is counted by bytes, because comparing is slow."""
 MAX_STEPS = 5_000_000_000

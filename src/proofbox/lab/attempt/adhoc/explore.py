@@ -253,9 +253,9 @@ class _Verification(NamedTuple):
 
     mission: Mission
     at: Callable[[str], Path]
-    """Returns where a file is that the mission names."""
+    """Returns the path of a file that the mission names."""
     in_box_of_branch: bool
-    """The box is like that of the branch's agent, not the one of a suite."""
+    """The box is like the one of the branch's agent, not like a suite's."""
 
 
 def _verification(record: AttemptRecord, verify: Sequence[str], suite: _Path | None, *, trust: bool) -> _Verification:

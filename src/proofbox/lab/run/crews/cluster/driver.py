@@ -75,7 +75,7 @@ CLOSE_TIMEOUT = 5.0
 MAX_DEATHS = 4
 """How many workers in succession may die on a node without ending an attempt, before it gets no more."""
 MAX_SENDS = 3
-"""How often the files of an attempt are sent to a node that has them no more."""
+"""How often the files of an attempt are sent to a node that no longer has them."""
 CONTROL_CALLS = 8
 """Concurrent calls of an actor in addition to its attempts: interrupts and transfers."""
 
