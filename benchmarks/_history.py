@@ -1,4 +1,4 @@
-"""The figures of benchmark runs over time: benchmarks record them, and every night compares them with earlier nights.
+"""The figures of benchmark runs over time: benchmarks record them, and each nightly run is compared with earlier ones.
 
     .venv/bin/python benchmarks/_history.py FILE                        # exit 1 if a figure of the last run is worse
     .venv/bin/python benchmarks/_history.py FILE --table                # print the last two runs as a table
@@ -22,7 +22,7 @@ FILE, RUN = "PROOFBOX_BENCH_HISTORY", "PROOFBOX_BENCH_RUN"
 TOLERANCE = 1.15
 """A figure is reported if it is worse than the median of earlier runs by more than this factor."""
 COMPARED = 10
-"""The number of earlier runs that the median is taken of."""
+"""The number of earlier runs in the median."""
 FEWEST = 3
 """With fewer earlier runs, the median says little, and nothing is reported."""
 BEGIN, END = "<!-- The figures begin here; benchmarks/_history.py writes them. -->", "<!-- The figures end here. -->"
@@ -100,7 +100,7 @@ def regressions(runs: list[dict[tuple[str, str], Figure]]) -> list[str]:
 
 
 def heading(runs: int) -> list[str]:
-    """Return the first two lines of a table of so many runs."""
+    """Return the first two lines of a table of this many runs."""
     names = [
         "benchmark",
         "operation",
@@ -114,7 +114,7 @@ def heading(runs: int) -> list[str]:
 
 
 def table(runs: list[dict[tuple[str, str], Figure]]) -> str:
-    """Return the last two runs as a Markdown table. Times are those of the last run."""
+    """Return the last two runs as a Markdown table. Times are from the last run."""
     shown = runs[-2:]
     lines = heading(len(shown))
     for key in {key: None for run in shown for key in run}:

@@ -2,11 +2,11 @@
 
 The figure is the median, over all rounds, of one program's time divided by the other's in the same round.
 
-- What changes during the measurement (the length of a conversation, the load of the machine, its clock frequency)
-  affects both times of a round alike, so it cancels out. Quantiles of each program's times compare different rounds.
-- Some turns are slow for the agent's own reasons: one in five of Claude Code takes a third longer, bare or not. A
-  median of ratios tolerates them, and turns that something else delays. Its error is 0.6 times that of a ratio of
-  medians (resampling 40 rounds of Claude Code: 0.026 instead of 0.041).
+- Changes during the measurement (the length of a conversation, the load of the machine, its clock frequency) affect
+  both times of a round equally, so they cancel out. Quantiles of each program's times compare different rounds.
+- Some turns are slow for the agent's own reasons: one in five turns of Claude Code takes a third longer, with or
+  without proofbox. A median of ratios tolerates these turns, and those that something else delays. Its error is 0.6
+  times that of a ratio of medians (resampling 40 rounds of Claude Code: 0.026 instead of 0.041).
 - It is the overhead of a typical turn. A ratio of minima or lower quartiles misses what delays half of the turns.
 """
 

@@ -1,12 +1,12 @@
-"""What it costs to drive an agent through proofbox, against the least that could drive it, side by side in one run.
+"""The cost of driving an agent through proofbox, compared with a minimal client in the same run.
 
     scripts/bench agents [--agent codex|claude|opencode] [--rounds N] [--check]
 
 The same turns of the same program against the same fake model (in a separate process): once by a bare client that
 writes lines to the program and reads them, without a box, a gateway or a record; once by a session in a sealed box,
-with the gateway between and a listener that keeps every event; once more so outside any box, where a command's login
-shell reads the host's profile as it does for the bare client. Each ratio is the median of the ratios of turns in the
-same round (`_pairs.py`). With --check the run fails when one for a tool turn is past its threshold.
+with the gateway in between and a listener that keeps every event; and once by such a session outside any box, where a
+command's login shell reads the host's profile as it does for the bare client. Each ratio is the median of the ratios of
+turns in the same round (`_pairs.py`). With --check the run fails when one for a tool turn is past its threshold.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fake_model() -> Iterator[str]:
 
 
 class Bare:
-    """Lines out, lines in: no more than it takes to run a turn."""
+    """Writes lines and reads lines, and does nothing else: the minimum that runs a turn."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
         if process.stdin is None or process.stdout is None:
@@ -200,7 +200,7 @@ async def measure(place: Path, url: str, rounds: int, agent: str) -> bool:
         ways = {"bare": client.turn, "in a box": boxed.turn, "outside": unboxed.turn}
         for name, prompt in (("text turn", TEXT_TURN), ("tool turn", TOOL_TURN)):
             times: dict[str, list[float]] = {who: [] for who in ways}
-            for number in range(rounds + 2):  # the first two are to warm up
+            for number in range(rounds + 2):  # the first two are warm-up rounds
                 for who, play in list(ways.items())[:: 1 if number % 2 else -1]:
                     began = time.perf_counter()
                     await play(prompt)

@@ -1,4 +1,4 @@
-"""Whether the native strategies can be recommended for campaigns, and what the report of a large campaign costs.
+"""Whether the native strategies can be recommended for campaigns, and the cost of the report of a large campaign.
 
     scripts/bench campaign [--part strategies|report] [--attempts N] [--check]
 

@@ -1,4 +1,4 @@
-"""What starting proofbox costs, against starting Python alone, side by side in one run.
+"""The cost of starting proofbox, compared with starting Python alone in the same run.
 
     scripts/bench cli [--rounds N] [--check]
 
@@ -34,7 +34,7 @@ RATIOS = {
     "session exec ID -- true": 5.0,
     "workspace status .": 6.4,
 }
-"""Command line, and its largest ratio to the start of Python."""
+"""Command lines, and the largest allowed ratio of each to the start of Python."""
 BOX = {"exec -- true", "session exec ID -- true"}
 """Command lines that need bubblewrap."""
 
@@ -83,7 +83,7 @@ def measured_in(directory: str, names: list[str], rounds: int) -> dict[str, floa
 
 
 def measured(ways: dict[str, list[str]], rounds: int, cwd: Path, env: dict[str, str]) -> dict[str, float]:
-    """Medians in ms, one after the other in each round, so that a slow moment of the machine hits all alike."""
+    """Medians in ms. Each round runs all of them in turn, so that a slow moment of the machine affects all equally."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, argv in ways.items():

@@ -1,4 +1,4 @@
-"""What attempts cost on a Ray cluster, against worker processes on this machine.
+"""The cost of attempts on a Ray cluster, compared with worker processes on this machine.
 
     scripts/setup --test
     scripts/bench cluster [--nodes 1,2,4,8] [--rounds N] [--wait S] [--overhead N] [--memory N] [--check]
@@ -6,7 +6,7 @@
 - scaling: attempts whose agent waits, 8 on each node, per second and against one node;
 - overhead: attempts of 100 ms of CPU time, on one node against the local crew with as many slots: wall time, and the
   CPU time of each kind of process. Both crews are measured in turn, and the medians are compared. The CPU time that a
-  crew spends per second, even while its attempts wait, is measured separately: on a busy machine, it would count most;
+  crew spends per second, even while its attempts wait, is measured separately: on a busy machine, it would dominate;
 - memory: of the conductor and its driver during a run of many attempts on the largest cluster.
 
 With --check, the run fails if a figure is past its threshold. 0 skips a part. All nodes are on this machine and share

@@ -1,14 +1,15 @@
-"""What a delivery costs, against git doing the same to the same files, side by side in one run.
+"""The cost of a delivery, compared with git doing the same to the same files in the same run.
 
     scripts/bench delivery [--files N] [--bytes N] [--check]
 
-Through the command line and a backend process, over HTTP: the initial export of many files; then, with every one of
-them changed, the plan and the pull request, which ask for the manifest of all. Beside it `git add`, `git commit` and
-`git push` into a bare repository. Memory is the highest resident size of the client's processes and of the backend.
+Through the command line and a backend process, over HTTP: the initial export of many files; then, with every file
+changed, the plan and the pull request, which request the manifest of all files. They are compared with `git add`,
+`git commit` and `git push` to a bare repository. Memory is the highest resident size of the client's processes and of
+the backend.
 
-With --check the run fails when a figure is past its threshold: 10 s and 200 MB, and 3 times git's time. The seconds
-that count are those of the processors, of both sides and of the git that the backend runs: on a machine with nothing
-else to do a delivery takes no longer than that, and on a busy one the time on the wall is the neighbours'.
+With --check the run fails when a figure is past its threshold: 10 s and 200 MB, and 3 times git's time. Times are CPU
+seconds of both sides and of the git processes that the backend runs: on an idle machine, a delivery takes no longer
+than that, and on a busy one, wall-clock time depends on other programs.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def git_change(source: Path, bare: Path) -> None:
 
 
 def git(source: Path, bare: Path, *words: str) -> None:
-    """Its own directory is beside the files, so that a delivery does not see it."""
+    """Its own directory is next to the files, so that a delivery does not see it."""
     identity = ["-c", "user.name=b", "-c", "user.email=b@localhost", "-c", "gc.auto=0"]
     places = [f"--git-dir={bare}.work", f"--work-tree={source}"]
     subprocess.run(["git", *identity, *places, *words], cwd=source, check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""What evidence costs, against the least that the same work can cost, side by side in one run.
+"""The cost of evidence, compared with a minimal implementation of the same work in the same run.
 
     scripts/bench evidence [--rounds N] [--files N] [--lines N] [--entries N] [--check]
 
@@ -177,7 +177,7 @@ def commit_cost(place: Path) -> bool:
             with BundleWriter.create(place / f"commit-{count}-{number}") as bundle:
                 for n in range(count):
                     bundle.write_bytes(f"{n % 50}/{n}", b"x" * 1000)
-                os.sync()  # so that what is timed is the commit, and not the disk's debts to the writing before it
+                os.sync()  # so that only the commit is timed, and not the writeback of earlier writes
                 began = time.perf_counter()
             times.append((time.perf_counter() - began) / count * 1e6)
         each[count] = median(times)

@@ -1,4 +1,4 @@
-"""How much a sandboxed command costs, against the same command without a sandbox, side by side in one run.
+"""The cost of a sandboxed command, compared with the same command without a sandbox in the same run.
 
     scripts/bench exec [--rounds N] [--sessions N] [--check]
 
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def in_session(boxes: Sandboxes, project: str, rounds: int) -> bool:
-    """One command in a session that is already there."""
+    """One command in an existing session."""
     print(f"in-session exec of `true`, {rounds} rounds of {BATCH}")
     with (
         boxes.start_session(provider="off") as off,
@@ -90,7 +90,7 @@ def in_session(boxes: Sandboxes, project: str, rounds: int) -> bool:
 
 
 def whole_session(boxes: Sandboxes, project: Path, rounds: int) -> bool:
-    """Start, one command, stop: against bubblewrap by hand with the same flags."""
+    """Start, one command, stop: compared with plain bubblewrap with the same flags."""
     print(f"bubblewrap session, start + exec + stop, {rounds} rounds")
     bare = bubblewrap.command_line(project.resolve(), Policy())
     ways: dict[str, Callable[[], object]] = {
@@ -102,7 +102,7 @@ def whole_session(boxes: Sandboxes, project: Path, rounds: int) -> bool:
 
 
 def in_a_container(project: Path, rounds: int) -> bool:
-    """One command in a session of docker's, against none at all and against `docker exec`."""
+    """One command in a docker session, compared with no sandbox and with `docker exec`."""
     print(f"docker: in-session exec of `true`, {rounds} rounds of {BATCH}")
     with private_engine.private_engine() as engine:
         os.environ["DOCKER_HOST"] = engine.host
@@ -127,7 +127,7 @@ def in_a_container(project: Path, rounds: int) -> bool:
 
 
 def one_gigabyte(boxes: Sandboxes) -> bool:
-    """Through stdin and back through stdout: how much memory that takes at this end."""
+    """Data through stdin and back through stdout: how much memory the client needs."""
     size, count = 1 << 30, 0
 
     def take(output: Output) -> None:
@@ -149,7 +149,7 @@ def one_gigabyte(boxes: Sandboxes) -> bool:
 
 
 def many_sessions(boxes: Sandboxes, count: int) -> bool:
-    """Many boxes alive at once, a command in each."""
+    """Many boxes alive at the same time, with a command in each."""
     print(f"{count} bubblewrap sessions at once")
     before = used_memory_kb()
     began = time.perf_counter()
@@ -170,7 +170,7 @@ def many_sessions(boxes: Sandboxes, count: int) -> bool:
 
 
 def interleaved(ways: dict[str, Callable[[], object]], rounds: int, batch: int) -> dict[str, float]:
-    """Medians in ms, one after the other in each round, so that a slow moment of the machine hits all alike."""
+    """Medians in ms. Each round runs all of them in turn, so that a slow moment of the machine affects all equally."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way()

@@ -1,13 +1,13 @@
-"""What attempts cost: scripted agents in boxes, with full evidence, verified, committed.
+"""The cost of attempts: scripted agents in boxes, with full evidence, verified and committed.
 
     scripts/bench lab [--attempts N] [--many N] [--template N] [--provider P] [--check]
 
-- attempts a second on all cores, a tool call and a verifier in each;
-- the CPU time of an attempt, in all processes, to that of the two bare boxes that it needs at least;
+- attempts per second on all cores, each with a tool call and a verifier;
+- the CPU time of an attempt, in all processes, compared with that of the two bare boxes that it needs at least;
 - the memory of the processes that run them, and of the one that conducts them, at the end of the longest run;
 - the CPU time of one attempt in a run of few and in a run of many: it must be the same;
-- the CPU time of the commands that read the longest run, to a loop that reads and hashes its files;
-- as root, the time and the evidence of an attempt on many files, to those of an attempt without files.
+- the CPU time of the commands that read the longest run, compared with a loop that reads and hashes its files;
+- as root, the time and the evidence of an attempt on many files, compared with an attempt without files.
 
 With --check the run fails when a figure is past its threshold. `--many 10000` is the full count, and takes minutes.
 """
@@ -37,7 +37,9 @@ from proofbox.sandbox.contract import Policy
 from proofbox.sandbox.providers.bubblewrap import command_line
 
 CONCURRENT = 16
-"""Attempts wait for the disk and for the starts and ends of boxes. More of them at once take no more CPU time each."""
+"""Attempts wait for the disk and for boxes to start and end. Running more of them concurrently takes no more CPU time
+for each.
+"""
 LEAST_RATE = 35.0
 MOST_WORK = 2.7
 CHILD_SUBREAPER = 36
@@ -45,7 +47,7 @@ MAX_MEMORY_MB = 200
 FLAT = 1.1
 LARGE, EVIDENCE = 4.0, 1.2
 READERS = {"verify": 2.4, "report": 2.4, "validate": 4.0, "attempt list": 2.7, "suite resume": 3.0, "gc": 1.4}
-"""The most CPU time of each command on a run, to that of `READ`."""
+"""The maximum ratio of each command's CPU time on a run to that of `READ`."""
 READ = """
 import hashlib, os, sys
 for folder, _, names in os.walk(sys.argv[1]):
@@ -138,7 +140,7 @@ def cpu_seconds(*processes: int) -> float:
 
 
 def run(out: Path, count: int, provider: str) -> tuple[float, float, int]:
-    """Seconds and CPU seconds for so many attempts, and the most memory that one of its workers had, in MB."""
+    """Seconds and CPU seconds for this many attempts, and the peak memory of any of its workers, in MB."""
     plan = Plan(
         run_id=IdSource().new_id("run"),
         suite_name="bench",
@@ -185,8 +187,7 @@ def cpu_time(*argv: str) -> float:
 
 
 def one_by_one(out: Path, files: int, count: int = 9) -> tuple[float, float]:
-    """Seconds and bytes of evidence of an attempt on so many files; the first one, which makes the template, is left
-    out."""
+    """Seconds and bytes of evidence of an attempt on this many files, without the first, which creates the template."""
     base = out.with_suffix(".suite")
     for number in range(files):
         path = base / f"files/{number // 2500}/{number // 50 % 50}/{number % 50}.py"

@@ -8,7 +8,7 @@ For each native strategy whose agent is installed:
 - overhead: the time of a turn with a command in a sealed box, with the gateway and a record, over the time of the same
   turn of the bare agent (median of the ratios of interleaved turns, see `_pairs.py`);
 - cross-talk: 20 attempts at the same time, each with a different word that must not be in the record of another. They
-  use the same credential as those of the reliability, whose success lets so many run at the same time.
+  use the same credential as the reliability attempts, whose success lets this many run at the same time.
 
 The results are stored in the state directory, where `proofbox runtime list` and the default chain of strategies find
 them. With --check the run fails if a strategy does not meet the criteria, or if Codex is not installed.
@@ -138,7 +138,7 @@ def run_attempts(
 
 
 def in_parallel(strategy: str, place: Path, settings: dict[str, str]) -> tuple[int, int, int]:
-    """Return how many attempts ran at the same time, how many completed, and how many have a word of another."""
+    """Return how many attempts ran at the same time, how many completed, and how many contain another's word."""
     words = {f"m{number}": f"word-{number}-{os.urandom(8).hex()}" for number in range(PARALLEL)}
     missions = {id: (f"[[run sleep {HOLD_SECONDS}]] [[say done {word}]]", word) for id, word in words.items()}
     run, most = run_attempts(strategy, place, settings, missions)
@@ -161,13 +161,13 @@ async def compare_turns(strategy: str, place: Path, url: str, rounds: int) -> fl
     agent = NATIVE[strategy]
     async with bare(place, url, agent) as client, ours(place, url, agent, sandboxed=True) as session:
         ways = {"bare": client.turn, "ours": session.turn}
-        for number in range(rounds + 2):  # the first two are to warm up
+        for number in range(rounds + 2):  # the first two are warm-up rounds
             for who, play in list(ways.items())[:: 1 if number % 2 else -1]:
                 began = time.perf_counter()
                 await play(COMMAND_TURN)
                 if number > 1:
                     times[who].append(time.perf_counter() - began)
-    for workspace in ("bare-workspace", "workspace-True"):  # a turn that was refused its command would be shorter
+    for workspace in ("bare-workspace", "workspace-True"):  # a turn whose command was refused would be shorter
         ran = len((place / workspace / "turns.txt").read_text().splitlines())
         if ran != rounds + 2:
             raise SystemExit(f"{strategy}: {ran} commands ran in {workspace}, not {rounds + 2}")

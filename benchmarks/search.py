@@ -1,11 +1,11 @@
-"""What a search costs, against ripgrep on the same files, side by side in one run.
+"""The cost of a search, compared with ripgrep on the same files in the same run.
 
     scripts/bench search [--files N] [--rounds N] [--check]
 
 `search_text` reads the first files in order, through directory handles. If they have few matches, it finds candidates
-by ripgrep, reads each again and matches it anew. After a few slow searches, ripgrep looks for candidates in a packed
-copy of the text; the search that makes the copy is measured once, without a threshold, as is the fallback in Python.
-The ratio is of medians over interleaved rounds, against `rg --line-number` over the same files
+with ripgrep, and reads and matches each of them again. After a few slow searches, ripgrep looks for candidates in a
+packed copy of the text; the search that makes the copy is measured once, without a threshold, as is the fallback in
+Python. The ratio is of medians over interleaved rounds, against `rg --line-number` over the same files
 (`--no-ignore --hidden`), once the copy is made. With --check the run fails when a ratio is past its threshold.
 """
 
@@ -33,8 +33,9 @@ from proofbox.workspace.tools.environments.handles import DirectoryTree
 
 MOST = {"common literal": 0.1, "regex": 0.1}
 RARE = 0.5
-"""The largest ratios: of patterns that the first files match often enough, and of others, for which the times of all
-files are compared and their packed text is searched."""
+"""The largest allowed ratios: of patterns that the first files match often enough, and of others, for which the times
+of all files are compared and their packed text is searched.
+"""
 IN_DIRECTORY = 20
 PATTERNS = {
     "rare literal": ("needle-in-haystack", False),
@@ -105,7 +106,7 @@ def interleaved(ours: Callable[[], None], theirs: Callable[[], None], rounds: in
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):
         pair = list(zip((ours, theirs), times, strict=True))
-        # In turns: where memory is short, who comes second finds in the cache what the first one read.
+        # In turns: if memory is short, the second program finds in the cache what the first one read.
         for call, found in pair if number % 2 else reversed(pair):
             began = time.perf_counter()
             call()

@@ -1,4 +1,4 @@
-"""What the viewer costs: pages of a large run and of a large attempt, and the exported file of a demo run.
+"""The cost of the viewer: pages of a large run and of a large attempt, and the exported file of a demo run.
 
     scripts/bench view [--attempts N] [--events N] [--megabytes N] [--check]
 
@@ -151,7 +151,7 @@ class Client:
         return (time.perf_counter() - start) * 1000, body
 
     def memory_mb(self) -> float:
-        """Return the most memory that the server has used."""
+        """Return the server's peak memory."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 

@@ -1,9 +1,9 @@
-"""What a virtual machine costs: its boot, its clone from a template, its commands, and the memory of many.
+"""The cost of a virtual machine: booting it, cloning it from a template, its commands, and the memory of many machines.
 
     scripts/bench vm [--rounds N] [--machines N] [--check]
 
 Commands are compared with `subprocess.run`, in interleaved rounds. With --check the run fails when a figure is past its
-threshold; the thresholds are those of an emulated machine, and far from what a machine with KVM needs.
+threshold; the thresholds are for emulated machines, and far above what a machine with KVM needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
     options = parser.parse_args()
     prepare_kernel(print)
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as project, Sandboxes(project) as boxes:
-        boxes.exec(COMMAND, provider="vm")  # the first start of all unpacks the kernel and tries KVM
+        boxes.exec(COMMAND, provider="vm")  # the very first start unpacks the kernel and tries KVM
         held = [boot(boxes), clone(project), in_session(boxes, options.rounds)]
         if options.machines:
             held.append(many_machines(boxes, options.machines))
@@ -73,7 +73,7 @@ def in_session(boxes: Sandboxes, rounds: int) -> bool:
 
 
 def many_machines(boxes: Sandboxes, count: int) -> bool:
-    """Machines at once, with a command in each. Programs that they share are in the host's memory once."""
+    """Concurrent machines, with a command in each. Programs that they share are in the host's memory only once."""
     before = used_memory_kb()
     sessions = [boxes.start_session(provider="vm") for _ in range(count)]
     try:

@@ -1,19 +1,19 @@
-"""What history costs, against git and `cp -a` on the same files, side by side in one run.
+"""The cost of history, compared with git and `cp -a` on the same files in the same run.
 
     scripts/bench workspace [--sizes N,N] [--rounds N] [--snapshots N] [--check]
 
 - a snapshot after one changed file and after a thousand, tracked by the kernel and by scan, against
   `git add -A && git write-tree`;
 - a rollback of one file, against `git checkout -- .`;
-- both by the command line, a process each, against the same commands of git;
+- both on the command line, with one process each, against the same git commands;
 - a fork, and a box over a snapshot, against `cp -a`;
 - as root, a mounted fork with a sealed snapshot, against a fork by copy and against an overlay mount alone;
 - the memory of a process that has the workspace open;
 - the cost of the ten-thousandth snapshot, against that of the first ones.
 
-Files are about 4 KiB, twenty a directory. Git has its data outside, so that both see the same directory. Each ratio is
-of medians over interleaved rounds; the first round, in which a snapshot is written out once for boxes, doesn't count.
-With --check the run fails when a figure is past its threshold.
+Files are about 4 KiB, with twenty per directory. Git's data is outside, so that both see the same directory. Each ratio
+is of medians over interleaved rounds; the first round, in which a snapshot is written out once for boxes, doesn't
+count. With --check the run fails when a figure is past its threshold.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Bench:
     def snapshots(self, live: Workspace) -> list[bool]:
         held = []
         scanned = self.opened_and_scanned
-        scanned()  # its cache is of now, as git's index is
+        scanned()  # its cache is up to date, as git's index is
         ways: dict[str, Callable[[], object]] = {"git": self.git_snapshot, "live": live.snapshot, "scan": scanned}
         one = self.interleaved(ways, lambda: self.change(1))
         held.append(self.faster("one changed, live", one["live"], "git", one["git"], LIVE.get(self.size, 1.0)))
@@ -220,7 +220,7 @@ class Bench:
         ]
 
     def memory(self) -> bool:
-        """The most that a process takes which reads everything for a first snapshot, then tracks changes."""
+        """The peak memory of a process that reads everything for a first snapshot, then tracks changes."""
         code = """if True:
             import sys
             from pathlib import Path
@@ -263,7 +263,7 @@ class Bench:
         rounds: int = 0,
         each: bool = False,
     ) -> dict[str, float]:
-        """Medians in ms. `before` comes before every round, or with `each` before every way."""
+        """Medians in ms. `before` is called before every round, or with `each` before every measurement."""
         times: dict[str, list[float]] = {name: [] for name in ways}
         for number in range((rounds or self.rounds) + 1):
             if not each:
@@ -273,7 +273,7 @@ class Bench:
                     before()
                 began = time.perf_counter()
                 way()
-                if number:  # the first warms up
+                if number:  # the first round is a warm-up
                     times[name].append((time.perf_counter() - began) * 1000)
         return {name: median(values) for name, values in times.items()}
 

@@ -1,7 +1,7 @@
 """Draws docs/diagrams/*.svg, each from the TOML file beside it: `scripts/docs diagrams`.
 
 A diagram has its own background colours, so it looks the same on light and dark pages. Text widths are estimated,
-and a text that does not fit its box is an error. Everything in `names` must exist, as a path below src/proofbox, a
+and text that does not fit its box is an error. Everything in `names` must exist, as a path below src/proofbox, a
 command, or a name in the code; tests/test_docs.py checks this.
 
     at = [x, y, width, height]      kind = plain, host, box, kept or outside: determines the colour
@@ -63,7 +63,7 @@ class Diagram(NamedTuple):
 
 
 class Misfit(Exception):
-    """A text does not fit into its box."""
+    """Text does not fit into its box."""
 
 
 def read(path: Path) -> Diagram:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "proofbox demo"
 
 LONGEST_PAUSE = 1.2  # seconds: longer pauses are shortened to this
-TYPING = 0.06  # seconds a letter of the command
+TYPING = 0.06  # seconds per letter of the command
 LAST = 8.0  # seconds that the last screen stays
 STEP = 0.12  # seconds: output closer together is one frame
 
@@ -92,7 +92,7 @@ def capture(words: Sequence[str], columns: int, rows: int, env: dict[str, str], 
             select.select([master], [], [])
             try:
                 data = os.read(master, 65536)
-            except OSError:  # EIO: no one has the other side any more
+            except OSError:  # EIO: the other side is closed
                 break
             if not data:
                 break

@@ -34,15 +34,15 @@ of this for programs, and `proofbox COMMAND --help` for people.
 RUNTIMES = """# Agent runtimes
 
 What each runtime supports, as `proofbox runtime list` and `proofbox contract --json` state it, and the settings of its
-table `[runtimes.ID]`. What depends on the agent's program is refused with `RUNTIME_CAPABILITY_UNSUPPORTED` if the
-program lacks it. [Agents](../agents.md) explains them.
+table `[runtimes.ID]`. A capability that depends on the agent's program is refused with `RUNTIME_CAPABILITY_UNSUPPORTED`
+if the program lacks it. [Agents](../agents.md) explains them.
 """
 ERRORS = """# Errors
 
 Every error that proofbox raises on purpose has a code, which never changes its meaning, an exit code, and fix hints.
 With `--json` it is a `proofbox.error/1` on stdout; in Python, a `proofbox.ProofboxError` with `code`, `message`, `op`,
-`fix_hints`, `retryable` and `details`. *Retryable*: the same again may go better. Hints here are those of the code; an
-error that knows more says that instead.
+`fix_hints`, `retryable` and `details`. *Retryable*: trying again may succeed. Hints here are the defaults of the code;
+an error that knows more says that instead.
 """
 
 

@@ -141,7 +141,7 @@ def _styled(style: Style, numbers: list[int]) -> Style:
             style = style._replace(colour=number - 30 if number < 90 else number - 82)
         elif number == 39:
             style = style._replace(colour=None)
-        elif number in (38, 48):  # one of 256, or red, green and blue: the sixteen are kept, of the others the text
+        elif number in (38, 48):  # one of 256, or red, green and blue: only the first sixteen colours are kept
             kind = next(rest, 0)
             values = [next(rest, 0) for _ in range({5: 1, 2: 3}.get(kind, 0))]
             if number == 38:

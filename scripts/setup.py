@@ -235,7 +235,7 @@ def add_acp_agents() -> None:
 def add_arm64_packages() -> None:
     """Download Debian's arm64 kernel and busybox for the guest of `apple-vm`. Without them, its test is skipped.
 
-    apt verifies them as always, but keeps its lists of this architecture in `.tools`: the system is not changed.
+    apt verifies them as usual, but keeps its lists for this architecture in `.tools`: the system is not changed.
     """
     place = TOOLS / "arm64"
     if len(list(place.glob("*.deb"))) == 2 or not shutil.which("apt-get"):

@@ -1,4 +1,4 @@
-"""Find proofbox command lines in a text, and check that they parse, without running them."""
+"""Find proofbox command lines in text, and check that they parse, without running them."""
 
 from __future__ import annotations
 

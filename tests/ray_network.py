@@ -1,4 +1,4 @@
-"""A Ray cluster whose head and nodes have network namespaces of their own, so that tests can partition it.
+"""A Ray cluster whose head and nodes have their own network namespaces, so that tests can partition it.
 
 The namespaces are connected by a bridge in that of the head. Nothing outside of them can be reached, and they end with
 the processes that hold them.

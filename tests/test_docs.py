@@ -64,7 +64,7 @@ def test_site_builds_strictly_from_local_files_only(tmp_path: Path) -> None:
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(\s*[\"']?(?:https?:)?//|@import", sheet.read_text()), sheet
 
-    # A broken page fails the build, which renders only this page anew. (A missing picture does not fail it;
+    # A broken page fails the build, which re-renders only this page. (A missing picture does not fail it;
     # `wrong_references` checks those.)
     (tmp_path / "docs/broken.md").write_text("# x\n\n[a](no-such-page.md) [b](tutorial.md#no-such-anchor)\n")
     broken = build(tmp_path)
@@ -118,7 +118,7 @@ def test_design_notes_state_context_decision_and_consequences() -> None:
 def test_committed_diagrams_are_up_to_date() -> None:
     drawn = {f"{diagram.name}.svg": draw(diagram) for diagram in DIAGRAMS}
     kept = {path.name: path.read_text() for path in (DOCS / "diagrams").glob("*.svg")}
-    assert kept == drawn, "scripts/docs diagrams draws them anew"
+    assert kept == drawn, "redraw them: scripts/docs diagrams"
 
 
 @pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda diagram: diagram.name)

@@ -175,7 +175,9 @@ def test_images_lock(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a bundle `run`, a packet, a signed packet and a key. They name the machine, so it is no seed."""
+    """A directory with a bundle `run`, a packet, a signed packet and a key. They name the machine, so it can't be a
+    seed.
+    """
     place = tmp_path_factory.mktemp("evidence")
     with BundleWriter.create(place / "out") as bundle:
         bundle.write_json("outcome.json", Outcome(Verdict("passed", "me", "so")).as_json())

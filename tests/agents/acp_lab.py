@@ -61,7 +61,9 @@ def gemini_settings(url: str) -> dict[str, Any]:
 
 
 def acp_with(settings: Callable[[str], dict[str, Any]]) -> Registry:
-    """Return a registry with the runtime `acp`, which the conformance suite checks with another agent than OpenCode."""
+    """Return a registry with the runtime `acp`, which the conformance suite checks with an agent other than
+    OpenCode.
+    """
 
     class OtherAcp(AcpRuntime):
         id = "other_acp"

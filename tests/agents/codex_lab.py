@@ -127,7 +127,7 @@ def descendants(of: int | None = None) -> set[int]:
 
 
 def processes(piece: str) -> Iterator[int]:
-    """Yield the processes of this run whose command line contains a text."""
+    """Yield the processes of this run whose command line contains a string."""
     for pid in descendants():
         with contextlib.suppress(OSError):
             if piece in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):

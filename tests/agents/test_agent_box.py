@@ -16,7 +16,7 @@ CHAIN = "setsid " + "env " * 100 + "sleep 300 >/dev/null 2>&1 & until grep -qz '
 ALIVE = "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx '30[0]'"
 
 
-async def test_process_that_executes_another_program_meanwhile_is_killed(tmp_path: Path) -> None:
+async def test_process_that_is_executing_another_program_is_killed(tmp_path: Path) -> None:
     async with AsyncSandboxes(tmp_path) as boxes:
         box = await boxes.start_session(provider="bubblewrap")
         for attempt in range(8):

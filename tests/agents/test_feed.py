@@ -125,7 +125,7 @@ def test_exit_in_a_listener_is_recorded_as_a_failure() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
 def test_all_listeners_receive_the_same_events_under_cancellation(tellers: list[tuple[int, bool]]) -> None:
-    """Each task reports a number of events, and some tasks are cancelled meanwhile."""
+    """Each task reports a number of events, and some tasks are cancelled in the meantime."""
 
     async def work(feed: Feed) -> None:
         received: list[list[int]] = [[], [], []]

@@ -69,7 +69,7 @@ def answers(place: Path, tries: Sequence[Try], user: OrdinaryUser | None = None)
 
 
 def sample(tries: Sequence[Try], number: int, count: int) -> list[Try]:
-    """Return `count` of the tries, others for each number, so that the tests together use all of them."""
+    """Return `count` of the tries, different ones for each number, so that the tests together use all of them."""
     return [tries[(number * count + each) % len(tries)] for each in range(count)]
 
 

@@ -176,7 +176,7 @@ def test_groups_have_commands() -> None:
     paths = [command.path for command in COMMANDS]
     first = {path.split()[0] for path in paths if " " in path}
     assert first - set(paths) == set(GROUPS)
-    assert first & set(paths) == {"report"}, "a command with a command below it, which is no group"
+    assert first & set(paths) == {"report"}, "a command that has subcommands, but is not a group"
 
 
 def test_all_public_names_can_be_imported() -> None:

@@ -160,7 +160,7 @@ def test_doctor_lists_images_kernels_and_templates(
         assert main(["doctor", "--quick", "--provider", "off", "--json"]) == 0
     for line in (
         "the image tools",
-        "a template of virtual machines",
+        "a template for virtual machines",
         "2.0 MB  the image tools, in the container engine",
     ):
         assert line in shown

@@ -111,7 +111,7 @@ def test_nothing_but_the_listed_name_is_allowed(text: str) -> None:
 
 
 class Server:
-    """Answers one line a connection and remembers what it was sent."""
+    """Sends one line per connection and remembers what it received."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -143,7 +143,7 @@ Ask = Callable[..., bytes]
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Iterator[Ask]:
-    """Start a proxy with these rules, say something to it, and return all it answers."""
+    """Start a proxy with these rules, send it data, and return its whole response."""
     proxies: list[AllowlistProxy] = []
     events: list[Event] = []
 
@@ -247,7 +247,7 @@ def test_a_public_address_is_public_however_it_is_embedded(address: str) -> None
 
 
 class Recorder(Server):
-    """Reads until the proxy has sent everything, and answers then."""
+    """Reads until the proxy has sent everything, and then answers."""
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):

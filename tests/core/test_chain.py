@@ -339,7 +339,7 @@ def test_failed_sync_closes_the_chain(tmp_path: Path, monkeypatch: pytest.Monkey
         writer.append({})
 
 
-# Appends for ever in short writes, so that a kill lands inside lines, and says on stdout what append returned.
+# Appends forever in short writes, so that a kill lands inside a line, and prints what append returned.
 CHILD = """
 import os, sys
 from proofbox.core.chain import ChainWriter

@@ -18,7 +18,7 @@ from proofbox.core.ids import MAX_PREFIX, IdSource, is_id
 
 
 class Clock:
-    """Shows the given milliseconds in turn, forward and back."""
+    """Returns the given milliseconds in turn, forward and back."""
 
     def __init__(self, milliseconds: Iterable[int]) -> None:
         self._times = iter(milliseconds)

@@ -78,7 +78,7 @@ def test_bubblewrap_keeps_its_promises_and_the_run_is_promotable(tmp_path: Path)
     preflight = json.loads((run.path / "apply_preflight.json").read_text())
     assert preflight["apply_ok"] is True
     stated = documented("bubblewrap")
-    assert stated == decisions(run), "scripts/isolation writes docs/isolation.md anew"
+    assert stated == decisions(run), "regenerate docs/isolation.md: scripts/isolation"
     inside = preflight["profiles"][0]["status"]
     assert (inside["Seccomp"], inside["NoNewPrivs"], inside["CapEff"].strip("0")) == ("2", "1", "")
 

@@ -72,7 +72,7 @@ def test_gc_deletes_old_plan_runs_and_keeps_promoted_ones(tmp_path: Path) -> Non
 
 @pytest.fixture
 def without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the conformance checks, which have tests of their own."""
+    """Leave out the conformance checks, which have their own tests."""
 
     def few(name: str, **options: Any) -> Report:
         return run_conformance(name, **{**options, "only": QUICK})

@@ -216,7 +216,7 @@ def test_trial_leaves_no_files(boxes: Sandboxes, cache: Path, tmp_path: Path, mo
     assert os.listdir(tmp_path / "tmp") == []
 
 
-def test_request_that_no_provider_can_run_is_told_per_provider(
+def test_request_that_no_provider_can_run_is_explained_per_provider(
     boxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")

@@ -29,7 +29,7 @@ def recorded_shapes() -> dict[str, str]:
 
 
 def _bare(schema: Any, *, names: bool = False) -> Any:
-    """Return a schema without its texts; the members of `properties` and `$defs` may have any name."""
+    """Return a schema without its descriptions; the members of `properties` and `$defs` may have any name."""
     if isinstance(schema, list):
         return [_bare(each) for each in schema]
     if not isinstance(schema, dict):

@@ -40,4 +40,4 @@ class Background:
 
 
 def _not_open(*_: object) -> None:
-    raise RuntimeError("the background is not open")
+    raise RuntimeError("the task group is not open")

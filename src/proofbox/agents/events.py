@@ -82,7 +82,7 @@ class Message(AgentEvent, frozen=True, kw_only=True, tag="message"):
 class Reasoning(AgentEvent, frozen=True, kw_only=True, tag="reasoning"):
     item: str
     text: str
-    """The agent's reasoning, as far as the runtime reports it; a log may truncate it."""
+    """The part of the agent's reasoning that the runtime reports; a log may truncate it."""
 
 
 class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
@@ -99,7 +99,7 @@ class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
     exit_code: int | None = None
     duration_ms: float | None = None
     output: str = ""
-    """What the call printed or returned, as far as the runtime reports it; a log may truncate it."""
+    """The part of the call's output or result that the runtime reports; a log may truncate it."""
     late: bool = False
     """The call ended after its turn."""
     source: Literal["runtime_reported", "observed"] = "runtime_reported"
@@ -271,7 +271,7 @@ Event = (
 )
 Listener = Callable[[Event], Awaitable[None]]
 EVENT_TYPES: tuple[type[AgentEvent], ...] = tuple(each for each in Event.__args__ if each is not ModelExchange)
-"""The events that are logged as they are. Exchanges have a log of their own, apart from their bodies."""
+"""The events that are logged as they are. Exchanges have a separate log, apart from their bodies."""
 declare(
     "events.jsonl",
     at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`",

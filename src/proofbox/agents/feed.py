@@ -108,7 +108,7 @@ class Feed:
     async def publish(self, event: Event) -> None:
         """Number the event and deliver it to every listener before the next event.
 
-        Once the event has a number, every listener receives it, even if the caller is cancelled meanwhile.
+        Once the event has a number, every listener receives it, even if the caller is cancelled in the meantime.
         """
         async with self._delivery_lock:
             self._seq += 1
@@ -157,7 +157,7 @@ class Feed:
             duration_ms=duration_ms,
         )
         try:
-            with anyio.CancelScope(shield=True):  # also while waiting for the lock: the event must be recorded
+            with anyio.CancelScope(shield=True):  # even while waiting for the lock: the event must be recorded
                 await self.publish(
                     TurnEnded(
                         session=self.session,

@@ -113,7 +113,7 @@ class HostedSession(ABC):
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
         raise self._lacks(
-            "supports_turn_steer", f"can't take {len(text)} characters into {turn[:80]!r} of {thread[:80]!r}"
+            "supports_turn_steer", f"can't steer {turn[:80]!r} of {thread[:80]!r} with {len(text)} characters"
         )
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:

@@ -142,7 +142,7 @@ def _members(group: str) -> dict[str, str]:
 
 
 def _nested() -> list[str]:
-    """Return the commands whose first word is a command, too: `report parity`."""
+    """Return the commands whose first word is itself a command: `report parity`."""
     paths = [command.path for command in COMMANDS]
     return [path for path in paths if " " in path and path.partition(" ")[0] in paths]
 
@@ -187,7 +187,7 @@ def _zsh(signatures: dict[str, CommandSignature]) -> str:
         for group in GROUPS
     ]
     options = []
-    # The first pattern that matches counts: `report parity` before `report` with any argument.
+    # The first pattern that matches wins: `report parity` before `report` with any argument.
     for path, signature in sorted(signatures.items(), key=lambda each: -len(each[0].split())):
         depth = len(path.split())
         pattern = quote(path) if depth == 2 else f"{quote(path + ' ')}*"

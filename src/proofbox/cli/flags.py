@@ -58,7 +58,7 @@ PerNode = Annotated[
 Resource = Annotated[
     tuple[str, ...],
     Parameter(
-        name="--resource", help="With ray, NAME=AMOUNT to reserve per attempt: cpus, memory, gpus, yours. Repeatable."
+        name="--resource", help="With ray, NAME=AMOUNT to reserve per attempt: cpus, memory, gpus or yours. Repeatable."
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print one JSON document on stdout.")]
@@ -107,7 +107,7 @@ Image = Annotated[
     str | None,
     Parameter(
         name="--image",
-        help="The image whose files are the root: one of `proofbox images list`, or with docker any of the engine.",
+        help="The image whose files are the root: one of `proofbox images list`, or for docker, any of the engine.",
     ),
 ]
 Runtime = Annotated[

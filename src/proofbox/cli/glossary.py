@@ -146,7 +146,7 @@ NOUNS = {
     "decisions": "The agent's approval requests, and the decisions.",
     "n": "The step's number, from 1.",
     "prompt": "The prompt given to the agent.",
-    "allowed": "Variables that every agent gets, as far as they were set.",
+    "allowed": "Variables that every agent gets if they are set.",
     "asked": "Variables that were requested and passed in.",
     "granted": "Variables that are withheld by default and were granted by name.",
     "capabilities": "Its abilities, or its permissions.",

@@ -143,8 +143,8 @@ def shortened(id: str, length: int = MAX_ID_LENGTH) -> str:
 def following(resume_hint: Callable[[RunStarted], str], op: str, *, json: bool, jsonl: bool) -> Generator[OnSuiteEvent]:
     """Show the progress of a run or a campaign that the body conducts, or print its events with `jsonl`.
 
-    Yields the function for its events. If their reader exits, the body ends early, which is not an error here: unlike
-    for a list, the work is not done then.
+    Yields the function for its events. If their reader exits, the body ends early. Unlike for a list, the work is not
+    done then, but it can be resumed, so this is not an error here.
     """
     with Progress(shown=watched(as_json=json or jsonl)) as progress:
 
@@ -159,7 +159,7 @@ def following(resume_hint: Callable[[RunStarted], str], op: str, *, json: bool, 
                 print(printable(f"{what}: {event.message}"), file=sys.stderr)
 
         try:
-            with exiting_on((signal.SIGTERM, signal.SIGHUP)):  # not to leave workers and their files behind
+            with exiting_on((signal.SIGTERM, signal.SIGHUP)):  # so that no workers or files are left behind
                 yield handle_event
         except (KeyboardInterrupt, SystemExit, OSError) as error:  # OSError: the events cannot be written
             progress.close()

@@ -1,6 +1,6 @@
 """The only module that knows `--json` and exit codes.
 
-A command produces a document (a frozen struct that names its schema) and a text for people. With `--json` only the
+A command produces a document (a frozen struct that names its schema) and text for people. With `--json` only the
 document is printed to stdout, in one line; without it, only the text. Errors are documents as well.
 """
 
@@ -60,7 +60,7 @@ def show(document: Document, text: Callable[[], str], *, as_json: bool) -> None:
 
 
 class OutputLost(OSError):
-    """stdout cannot be written, so that the error goes to stderr."""
+    """Stdout cannot be written, so the error goes to stderr."""
 
 
 def write_json(document: object) -> None:

@@ -37,7 +37,7 @@ NAMED_RUNTIMES: Mapping[str, tuple[str, ...]] = {"acp": ("env",), "process": ()}
 
 @stored("config.toml", at="PROJECT/.proofbox/config.toml and CONFIG/config.toml")
 class Settings(msgspec.Struct, frozen=True):
-    """Defaults for boxes and agents. The names are those of the flags; a flag wins, then the project's file.
+    """Defaults for boxes and agents. They are named like the flags. A flag takes precedence, then the project's file.
 
     For example:
 
@@ -323,7 +323,7 @@ def _agreed() -> _Trusted:
 
 
 def _refuse_moved_mounts(project: Path, settings: Settings) -> None:
-    """Refuse a mount whose source leads to another path than when the user trusted it."""
+    """Refuse a mount whose source no longer leads to the path that the user trusted."""
     agreed = _agreed().mounts.get(str(project), {}) if settings.mounts else {}
     for each in settings.mounts:
         then, now = agreed.get(each), mount_source(project, each)

@@ -288,7 +288,7 @@ def limits(**values: Any) -> Any:
 def object_parser(kind: type[_Kind]) -> Callable[[bytes], _Kind | None]:
     """Return a function that parses objects with the members of a `record`, if they are in canonical form.
 
-    It returns None for any other input, which `parse_strict` reads or refuses; also for all input if msgspec is not
+    It returns None for any other input, which `parse_strict` reads or refuses, and for all input if msgspec is not
     installed. Members that are None are absent. Integers without limits are exact, but may be beyond ±(2**53-1).
     """
     if _PLAIN is None:

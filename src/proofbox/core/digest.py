@@ -30,8 +30,8 @@ def sha256_file(
     `info` is the status of an open descriptor, if it is known already.
 
     The size is the number of bytes hashed, so the pair is consistent even while the file grows. Of a file that grows,
-    at most one byte beyond its first size is read: a writer can't keep the reader. A descriptor is read
-    from the start without changing its position, so two threads can share one. Anything but a regular file raises
+    at most one byte beyond its first size is read, so that a writer can't keep the reader busy forever. A descriptor is
+    read from the start without changing its position, so two threads can share one. Anything but a regular file raises
     OSError (EINVAL): a FIFO left behind by an agent must not block the reader.
     """
     if isinstance(source, int):

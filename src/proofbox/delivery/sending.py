@@ -76,10 +76,10 @@ def deliver_repository(
         done = proofbox.deliver_repository("build", app_id="shop", packet="out/run-1.promotion.json", key="release.pub")
         print(done.repo_url, done.proof.standing)
 
-    `source` to `user_id` and `backend` are those of `plan_delivery`. `packet` is the promotion packet, `bundle` its
+    `source` to `user_id` and `backend` are as in `plan_delivery`. `packet` is the promotion packet, `bundle` its
     bundle, if not where the packet says, and `key` the public key that must have signed it. Evidence that does not
     support the delivery raises `DeliveryNotProven`, unless `allow_unpromoted`. The requests and responses are recorded
-    as a bundle in `out`, by default in the user's state directory. `message` is that of the first commit.
+    as a bundle in `out`, by default in the user's state directory. `message` is the message of the first commit.
     """
     options = {"snapshot": snapshot, "root": root, "repo_url": repo_url, "user_id": user_id}
     with _opened(source, app_id, enterprise_id, backend, **options) as (client, target, tree, redactor):
@@ -114,7 +114,7 @@ def deliver_pull_request(
         done = proofbox.deliver_pull_request("build", app_id="shop", packet="out/run-1.promotion.json")
         print(done.pr_url)
 
-    `source` to `user_id` and `backend` are those of `plan_delivery`, `packet` to `out` those of `deliver_repository`.
+    `source` to `user_id` and `backend` are as in `plan_delivery`, and `packet` to `out` as in `deliver_repository`.
     `title` is by default a count of the changes, `message` starts the description, and `branch` is by default derived
     from the patch. Files that were changed on both sides raise `DeliveryConflict`, and nothing is sent.
     """

@@ -155,7 +155,7 @@ class NodeLost(WorkerLost):
 
 
 class NodePreempted(WorkerLost):
-    """The cluster took the node that ran the attempt away: it was preempted or drained."""
+    """The cluster preempted or drained the node that ran the attempt."""
 
     code = "ATTEMPT_NODE_PREEMPTED"
     hints = ("resume the run: proofbox suite resume",)
@@ -199,7 +199,7 @@ class LeaseLost(LabError):
 
 
 class RunsDiffer(LabError):
-    """What is scored in two runs of the same missions differs."""
+    """Two runs of the same missions differ in a value that is scored."""
 
     code = "RUN_PARITY"
     exit_code = 1

@@ -29,7 +29,7 @@ class WorkspaceExists(WorkspaceError):
 
 
 class WorkspaceReplaced(WorkspaceError):
-    """The workspace was removed or moved, and a different directory is at its path. The history is not its own."""
+    """The workspace was removed or moved. Its history does not belong to the directory that is now at its path."""
 
     code = "WORKSPACE_REPLACED"
     exit_code = 2

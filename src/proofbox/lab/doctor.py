@@ -157,7 +157,7 @@ def doctor(
     checks do not raise: the result's `ok` is False and its `error` names the providers.
     """
     if quick and deep:
-        raise UsageError("quick and deep exclude each other", op="doctor")
+        raise UsageError("quick and deep cannot be combined", op="doctor")
     configured = load(Path().resolve())
     settings = Settings(
         image=image or configured.image, runtime=runtime or configured.runtime, vm_template=configured.vm_template

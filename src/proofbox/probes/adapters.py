@@ -1,7 +1,7 @@
 """Command lines of other sandboxes, ready to be measured: `--adapter NAME`.
 
 Each is a careful use of the tool as its manual suggests, not its default. `{command}` stands for the driver and its
-arguments, `{project}` for the project's directory. A command line of your own takes the same placeholders.
+arguments, `{project}` for the project's directory. Your own command lines can use the same placeholders.
 """
 
 from __future__ import annotations

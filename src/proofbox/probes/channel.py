@@ -34,7 +34,7 @@ class ChannelCheck(msgspec.Struct, frozen=True, kw_only=True):
     """How the measuring process was started; it reports its own state."""
 
     clean: bool
-    """Whether nothing speaks against a process made for the measurement."""
+    """Whether there is no sign that the process was not made for the measurement."""
     faults: tuple[str, ...]
     """What speaks against it."""
     session_leader: bool
@@ -48,7 +48,7 @@ class ChannelCheck(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: tuple[int, ...]
     """Open descriptors besides stdin, stdout and stderr."""
     variables: tuple[str, ...]
-    """The names of its environment variables, of those that a clean process may have."""
+    """The names of those environment variables that a clean process may have."""
     other_variables: int
     """The number of its other environment variables, whose names may be private."""
 

@@ -180,7 +180,7 @@ class BaselineResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OracleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen from outside of one probe."""
+    """What was seen of one probe from outside."""
 
     profile: str
     """The profile's id."""
@@ -194,7 +194,7 @@ class OracleResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @stored("proofbox.oracle_results/1", at="BUNDLE/oracle_results.json")
 class OracleResults(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen from outside, of the probes whose effect shows there."""
+    """What was seen from outside, for the probes whose effects are visible there."""
 
     results: tuple[OracleResult, ...]
     schema_version: str = "proofbox.oracle_results/1"

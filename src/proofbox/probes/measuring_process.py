@@ -98,7 +98,7 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes, progress: Progre
 
 @contextlib.contextmanager
 def _time_limit(process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
-    """End the process when the block raises or takes too long; the event tells that it took too long."""
+    """End the process when the block raises or takes too long; the event is set if it took too long."""
     late = threading.Event()
 
     def end_late() -> None:

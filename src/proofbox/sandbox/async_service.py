@@ -98,7 +98,7 @@ class AsyncSession:
         self._core.detach()
 
     async def stop(self) -> None:
-        """Kill the box and everything in it. Can be repeated."""
+        """Kill the box and everything in it. Idempotent."""
         await self._core.stop()
 
     async def cut_off(self) -> None:

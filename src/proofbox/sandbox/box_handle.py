@@ -1,5 +1,4 @@
-"""`BoxHandle`: the information that a client needs to run commands in a box, also in a box that another process
-started."""
+"""`BoxHandle`: what a client needs to run commands in a box, including one that another process started."""
 
 from __future__ import annotations
 

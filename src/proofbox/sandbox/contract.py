@@ -231,7 +231,7 @@ class Box(Protocol):
         """Kill everything in the box without its agent, which does not answer. `destroy` must still be called."""
 
     def destroy(self) -> None:
-        """Kill the box and everything in it. Can be repeated. Returns when nothing of it is left."""
+        """Kill the box and everything in it. Idempotent. Returns when nothing of it is left."""
 
 
 def stream_of(box: Box) -> socket.socket:

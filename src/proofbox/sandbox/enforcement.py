@@ -1,7 +1,7 @@
-"""Start a box: the one place that every start passes.
+"""Start a box: the one place that every start passes through.
 
 A policy that the provider can't enforce here is refused by name, with a reason for each part of it, before the provider
-is called. What must not be forgotten by a provider is done here as well: the default policy, and the mounts that hide
+is called. Steps that no provider may forget are taken here as well: the default policy, and the mounts that hide
 parts of the project and protect proofbox's own files.
 """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from proofbox.sandbox.egress.detached_proxy import DetachedProxy
 
 
-_MACHINE = "boxvm: "  # tells which program of a machine has ended
+_MACHINE = "boxvm: "  # says which program of a machine has ended
 
 
 class OpenedBox(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class OpenedBox(msgspec.Struct, frozen=True):
     proxy: BoxProxy | None = None
 
     def end(self) -> None:
-        """Kill the box and close its proxy. Can be repeated."""
+        """Kill the box and close its proxy. Idempotent."""
         self.box.destroy()
         if self.proxy is not None:
             self.proxy.close()
@@ -183,7 +183,7 @@ class BoxOpener:
         return load(project) if self.settings is None else self.settings
 
     def _prepare(self, provider: Provider, policy: Policy, *, detached: bool) -> None:
-        """Get what the first box of a provider needs: the default image, or the kernel of virtual machines.
+        """Get what the first box of a provider needs: the default image, or the kernel for virtual machines.
 
         That may take minutes, so a policy that would be refused at the start is refused first.
         """

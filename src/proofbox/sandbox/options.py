@@ -34,7 +34,7 @@ _PARAMETERS = ("provider", "detached", "ttl")
 
 
 class PolicyOptions(TypedDict, total=False):
-    """Options of a box; see `Policy`. The names are those of the flags and of `config.toml`.
+    """Options of a box; see `Policy`. They are named like the flags and the keys of `config.toml`.
 
     Mounts can be written as on the command line: `HOST:GUEST:ro`. `memory` and `disk` are in MB, or text with a unit:
     512, `"512m"`, `"2g"`.
@@ -192,7 +192,7 @@ def _check_values(policy: Policy) -> None:
 
 
 def check_limit(name: str, value: float | None) -> None:
-    """Refuse a limit with which no box can work. `name` is that of the option; sizes are in MB."""
+    """Refuse a limit that no box can work with. `name` is the option's name; sizes are in MB."""
     least = _MINIMUM[name]
     kind = (int, float) if name == "cpus" else int
     good = isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**40

@@ -41,7 +41,7 @@ class PreparedStore(Protocol):
     """Stores the result of a provision script for one provider."""
 
     def basis(self, spec: BoxSpec) -> str:
-        """Identify the base of the script, as far as it affects the result: an image id, the host's system."""
+        """Identify what affects the result besides the script: an image id, the host's system."""
 
     def find(self, key: str, spec: BoxSpec) -> BoxSpec | None:
         """Return the spec of a box that starts from the stored result; None if nothing is stored."""
@@ -53,7 +53,7 @@ class PreparedStore(Protocol):
         """Store the result of the script, which has succeeded in this box."""
 
     def discard(self) -> None:
-        """Remove a result that was begun and not stored. Can be repeated."""
+        """Remove a result that was begun and not stored. Idempotent."""
 
 
 def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnEvent | None = None) -> BoxSpec:

@@ -68,7 +68,7 @@ class Session:
         self._core.detach()
 
     def stop(self) -> None:
-        """Kill the box and everything in it. Can be repeated."""
+        """Kill the box and everything in it. Idempotent."""
         wait(self._core.stop())
 
     def cut_off(self) -> None:

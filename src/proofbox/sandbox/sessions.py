@@ -5,7 +5,7 @@
                   agent.log      stderr of its programs
                   network.jsonl  decisions of its allowlist, if it has one
 
-Whether a session runs is determined by connecting to its socket, never from the record: a record can't tell that its
+Whether a session runs is determined by connecting to its socket, never from the record: a record can't show that its
 box has died. A box ends by `stop`, by its idle TTL, or with the machine. Its record is kept until it is pruned.
 """
 
@@ -80,7 +80,7 @@ class SessionRecord(msgspec.Struct, frozen=True):
     holder: str = ""
     """The process that holds the box: boot, pid namespace, pid and start time. Empty if the box is a container."""
     stopped: bool = False
-    """A client stopped it. Whether it is running can only be told from its socket."""
+    """A client stopped it. Only its socket shows whether it is running."""
     schema_version: str = SCHEMA
 
     def info(self, state: State) -> SessionInfo:

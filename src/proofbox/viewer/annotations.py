@@ -1,7 +1,7 @@
 """Notes and tags that people add to an attempt or a step: beside the bundle, never in it.
 
 They are the only thing that the viewer writes. A file `RUN.notes.jsonl` holds the notes of a run and its attempts, one
-a line; `proofbox gc` removes it with its run.
+per line; `proofbox gc` removes it with its run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BYTES: Final = 4 << 20
 """Maximum size of the notes of one run."""
 
 
-@stored(SCHEMA, at="OUT/RUN.notes.jsonl, one a line")
+@stored(SCHEMA, at="OUT/RUN.notes.jsonl, one per line")
 class Annotation(msgspec.Struct, frozen=True, kw_only=True):
     """A note on an attempt or a step, written by a person. It is not part of the evidence."""
 

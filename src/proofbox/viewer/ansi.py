@@ -1,6 +1,6 @@
 r"""Turn the text of a terminal into styled pieces, for display in a page.
 
-Only SGR sequences (colours, bold, faint, italic, underline, inverse) have an effect, as names of classes; no text of
+Only SGR sequences (colours, bold, faint, italic, underline, inverse) have an effect, as names of classes; no text from
 an agent becomes markup. Other escape sequences, control characters and characters that change the direction or are
 invisible are shown: `\x1b[2J`, `\u202e`. The script of the export (`static/evidence.js`) does the same.
 """

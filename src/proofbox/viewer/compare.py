@@ -28,7 +28,7 @@ BEFORE: Final = 2
 
 
 class ComparedStep(msgspec.Struct, frozen=True):
-    """A step as far as it is compared: what was done, how it ended, and what it changed."""
+    """The compared part of a step: what was done, how it ended, and what it changed."""
 
     n: int
     kind: str

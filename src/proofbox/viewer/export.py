@@ -1,6 +1,6 @@
 """Write one self-contained HTML file: an attempt, a run or a campaign, with its evidence.
 
-The file uses the templates of the server. What an agent wrote, and the three outcomes, are not part of the markup: the
+The file uses the templates of the server. Text from agents and the three outcomes are not part of the markup: the
 browser fills them in from embedded bytes whose SHA-256 matches the embedded index. Summaries are labelled as unchecked.
 Only valid, committed evidence is exported.
 """
@@ -196,7 +196,7 @@ def _attempt(renderer: Renderer, at: str, evidence: OpenedEvidence) -> Markup:
 
 
 def _own(text: str) -> Markup:
-    """Return a script, a style sheet or encoded evidence as markup: none of them contains text of an agent."""
+    """Return a script, a style sheet or encoded evidence as markup: none of them contains text from an agent."""
     return Markup(text)  # noqa: S704
 
 

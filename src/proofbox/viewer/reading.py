@@ -1,7 +1,7 @@
 """Read evidence for display: verified if it is committed, and always bounded.
 
 A bundle is checked once, and again whenever the status of a file in it shows a change. Every read of an artifact
-compares the digest of the whole artifact with the index, also if only a part of it is shown.
+compares the digest of the whole artifact with the index, even if only a part of it is shown.
 """
 
 from __future__ import annotations

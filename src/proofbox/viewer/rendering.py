@@ -108,7 +108,7 @@ def anchor(page: str, /, **parameters: Any) -> str:
 
 
 def visible(text: object) -> str:
-    """Return text of an agent with control and invisible characters shown; for one line."""
+    """Return text from an agent with control and invisible characters shown; for one line."""
     return printable(str(text)).replace("\n", "⏎").replace("\t", " ")
 
 
@@ -161,7 +161,7 @@ def percent(value: float | None) -> str:
 
 
 def spent(flow: FlowReport) -> str:
-    """Return the tokens of all attempts of a flow, as far as they are known."""
+    """Return the known tokens of all attempts of a flow."""
     if not flow.tokens_unknown:
         return f"{flow.tokens_spent:,}"
     return f"{flow.tokens_spent:,}, {flow.tokens_unknown:,} unknown" if flow.tokens_spent else "unknown"

@@ -299,7 +299,7 @@ def unchecked_view(path: Path, first: int, count: int) -> RunView:
 
 
 def is_small(path: Path) -> bool:
-    """Return whether a run has so few attempts that it is read within a moment."""
+    """Return whether a run has few enough attempts to be read within a moment."""
     try:
         return len(os.listdir(path / "attempts")) <= SMALL_RUN
     except OSError:
@@ -307,7 +307,7 @@ def is_small(path: Path) -> bool:
 
 
 def run_mark(path: Path) -> object:
-    """Return a value that changes when the run goes on or dies: its index, its ledger with its log, its state."""
+    """Return a value that changes when the run progresses or dies: its index, its ledger with its log, its state."""
     ledger = ledger_path(path.parent, path.name)
     state = "" if os.path.lexists(path / INDEX) else describe(str(path)).state
     return state, files_mark(path / INDEX, path / "attempts", ledger, Path(f"{ledger}-wal"))

@@ -128,7 +128,7 @@ def _final_files(manifest: dict[str, Any], evidence: OpenedEvidence) -> StepFile
 
 
 class _Walk:
-    """Lists the files of a snapshot, whatever its depth, up to the limits."""
+    """Lists the files of a snapshot, at any depth, up to the limits."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

@@ -24,7 +24,7 @@ ENDS: Final = ("tool_call", "file_change")
 """Events that end a call. Each of them has its own step."""
 SOURCES: Final = ("observed", "gateway", "runtime_reported")
 MAX_VALUE: Final = 8 << 10
-"""Maximum number of characters of a text of an event on a page. Proofbox records less; forged evidence may not."""
+"""Maximum number of characters shown for each text of an event. Proofbox records less; forgers may record more."""
 MAX_DECISIONS: Final = 20
 """Maximum number of decisions about a step on a page."""
 IDLE_MS: Final = 2000.0

@@ -393,7 +393,7 @@ class Workspace:
     def fork_over(self, name: str, dest: str | os.PathLike[str], layers: Path, *, temporary: bool = False) -> Workspace:
         """Create a workspace like `fork`, without a copy: the snapshot's files are mounted at `dest`.
 
-        They are this workspace's own files, which must not change meanwhile (`LowerDirectory.require_unchanged`).
+        They are this workspace's own files, which must not change in the meantime (`LowerDirectory.require_unchanged`).
         Changes are written below `layers`, and discarded when the fork is closed. Only processes that this one starts
         see the files. Raises OSError if the files can't be mounted.
         """
@@ -405,7 +405,7 @@ class Workspace:
                 self._working_tree.refresh()
             directory = self._working_tree.directory
             if directory is None or directory.tree_id.hex() != source.id or self._working_tree.skipped:
-                raise WorkspaceChanging(f"{self.path} is not as in the snapshot", op="workspace fork")
+                raise WorkspaceChanging(f"{self.path} differs from the snapshot", op="workspace fork")
             if self._lower_files is None or self._lower_files.tree_id != directory.tree_id:
                 self._lower_files = directory.copy()
             origin, files = self._registration, directory.copy()

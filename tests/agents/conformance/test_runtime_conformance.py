@@ -149,7 +149,7 @@ def test_acp_conforms_in_a_box_with_a_small_agent(check: str) -> None:
 @pytest.mark.needs("bubblewrap", "opencode")
 @pytest.mark.parametrize("check", NAMES if SOAK else ["turns.unknown-settings-are-refused"])
 def test_opencode_conforms_in_a_box(check: str) -> None:
-    """It takes longest to start, which only test_acp_live.py does in a sample."""
+    """It takes the longest to start, so a sample of the tests starts it only in test_acp_live.py."""
     verdict(run_conformance("acp", provider="bubblewrap", only=[check]))
 
 
@@ -171,7 +171,7 @@ def test_codex_acp_conforms_in_a_box(check: str) -> None:
 
 NOT_BY_GEMINI = (
     "turns.tool-calls-are-counted-once",  # it reports no exit codes
-    "control.interrupt-kills-the-command-and-ends-the-turn",  # it can't load its sessions, so the thread does not go on
+    "control.interrupt-kills-the-command-and-ends-the-turn",  # it can't load its sessions, so the thread can't continue
     "threads.resumed-thread-keeps-its-history",
     "threads.forked-thread-has-the-history-up-to-its-turn",
 )

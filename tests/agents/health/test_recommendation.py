@@ -61,7 +61,7 @@ def test_reliability_must_be_at_least_99_percent(tmp_path: Path, lost: int, reco
         ({"crosstalk": 1}, "20 attempts completed, 20 at the same time, with cross-talk in 1; required: 20 at"),
         (
             {"version": "1.1"},
-            "measured with version 1.1, 1.2 is installed: run scripts/bench runtimes",
+            "measured with version 1.1, but 1.2 is installed: run scripts/bench runtimes",
         ),
     ],
 )

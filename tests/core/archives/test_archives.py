@@ -161,7 +161,7 @@ def test_devices_are_skipped_when_unpacking_an_image(tmp_path: Path) -> None:
 
 
 def test_unpacking_over_links_never_writes_through_them(tmp_path: Path) -> None:
-    """An image's files are laid first, and it is not only the archive that may be hostile."""
+    """An image's files are unpacked first, and may be hostile, as the archive may be."""
     given_dir = tmp_path / "given"
     (given_dir / "a").mkdir(parents=True)
     (given_dir / "a/canary").write_text("overwritten")
@@ -373,7 +373,7 @@ def test_a_damaged_archive_is_refused_or_stays_below_its_directory(
 
 @contextmanager
 def watched(above: Path) -> Iterator[Path]:
-    """A directory to unpack into, in one where nothing may change."""
+    """A directory to unpack into, inside one where nothing else may change."""
     with tempfile.TemporaryDirectory(dir=above) as scratch:
         (Path(scratch) / "canary").write_text("alive")
         dest = Path(scratch) / "dest"

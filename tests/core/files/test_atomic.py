@@ -20,7 +20,7 @@ from proofbox.core.files.atomic import TEMPORARY_PREFIX, create_only, sweep_temp
 
 Write = Callable[[Path, bytes], None]
 
-# Runs one write and dies by SIGKILL just before its n-th system call that matters. Short writes make more instants.
+# Runs one write and dies by SIGKILL just before its n-th system call that matters. Short writes add more points.
 CHILD = """
 import fcntl, os, signal, sys
 from proofbox.core.files import atomic
@@ -205,7 +205,7 @@ def test_a_sweep_between_creation_and_lock_does_no_harm(tmp_path: Path, monkeypa
 
 
 def test_the_directory_is_synced_after_the_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut can't be staged here; that the calls come in the order that survives one can be."""
+    """A power cut can't be staged here, but the order of the calls that survives one can be checked."""
     steps: list[str] = []
     sync, move = os.fsync, os.replace
 

@@ -24,7 +24,7 @@ from proofbox.core.files.removal import remove_tree
 
 
 def nest(top: Path, name: str, levels: int) -> None:
-    """Directories in each other, with a file in each, and the deepest without leave to do anything."""
+    """Nested directories with a file in each; the deepest one has no permissions."""
     top.mkdir()
     fd = os.open(top, os.O_RDONLY)
     for _ in range(levels):

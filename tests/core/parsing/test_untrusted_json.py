@@ -1,4 +1,4 @@
-"""Damaged JSON is refused with one kind of error, and by every reader of it with its own."""
+"""Damaged JSON is refused with one kind of error, and each reader reports it with its own."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ secrets = st.text(st.characters(exclude_categories=["Cs"]), min_size=MIN_SECRET,
 
 
 def escapes(secret: str, form: str, kept: str) -> str:
-    """As JSON that escapes every UTF-16 code unit but those of some characters."""
+    """As JSON that escapes every UTF-16 code unit except those of some characters."""
     units = secret.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
     return "".join(chr(code) if chr(code) in kept else form.format(code) for code in codes)
@@ -283,7 +283,7 @@ def test_stream_is_redacted_like_the_whole_text(parts: list[str], cuts: list[int
 
 @given(st.data())
 def test_a_secret_on_any_border_of_a_long_line_is_found(data: st.DataObject) -> None:
-    """Lines longer than the hold-back are given out in parts, and no part shows a piece of a secret."""
+    """Lines longer than the hold-back are returned in parts, and no part shows a piece of a secret."""
     filler = data.draw(st.sampled_from([b"x", b"a", b"abcdefg", b"eyJ", b" "]))
     lead = filler * (
         data.draw(st.integers(StreamRedactor.HOLD_BACK - 5000, StreamRedactor.HOLD_BACK + 200)) // len(filler)
@@ -298,7 +298,7 @@ def test_a_secret_on_any_border_of_a_long_line_is_found(data: st.DataObject) -> 
 
 
 def test_no_part_of_a_long_line_ends_inside_a_secret() -> None:
-    """The line is cut 16 KiB before its end, wherever in the secret that is."""
+    """The line is cut 16 KiB before its end, even in the middle of the secret."""
     secret = SECRET.encode()
     for after in range((1 << 14) - 6 - len(secret), (1 << 14) + 4):
         stream = StreamRedactor(KNOWN)
@@ -334,14 +334,14 @@ def test_lines_are_returned_at_once_and_hold_back_is_bounded() -> None:
 
 
 def test_line_part_does_not_end_inside_a_pattern_lookahead() -> None:
-    """A password in a URL is known by the `@` behind it, and that may come in the next part."""
+    """A password in a URL is recognized by the `@` after it, which may come in the next part."""
     for after in range((1 << 14) - 12, (1 << 14) + 12):
         stream = StreamRedactor(PLAIN)
         shown = stream.feed(b"x" * (1 << 16) + b" https://user:open-sesame@host" + b"y" * after) + stream.finish()
         assert b"sesame" not in shown
 
 
-# No spelling of such a secret has a dot in it, so that dots tell what is not of the secret.
+# No spelling of such a secret has a dot in it, so that dots mark what does not belong to the secret.
 dotless = st.text("ABCXYZ /+%é", min_size=MIN_SECRET, max_size=60).filter(lambda text: len(text.strip()) >= MIN_SECRET)
 
 
@@ -352,7 +352,7 @@ def cut_somewhere(draw: st.DrawFn) -> tuple[Redactor, str, int]:
     spelled = [form.decode() for form in sorted(spellings(secret.encode()))]
     limit = draw(st.integers(0, 300))
     edge = draw(st.sampled_from([0, limit, limit + (1 << 14), limit + (2 << 14)]))
-    many = draw(st.integers(0, 30))  # they shrink to their marks, and what is behind the limit comes into view
+    many = draw(st.integers(0, 30))  # they shrink to their markers, so text beyond the limit comes into view
     lead = "." * max(0, edge - draw(st.integers(0, 90)) - many * len(spelled[0]))
     rest = "." * draw(st.sampled_from([0, 1, 50, 40_000]))
     return Redactor([secret]), spelled[0] * many + lead + draw(st.sampled_from(spelled)) + rest, limit
@@ -377,7 +377,7 @@ def test_a_preview_shows_no_part_of_a_secret(case: tuple[Redactor, str, int]) ->
 
 @given(dotless, st.integers(1, 60), st.booleans())
 def test_partial_secret_in_truncated_text_is_redacted(secret: str, part: int, at_end: bool) -> None:
-    """Agents' events come cut. Fewer characters than make a secret may stay: they could be anything."""
+    """Agents' events may be truncated. A piece that is too short for a secret may stay: it could be anything."""
     redactor, secret = Redactor([secret]), secret.strip()
     text = "." * 300 + secret[:part] if at_end else secret[-part:] + "." * 300
     left = redactor.redact_json([text])[0]

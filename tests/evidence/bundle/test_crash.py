@@ -48,9 +48,9 @@ def test_the_order_of_system_calls_survives_a_power_cut(tmp_path: Path) -> None:
         committed.append(new)
         home = new.rpartition("/")[0]
         scope = out if new.endswith("LATEST") else home
-        ignored = {f"{out}/.runtime.lock"}  # says who is there, and means nothing after a power cut
+        ignored = {f"{out}/.runtime.lock"}  # identifies the holder, and means nothing after a power cut
         assert not {path for path in before_files if path.startswith(scope)} - ignored, (new, before_files)
-        # The name of the temporary itself is not on the disk yet, and need not be: the rename's sync comes next.
+        # The name of the temporary file itself is not on the disk yet, and need not be: the rename's sync comes next.
         assert {path for path in before_directories if path.startswith(scope)} <= {home}, (new, before_directories)
         assert old.rpartition("/")[0] == home
     assert [path.rpartition("/")[2] for path in committed] == ["artifact_index.json", "artifact_index.json", "LATEST"]

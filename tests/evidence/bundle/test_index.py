@@ -126,7 +126,7 @@ def test_version_is_checked_if_everything_else_is_valid() -> None:
         parse_index(data)
 
 
-def test_index_of_another_version_is_named_whatever_its_entries_are() -> None:
+def test_index_of_another_version_is_named_regardless_of_its_entries() -> None:
     other = {"artifacts": [{"name": "a"}], "schema_version": "proofbox.artifact_index/2"}
     with pytest.raises(SchemaUnknown, match="artifact_index/2"):
         parse_index(json.dumps(other).encode())

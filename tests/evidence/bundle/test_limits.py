@@ -231,7 +231,7 @@ def test_growing_file_is_read_only_up_to_its_listed_size(tmp_path: Path) -> None
 
 @contextlib.contextmanager
 def reading_at_most(limit: int, *, before: Callable[[int], None] = lambda fd: None) -> Iterator[None]:
-    """Fail where more than `limit` bytes are read with read and pread, which files are hashed by."""
+    """Fail if more than `limit` bytes are read with read and pread, which hashing uses."""
     total = 0
 
     def counting(real: Callable[..., bytes]) -> Callable[..., bytes]:

@@ -42,7 +42,7 @@ WRITERS = 16
 
 @pytest.fixture(scope="module")
 def s3_url() -> Iterator[str]:
-    """A bucket of moto's server, reached as any S3 is: by the environment."""
+    """A bucket of moto's server, configured like any other S3: through the environment."""
     import obstore
     from obstore.store import S3Store
 
@@ -67,7 +67,7 @@ def s3_url() -> Iterator[str]:
             patch.setenv(name, value)
         import urllib.request
 
-        # What an earlier server of this process held, another one still has.
+        # A new server in this process still has the data of an earlier one.
         for method, path in (("POST", "moto-api/reset"), ("PUT", BUCKET)):
             urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{path}", method=method)).close()
         assert obstore.list(S3Store(BUCKET, client_options={"allow_http": True})).collect() == []
@@ -416,7 +416,7 @@ def test_the_commands(tmp_path: Path, store_url: str, capfdbinary: pytest.Captur
 
 @contextlib.contextmanager
 def within(limit: int) -> Iterator[None]:
-    """Fail where Python's memory grows by more than `limit` bytes."""
+    """Fail if Python's memory grows by more than `limit` bytes."""
     tracemalloc.start()
     try:
         yield

@@ -31,7 +31,7 @@ def test_genuine_evidence_is_accepted_by_every_command(made: Lab) -> None:
 def test_forgery_has_the_documented_outcomes(made: Lab, forgery: Forgery, rounds: Callable[[int, int], int]) -> None:
     """`measure` also checks that nothing counts as proven or signed that the owner of the key did not sign."""
     cells = measure(made, forgery, flips=rounds(5, 10))
-    assert row(forgery, cells) in PAGE.read_text().splitlines(), "scripts/forgeries writes the page anew"
+    assert row(forgery, cells) in PAGE.read_text().splitlines(), "regenerate the page: scripts/forgeries"
     if forgery.kind != "replay":
         assert DIGEST not in cells.values(), "a key catches every change to evidence that its owner signed"
 

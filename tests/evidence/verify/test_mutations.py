@@ -272,7 +272,7 @@ def forge_file(run: Path, chance: random.Random) -> str:
 
 
 def forge_schedule(run: Path, chance: random.Random) -> str:
-    """Drop an attempt, or replace it with another, also in the schedule."""
+    """Drop an attempt, or replace it with another, in the schedule as well."""
     attempt, other = chance.sample(sorted(path.name for path in run.glob("attempts/*")), 2)
     shutil.rmtree(run / "attempts" / attempt)
     if chance.random() < 0.5:

@@ -73,7 +73,7 @@ def cut_schedule(run: Path) -> None:
 
 
 def unanchor(run: Path) -> None:
-    """Make the schedule an ordinary file, as if it were no log."""
+    """Make the schedule an ordinary file, as if it were not a log."""
 
     def without_chain(index):  # type: ignore[no-untyped-def]
         artifacts = {

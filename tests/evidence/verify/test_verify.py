@@ -105,7 +105,7 @@ def test_recomputed_bundle_is_detected_only_by_the_signature(tmp_path: Path) -> 
     write(out, run_id="run-1")
     emit_promotion(out, sign=tmp_path / "key")
     assert codes(out, key=key) == []
-    # The same run, told otherwise, and consistent in itself.
+    # The same run, rewritten to say something else, and consistent in itself.
     import shutil
 
     shutil.rmtree(out / "run-1")

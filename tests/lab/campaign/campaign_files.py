@@ -114,7 +114,7 @@ def interrupted(spec: str, out: str, *, trust: bool = False) -> None:
 
 
 def killed(words: Sequence[str], after: int) -> None:
-    """Run a `campaign` command and kill it with all its processes after so many events."""
+    """Run a `campaign` command and kill it with all its processes after this many events."""
     with subprocess.Popen(
         [sys.executable, "-m", "proofbox.cli", "campaign", *words, "--jsonl"],
         stdout=subprocess.PIPE,

@@ -190,7 +190,7 @@ def test_exam_refuses_an_evaluator_that_the_agent_gets(here: Path) -> None:
     assert found[0].message.endswith("verify.mounts /evaluation/evaluate.sh is inside the files that the agent gets")
 
 
-def test_exam_refuses_a_flow_without_a_box_of_its_own() -> None:
+def test_exam_refuses_a_flow_without_its_own_box() -> None:
     exam = GOOD.replace('id = "first"', 'id = "first"\nprompt_mode = "exam"')
     assert "an exam needs a sandbox" in problems_of(exam + 'provider = "off"\n')[0].message
     assert "an exam needs a process per attempt" in problems_of(exam + 'isolation = "shared"\n')[0].message

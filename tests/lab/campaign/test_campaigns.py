@@ -430,7 +430,7 @@ def test_manifest_that_was_changed_with_its_hash_is_refused(begun: str) -> None:
 def test_resumed_campaign_keeps_its_engine_unless_told_otherwise(
     spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a flow that was not planned when the campaign was killed."""
+    """This includes a flow that was not planned when the campaign was killed."""
     conducted: list[str | None] = []
 
     def stop_there(*_: object, engine: str | None = None, **__: object) -> None:

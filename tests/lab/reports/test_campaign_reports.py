@@ -183,7 +183,7 @@ def test_campaigns_are_compared_by_effort_with_its_confidence(
     assert "agent: more tokens than before: corrected p = 0.016" in text
     assert max(map(len, text.splitlines())) <= 80
     main(["campaign", "compare", "after", "after"])
-    assert "no significant change of time, tokens, cost or friction" in capsys.readouterr().out
+    assert "no significant change in time, tokens, cost or friction" in capsys.readouterr().out
 
 
 @pytest.mark.needs("bubblewrap")

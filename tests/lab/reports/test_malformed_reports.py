@@ -1,4 +1,4 @@
-"""A report with other members than the schema has is refused by name."""
+"""A report with members that the schema does not have is refused by name."""
 
 from __future__ import annotations
 

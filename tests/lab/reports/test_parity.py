@@ -44,7 +44,7 @@ FIXTURES = {
     "failure": (prompt("failure", "[[say done]]"), ("failed", None, "completed")),
 }
 """Success, failure, timeout and authentication errors, for both paths, with verdict, infrastructure failure and reason.
-The timeout is first, because the others run meanwhile. The last two are simpler than other ones, and only in the
+The timeout is first, because the others run in the meantime. The last two are simpler than other ones, and only in the
 soak."""
 
 

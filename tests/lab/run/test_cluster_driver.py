@@ -194,7 +194,7 @@ def test_archive_larger_than_any_bundle_is_not_received(
             anyio.run(receive)
         found = typed(refused.value)
         assert isinstance(found, BundleCorrupt)
-        assert found.message == "node-1 returned more than a bundle has"
+        assert found.message == "node-1 returned too much for a bundle"
         assert archive.stat().st_size == 0
     assert actor.pieces == received
     inputs.ledger.close()

@@ -143,7 +143,7 @@ class DisturbedRun:
             return ledger.counts()["ended"]
 
     def wait_for_progress(self, ended: int) -> None:
-        """Wait until so many attempts have ended. Resume the run if it ended early."""
+        """Wait until this many attempts have ended. Resume the run if it ended early."""
         while self.ended() < ended and not self.is_committed:
             self.resume_if_ended()
 

@@ -44,8 +44,8 @@ def test_equal_node_gets_attempts() -> None:
 @pytest.mark.parametrize(
     ("differs", "skew", "reason"),
     [
-        ({"proofbox": "0.0.7"}, 0.0, "it has proofbox 0.0.7, and this machine"),
-        ({"machine": "sparc64"}, 0.0, "its architecture is sparc64, and that of this machine"),
+        ({"proofbox": "0.0.7"}, 0.0, "it has proofbox 0.0.7, but this machine has"),
+        ({"machine": "sparc64"}, 0.0, "its architecture is sparc64, but this machine has"),
         ({"keys": ()}, 0.0, "MODEL_API_KEY is not set there"),
         ({}, MAX_SKEW + 1, "its clock differs by 31 s"),
         ({}, -MAX_SKEW - 1, "its clock differs by -31 s"),

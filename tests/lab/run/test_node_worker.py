@@ -1,4 +1,4 @@
-"""The worker on a node of a cluster, without Ray: what it tells its driver, and how it goes on after a failure."""
+"""The worker on a node of a cluster, without Ray: what it tells its driver, and how it continues after a failure."""
 
 from __future__ import annotations
 

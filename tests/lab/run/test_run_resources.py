@@ -28,7 +28,7 @@ def test_required_free_space_depends_on_the_file_system_size(
     monkeypatch.setattr(os, "statvfs", lambda _: reported)
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable: 8388608 kB\n")
-    assert reason(tmp_path, meminfo) == (f"less than {least} MiB of disk space are free at {tmp_path}" if least else "")
+    assert reason(tmp_path, meminfo) == (f"less than {least} MiB of disk space is free at {tmp_path}" if least else "")
 
 
 def nested(top: Path, name: str, levels: int, size: int) -> None:

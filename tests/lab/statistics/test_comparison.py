@@ -56,7 +56,7 @@ COUNTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, m
 
 @given(COUNTS, st.integers(0, 3))
 def test_no_interval_leaves_the_range_of_its_quantity(counts: list[tuple[int, int]], lost: int) -> None:
-    """A rate is between 0 and 1, and a difference of rates between -1 and 1: also with few missions, where Student's t
+    """A rate is between 0 and 1, and a difference of rates between -1 and 1: even with few missions, where Student's t
     is wide."""
     first, second = ({f"m{i}": (pair[side], 4) for i, pair in enumerate(counts)} for side in (0, 1))
     rate = pass_rate(list(first.values()))

@@ -455,7 +455,7 @@ def test_replaced_entrypoint_is_not_comparable(tmp_path: Path, entrypoint: str, 
 
 
 def test_build_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         open_suite(task(tmp_path / "t"), host_root=True, build=True)
     with pytest.raises(UsageError, match="--build applies only to Harbor tasks"):
         open_suite(put(tmp_path / "suite.toml", ""), build=True)

@@ -173,7 +173,7 @@ def test_spare_has_no_data_of_earlier_commands(box: Agent) -> None:
     [pid] = wait_until(lambda: processes(box), "the spare")
     wait_until(lambda: state(pid) == "S", "the spare waits")
     memory = readable_memory(pid)
-    assert b"not the box agent's protocol" in memory  # a text of the program: the memory was read
+    assert b"not the box agent's protocol" in memory  # a string of the program: the memory was read
     kinds = {memory[max(0, match.start() - 8) : match.start()] for match in re.finditer(re.escape(secret), memory)}
     assert not kinds, f"the spare's memory contains {kinds}"
 

@@ -51,7 +51,7 @@ def test_received_image_is_the_root_of_a_box_while_its_name_means_another(projec
     assert runnable_image("tools", project) == own
 
 
-def test_own_image_with_the_digest_is_used_whatever_its_name(project: Path, own: Image) -> None:
+def test_own_image_with_the_digest_is_used_regardless_of_its_name(project: Path, own: Image) -> None:
     found = named_image(f"other@sha256:{own.sha256}", project)
     assert found is not None
     assert (found.name, found.archive) == ("other", own.archive)

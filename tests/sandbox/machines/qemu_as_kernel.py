@@ -22,7 +22,7 @@ from proofbox.sandbox.machines.qemu import find_virtiofsd, qemu_base
 
 
 def share(name: str, directories: dict[str, tuple[str, bool]], work: Path) -> subprocess.Popen[bytes]:
-    """Start virtiofsd for the directories, each below its name and read-only if it should be."""
+    """Start virtiofsd for the directories, each under its name, and read-only where requested."""
     lines = ["set -e"]
     for inner, (path, read_only) in directories.items():
         place = work / name / inner

@@ -1,4 +1,4 @@
-"""Where virtual machines can't run, that is said before anything is downloaded for them."""
+"""Where virtual machines can't run, an error says so before anything is downloaded for them."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_template_that_cannot_be_made_is_reported_and_leaves_nothing(
 ) -> None:
     broken = fake_qemu(tmp_path, monkeypatch, "echo no such machine >&2; exit 1")
     monkeypatch.setattr(template, "find_qemu", lambda: str(broken))
-    with pytest.raises(StartFailed, match=r"template of virtual machines can't be made: .*no such machine"):
+    with pytest.raises(StartFailed, match=r"template for virtual machines can't be created: .*no such machine"):
         find_template(kernel, "tcg", 256, 1)
     assert not list(images_dir().glob("*.template*"))
 

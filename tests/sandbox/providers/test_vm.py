@@ -102,7 +102,7 @@ def test_ordinary_user_starts_machines(ordinary_user: OrdinaryUser) -> None:
 def test_machine_isolates_as_documented(tmp_path: Path) -> None:
     run = run_plan("vm", tmp_path / "out", only_profiles=["default"])
     assert [(each.probe_id, each.detail) for each in run.results if not each.matched] == []
-    assert documented("vm") == decisions(run), "scripts/isolation writes docs/isolation.md anew"
+    assert documented("vm") == decisions(run), "regenerate docs/isolation.md: scripts/isolation"
 
 
 @pytest.mark.needs("root", "limits")
@@ -191,7 +191,7 @@ for kind, address in ((socket.AF_INET, ("127.0.0.1", 4000)), (socket.AF_UNIX, "/
         stream.send(b"ping")
         print(stream.recv(9).decode())
 """
-# The guest has a copy of the C library in memory, with what the host's file has, on another file system than /usr.
+# The guest has a copy of the C library in memory, with what the host's file has, on a file system other than /usr's.
 LOADER = """
 cat /lib/x86_64-linux-gnu/libc.so.6 | sha256sum | cut -c -64
 stat -L -c '%a %s %Y' /lib/x86_64-linux-gnu/libc.so.6

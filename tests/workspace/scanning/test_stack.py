@@ -160,7 +160,7 @@ def test_change_of_the_lower_directory_is_found(tmp_path: Path, how: str) -> Non
         fork = origin.fork_over("HEAD", tmp_path / "fork", tmp_path / "layers")
         assert fork.lower is not None
         fork.lower.require_unchanged()
-        (fork.path / "five").write_text("changes of the fork are no changes of the lower directory")
+        (fork.path / "five").write_text("changes of the fork do not change the lower directory")
         fork.lower.require_unchanged()
         victim = origin.path / "a/below/three"
         if how == "added":

@@ -308,7 +308,7 @@ def test_tree_that_is_too_large_has_no_copy(searched: Searched, patch: pytest.Mo
     assert searched.counting.copy == 0
 
 
-def test_copy_that_has_grown_is_made_anew(searched: Searched, patch: pytest.MonkeyPatch) -> None:
+def test_copy_that_has_grown_is_recreated(searched: Searched, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(packed, "MAX_SIZE", 100)
     for number in range(50):
         searched_file(searched, "a", b"needle %d\n" % number)

@@ -92,7 +92,7 @@ def test_count_of_many_frequent_lines_is_the_smallest_possible(random: Random, s
     ],
 )
 def test_hostile_texts_are_compared_exactly_and_within_bounds(one: list[str], other: list[str], count: int) -> None:
-    """Equal lines are no reason to compare more pairs than the texts have."""
+    """Equal lines do not cause more comparisons than there are pairs of lines."""
     comparison = LineComparison()
     assert comparison.changed_lines(one, other) == count
     assert change_size.MAX_STEPS - comparison.steps <= 10_000**2

@@ -109,7 +109,7 @@ async def test_calls_run_concurrently(project: Path) -> None:
 async def test_disconnecting_kills_running_commands(project: Path) -> None:
     async with connected(project) as session, anyio.create_task_group() as group:
         group.start_soon(session.call_tool, "run_command", {"command": "echo > begun; sleep 600"})
-        while not (project / "begun").exists():  # noqa: ASYNC110 (a file is no event)
+        while not (project / "begun").exists():  # noqa: ASYNC110 (a file is not an event)
             await anyio.sleep(0.01)
         group.cancel_scope.cancel()
     with Workspace.open(project, track=False) as workspace:

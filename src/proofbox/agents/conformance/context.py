@@ -91,7 +91,7 @@ class ObservedSession:
 class RuntimeCheckContext:
     """The context of one check."""
 
-    timeout = 30.0  # a busy machine must not fail the check
+    timeout = 30.0  # a busy machine must not make the check fail
 
     def __init__(self, runtime: AgentRuntime, rig: Rig, provider: str | None) -> None:
         self.runtime = runtime

@@ -17,7 +17,7 @@ _OWN_ERRORS = {
     "invalid_api_key": ("INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."),
     "unsupported_location": ("FAILED_PRECONDITION", "User location is not supported for the API use."),
 }
-"""How this API states errors that have a code of their own elsewhere."""
+"""How this API states errors that have their own code elsewhere."""
 _REASONS = {"invalid_api_key": "API_KEY_INVALID"}
 BLOCKED = ("SAFETY", "PROHIBITED_CONTENT")
 _STATUS = {

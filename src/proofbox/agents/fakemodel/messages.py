@@ -22,7 +22,7 @@ _OWN_ERRORS = {
     ),
     "request_too_large": ("request_too_large", "Request exceeds the maximum size"),
 }
-"""How this API states errors that have a code of their own elsewhere."""
+"""How this API states errors that have their own code elsewhere."""
 
 
 def conversation(body: Mapping[str, Any]) -> list[ScriptEntry]:

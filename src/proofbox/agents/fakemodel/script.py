@@ -49,7 +49,7 @@ DEFAULT_USAGE = {"input": 1000, "output": 50, "cached": 400, "reasoning": 10}
 
 
 class ScriptEntry(msgspec.Struct, frozen=True):
-    """A part of a conversation: a text of the user or of the model, or the outcome of a tool call."""
+    """A part of a conversation: text from the user or the model, or the outcome of a tool call."""
 
     kind: Literal["user", "assistant", "outcome"]
     text: str = ""

@@ -25,7 +25,7 @@ from proofbox.errors import UsageError
 REMEMBERED = 10_000
 IDLE_SECONDS = 3600.0
 _COUNTS = {"/messages/count_tokens": b'{"input_tokens":1000}', ":countTokens": b'{"totalTokens":1000}'}
-_CONTEXT = ("<", "# ", "[Request interrupted")  # how the texts begin that agents add to a conversation
+_CONTEXT = ("<", "# ", "[Request interrupted")  # prefixes of the texts that agents add to a conversation
 _WHOLE = ":generateContent"
 _APIS = {"/responses": responses, "/messages": messages, ":streamGenerateContent": gemini, _WHOLE: gemini}
 

@@ -1,1 +1,1 @@
-"""The model gateway: the way from a box to the model, with the key outside the box."""
+"""The model gateway: the path from a box to the model, with the key outside the box."""

@@ -17,7 +17,7 @@ KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 _OWN_HEADERS = {"anthropic": "x-api-key", "gemini": "x-goog-api-key"}
 _OWN_HOSTS = ("api.anthropic.com", "generativelanguage.googleapis.com")
 _TOKENS = ("sk-ant-oat", "ya29.")
-"""How OAuth tokens of Anthropic and Google begin, which are accepted only as bearer tokens."""
+"""The prefixes of OAuth tokens of Anthropic and Google, which are accepted only as bearer tokens."""
 
 KeyHeader = Literal["x-api-key", "x-goog-api-key", "authorization"]
 
@@ -87,7 +87,7 @@ class ModelEndpoint:
         record: Recorded = "usage",
         key_header: KeyHeader | None = None,
     ) -> ModelEndpoint:
-        """Read the key from a variable of our own environment. Raises `AuthFailed` if the variable is not set."""
+        """Read the key from a variable of this process. Raises `AuthFailed` if the variable is not set."""
         base_url, api_key_env = access
         source = os.environ if env is None else env
         key = source.get(api_key_env, "") if api_key_env else None

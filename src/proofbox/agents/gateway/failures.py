@@ -56,7 +56,7 @@ _BY_MESSAGE: dict[str, type[AgentError]] = {
     "input length and `max_tokens` exceed context limit": ContextExceeded,
     "The input token count": ContextExceeded,
 }
-"""How the messages begin that APIs of Anthropic and Google send with the code of any invalid request."""
+"""The prefixes of messages that the APIs of Anthropic and Google send with the code of any invalid request."""
 _BY_ACCOUNT_MESSAGE: dict[tuple[str, str], type[AgentError]] = {
     ("invalid_request_error", "Your credit balance is too low"): UsageLimited,
     ("invalid_request_error", "You have reached your specified API usage limits"): UsageLimited,
@@ -130,7 +130,7 @@ def is_answer(exchange: Exchange) -> bool:
 
 
 def limits_of(exchange: Exchange) -> dict[str, Any]:
-    """Return when the endpoint asked for a retry, as far as it stated that."""
+    """Return when the endpoint asked for a retry, without members that it did not state."""
     return {name: getattr(exchange, name) for name in ("retry_after", "resets_at") if getattr(exchange, name)}
 
 
@@ -139,7 +139,7 @@ def note(turn: Turn, exchange: Exchange, *, first_is_ours: bool = False) -> None
 
     A failure that the request itself may have caused is ignored. With `first_is_ours` the agent has run nothing before
     its thread's first response, so it can't have caused any failure until then. A request that was abandoned because
-    the session is ending the turn is no failure.
+    the session is ending the turn is not a failure.
     """
     if is_answer(exchange):
         turn.answered, turn.observed_failure = True, None

@@ -173,7 +173,7 @@ class _Reader:
         self._taken = 0
 
     async def watch(self, answering: anyio.CancelScope) -> None:
-        """Cancel the handler if the client disconnects. Data that arrives meanwhile is kept for the next request."""
+        """Cancel the handler if the client disconnects. Data that arrives until then is kept for the next request."""
         with contextlib.suppress(*_DISCONNECTED, OSError):
             while len(self._buffer) <= MAX_HEAD:
                 self._buffer += await self._receive()
@@ -229,7 +229,7 @@ class _Reader:
 
 
 def parse_head(http: h11.Connection, head: bytes) -> HttpRequest:
-    """Return the request without its body. Raises `BadRequest`, also for what h11 accepts and other parsers may not."""
+    """Return the request without its body. Raises `BadRequest`, even if h11 accepts it but other parsers may not."""
     if _AMBIGUOUS_LINE.search(head):
         raise BadRequest(400, "a line of the head is folded or does not end with CR LF")
     http.receive_data(head)

@@ -173,7 +173,7 @@ def read_body(exchange: Exchange, body: bytes) -> None:
             exchange.outcome = "cut"
         return
     if isinstance(value, list) and len(value) == 1 and isinstance(_table(value[0]).get("error"), dict):
-        value = value[0]  # Google sends errors in this form, also in its version of OpenAI's API
+        value = value[0]  # Google sends errors in this form, even in its version of OpenAI's API
     if isinstance(value, list) and _is_array_stream(exchange):
         reader = StreamReader(exchange)
         for event in value:

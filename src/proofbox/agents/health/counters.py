@@ -40,7 +40,7 @@ WINDOW: Final = 200
 MAX_CODES: Final = 40
 """Maximum number of different codes that are counted; further ones are counted as `OTHER`."""
 MAX_STRATEGIES: Final = 64
-"""Maximum number of strategies; the one that was not used for the longest time is removed. Users name strategies."""
+"""Maximum number of strategies; the least recently used one is removed. Users can name any number of strategies."""
 MAX_COUNT: Final = 2**53 - 1
 """Counters stop here: the largest integer that every JSON reader represents exactly."""
 MAX_BYTES: Final = 64 << 10
@@ -104,8 +104,9 @@ class StrategyCounters(msgspec.Struct, frozen=True, kw_only=True):
     attempt_retries: _Count = 0
     """Attempts that replaced one lost to infrastructure."""
     recent: Annotated[tuple[RecentAttempt, ...], msgspec.Meta(max_length=WINDOW)] = ()
-    """The last 200 attempts, oldest first, without those that the account, the model's provider or the mission's setup
-    made fail."""
+    """The last 200 attempts, oldest first, without failures of the account, the model's provider or the mission's
+    setup.
+    """
     updated_at: Annotated[str, msgspec.Meta(max_length=40)] = ""
     """When the last attempt was counted."""
 
@@ -135,8 +136,9 @@ class StrategyHealth(msgspec.Struct, frozen=True, kw_only=True):
     attempt_retries: int
     """Attempts that replaced one lost to infrastructure."""
     window: int
-    """The number of last attempts that the members below are computed from, at most 200. Attempts that the account, the
-    model's provider or the mission's setup made fail are not among them."""
+    """The number of last attempts that the members below are computed from, at most 200. Failures of the account, the
+    model's provider or the mission's setup are not among them.
+    """
     reliability: float | None
     """The share of them without an infrastructure failure; null: there is no attempt yet."""
     start_ms: Latency | None

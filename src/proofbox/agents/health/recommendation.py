@@ -102,9 +102,9 @@ def read_measurement(strategy: str, *, directory: Path | None = None) -> Runtime
 
 
 def judge(health: StrategyHealth, measured: RuntimeMeasurement | None, version: str = "") -> Recommendation:
-    """Decide whether a native strategy is recommended. What is unknown does not pass.
+    """Decide whether a native strategy is recommended. An unknown value does not pass.
 
-    `version` is that of the installed agent; a measurement of another version does not count. Empty: not known.
+    `version` is the installed agent's, or empty if unknown; a measurement of another version does not count.
     """
     met: list[str] = []
     unmet: list[str] = []
@@ -115,7 +115,7 @@ def judge(health: StrategyHealth, measured: RuntimeMeasurement | None, version: 
     if measured is None:
         unmet.append(f"not measured yet: run {MEASURE}")
     elif version and measured.version != version:
-        unmet.append(f"measured with version {measured.version}, {version} is installed: run {MEASURE}")
+        unmet.append(f"measured with version {measured.version}, but {version} is installed: run {MEASURE}")
     if health.problem:
         unmet.append(health.problem)
     elif health.window >= MIN_ATTEMPTS:
@@ -144,7 +144,7 @@ def _percent(share: float) -> str:
 
 
 def recommend(strategy: str, version: str = "", *, directory: Path | None = None) -> Recommendation | None:
-    """Return whether a strategy is recommended here; None if it is not native. `version` is that of `judge`."""
+    """Return whether a strategy is recommended here; None if it is not native. `version` is as in `judge`."""
     if not is_native(strategy):
         return None
     health, measured = read_health(strategy, directory=directory), read_measurement(strategy, directory=directory)

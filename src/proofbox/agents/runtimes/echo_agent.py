@@ -75,5 +75,5 @@ class EchoRig:
         del scratch
         said = [[act.text for act in scene if isinstance(act, Say)] for scene in scenes]
         if any(len(scene) > 1 or len(texts) < len(scene) for scene, texts in zip(scenes, said, strict=True)):
-            raise NotApplicable("it says one thing a turn, and does nothing")
+            raise NotApplicable("it sends one message per turn and does nothing else")
         yield {"answers": ["".join(texts) for texts in said]}

@@ -38,9 +38,9 @@ def named_program(setting: str, install: Sequence[str]) -> Path:
 def program_on_path(name: str, path: str | None = None) -> Path | None:
     """Return the program on the PATH, or None.
 
-    Raises `StrategyUnavailable` for a program that a stranger or an agent could have put there, because its version is
-    asked on the host. The current directory may come from a stranger, unless it contains the user's home directory.
-    Agents write to workspaces. A user who wants such a program names it in their settings.
+    Raises `StrategyUnavailable` for a program that a stranger or an agent could have put there, because it is run on
+    the host to ask for its version. The current directory may come from a stranger, unless it contains the user's home
+    directory. Agents write to workspaces. A user who wants such a program names it in their settings.
     """
     program = locate_program(name, path)
     if program is None:

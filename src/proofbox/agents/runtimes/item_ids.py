@@ -1,4 +1,4 @@
-"""Ids of items that are unique in their thread, whatever ids an agent gives its calls."""
+"""Ids of items that are unique in their thread, regardless of the ids that an agent gives its calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ItemIds:
         self._count = 0
 
     def next(self, given: str) -> str:
-        """Return the id of a new call that the agent calls `given`."""
+        """Return the id for a new call whose id from the agent is `given`."""
         self._count += 1
         if given in self._used or _SEPARATOR in given or len(self._used) >= REMEMBERED:
             return f"{given}{_SEPARATOR}{self._count}"

@@ -1,7 +1,7 @@
 """One process of an agent in the session's box, which serves one thread: its start, its end, and how it ended.
 
-The process may outlive its stdin, or not exit while a child lives. So its end does not depend on it: it is killed with
-everything that it started.
+The process may outlive its stdin, or not exit while a child lives. So ending it does not rely on its cooperation: it is
+killed with everything that it started.
 """
 
 from __future__ import annotations

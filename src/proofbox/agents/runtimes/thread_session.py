@@ -38,7 +38,7 @@ from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.options import PolicyOptions
 
 STARTS = 2
-"""How often a process is started that hangs before it answers its first request."""
+"""How often to start a process that hangs before it answers its first request."""
 
 P = TypeVar("P", bound=ThreadProgram)
 
@@ -111,7 +111,7 @@ class ThreadedSession(HostedSession, Generic[T]):
         self._box = await self._boxes.start_session(provider=options.provider if options.sandboxed else "off", **policy)
 
     async def _open_route(self) -> str:
-        """Open the gateway. Return its address in the box, or an empty text without a model."""
+        """Open the gateway. Return its address in the box, or an empty string if there is no model."""
         if self._route is None:
             return ""
         self._background.spawn(self._route.keep_open)

@@ -23,7 +23,7 @@ S = TypeVar("S", bound=StoredThread)
 
 
 class StoredThreads(Generic[S]):
-    """The threads of one runtime. `is_id` decides whether a text can be the id of a thread, and thus a file name.
+    """The threads of one runtime. `is_id` decides whether a string can be the id of a thread, and thus a file name.
 
     Without a home, threads are kept in memory: a turn need not wait for a busy disk.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
-HANDLE = getattr(os, "O_PATH", os.O_RDONLY)  # other systems than Linux have no O_PATH
+HANDLE = getattr(os, "O_PATH", os.O_RDONLY)  # only Linux has O_PATH
 _HANDLE_FLAGS = HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEP = 16
 """Components that are opened one by one: for less deep directories, openat2 is not worth the import of ctypes."""

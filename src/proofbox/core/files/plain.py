@@ -18,7 +18,7 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 def open_plain(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises `OSError` for anything else (a pipe, a device, a directory).
 
-    A path that names an inherited descriptor, as from a shell's `<(…)`, is opened whatever its type.
+    A path that names an inherited descriptor, as from a shell's `<(…)`, is opened regardless of its type.
     """
     if str(path).startswith(("/dev/", "/proc/self/")) and re.fullmatch(_INHERITED, str(path)):
         return open(path, "rb")

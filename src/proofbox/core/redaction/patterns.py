@@ -39,7 +39,7 @@ _PEM_LABEL = r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 _PEM_BODY = r"A-Za-z0-9+/=\s:,.\\()\[\]-"
 
 DEFAULT_PATTERNS = (
-    # An unfinished block, as in a truncated preview, matches as far as the characters may be key material.
+    # An unfinished block, as in a truncated preview, matches up to the first character that can't be key material.
     SecretPattern(
         "private_key",
         ("private key",),

@@ -248,7 +248,7 @@ class Redactor:
         return (self._text, data) if isinstance(data, str) else (self._raw, data.decode("latin-1"))
 
     def redact_json(self, value: Any) -> Any:
-        """Return a copy of a JSON value without secrets, also in member names. Its strings may be truncated texts.
+        """Return a copy of a JSON value without secrets, even in member names. Its strings may be truncated texts.
 
         The string value of a member with a secret's name (`password`, `Authorization`) is replaced entirely.
         """

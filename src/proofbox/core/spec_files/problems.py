@@ -92,7 +92,7 @@ def shown(path: Path) -> str:
 
 
 def toml_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
-    """Return why a text is not TOML, with the position."""
+    """Return why text is not TOML, with the position."""
     message = re.sub(r" \(at .*\)$", "", str(error))
     if found := re.search(r"\(at line (\d+), column (\d+)\)", str(error)):
         return Problem(message, int(found[1]), int(found[2]))
@@ -104,7 +104,7 @@ def toml_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
 
 
 def json_problem(error: CanonicalError, text: str) -> Problem:
-    """Return why a text is not JSON, with the position if known."""
+    """Return why text is not JSON, with the position if known."""
     found = re.search(r" at character (\d+)$", str(error))
     return Problem(str(error)[: found.start()], *position(text, int(found[1]))) if found else Problem(str(error))
 

@@ -53,7 +53,7 @@ def check_clashes(paths: set[str]) -> None:
 def check_text(*texts: str) -> None:
     for text in texts:
         if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-            raise BackendRefusal(422, "text_invalid", "a text contains characters that a commit cannot")
+            raise BackendRefusal(422, "text_invalid", "the text contains characters that a commit cannot contain")
 
 
 def check_branch(branch: str) -> None:

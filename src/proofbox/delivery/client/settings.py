@@ -56,7 +56,7 @@ class ApiKey:
                 op="deliver settings",
                 fix_hints=[
                     f"set {KEY_VARIABLE} to the key that the backend expects",
-                    f"for a backend of your own: {_NEW_KEY}",
+                    f"for your own backend: {_NEW_KEY}",
                 ],
             )
         self._value = value
@@ -100,7 +100,9 @@ class Timeouts(msgspec.Struct, frozen=True):
 
 
 class Retries(msgspec.Struct, frozen=True):
-    """Number of attempts, and the exponential backoff with jitter unless the backend states a delay."""
+    """The number of attempts, and the backoff between them (exponential with jitter) unless the backend sets a
+    delay.
+    """
 
     attempts: int = 5
     wait_initial: float = 0.2

@@ -184,7 +184,7 @@ class RepositoryChange(_Document, frozen=True, kw_only=True):
 
 class PullRequest(_Document, frozen=True, kw_only=True, omit_defaults=False):
     repo_url: Text | None = None
-    """The repository; null: the app's own one."""
+    """The repository; null: the app's own."""
     user_id: Id
     """The user on whose behalf it is done."""
     base_commit_sha: ObjectId

@@ -68,7 +68,7 @@ def leads_out(path: str, target: str) -> bool:
     """Return whether a symbolic link at `path` points outside the tree or into `.git`, or could through other links.
 
     A target may go up and then down, but not up again, because `name/..` is unpredictable if `name` is a link. So
-    combining accepted links never leaves the tree, whatever files are added to it.
+    combining accepted links never leaves the tree, regardless of the files that are added to it.
     """
     if not target or target.startswith("/") or _CONTROL.search(target) or _DRIVE.match(target):
         return True

@@ -137,7 +137,7 @@ _DOCUMENT = shape.record(
         "base_sha256": shape.sha256.meaning("SHA-256 of the base, which is `trees/<this digest>.json` of the run."),
         "tree_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of all entries, as in version 1."),
         "removed": shape.array(shape.record(*PATH_MEMBERS)).meaning("Files of the base that are not in the tree."),
-        "entries": shape.array(ENTRY).meaning("Files that the base lacks or has otherwise, sorted as in version 1."),
+        "entries": shape.array(ENTRY).meaning("Files that the base lacks or has differently, sorted as in version 1."),
     }
 )
 declare(

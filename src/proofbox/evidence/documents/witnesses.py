@@ -30,7 +30,7 @@ class PathWitness:
     error: str | None = None
     """The reason for a missing observation."""
     followed_links: bool | None = None
-    """Whether the requested path led through symbolic links; None if the kernel does not tell."""
+    """Whether the requested path led through symbolic links; None if the kernel does not say."""
 
     def as_json(self) -> dict[str, Any]:
         return {

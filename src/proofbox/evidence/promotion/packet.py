@@ -138,7 +138,7 @@ declare(
 declare(
     SCHEMA_1,
     at="as version 2, written by older versions",
-    meaning="A packet whose `observed` has a text where version 2 has `unknown` or `omitted`.",
+    meaning="A packet whose `observed` has text where version 2 has `unknown` or `omitted`.",
     shape=_PACKET.json_schema,
 )
 _SEED_PROMOTABILITY = shape.record(

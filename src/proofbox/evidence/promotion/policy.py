@@ -146,7 +146,7 @@ class RuleResult(NamedTuple):
 def evaluate(policy: Mapping[str, Any], found: BundleCheck) -> list[RuleResult]:
     """Evaluate every rule of the policy. Return their results in order. Never raises because of a bundle's content.
 
-    What a rule can't observe is `{"unknown": CODE}`, so that a packet does not depend on the wording of an error.
+    An unobservable value is `{"unknown": CODE}`, so that a packet does not depend on the wording of an error.
     """
     evidence = _Evidence(found, policy["rules"])
     rulings: dict[str, RuleResult] = {}

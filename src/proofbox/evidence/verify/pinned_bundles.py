@@ -56,7 +56,7 @@ _LISTS = (
 
 
 def pinned_bundles(bundle: Bundle | BundleCheck) -> list[PinnedBundle]:
-    """Return the bundles that a checked bundle pins; none for a bundle that is no campaign and no exploration.
+    """Return the bundles that a checked bundle pins; none unless it is a campaign or an exploration.
 
     Raises ShapeError if the list of them is malformed or was changed after the check.
     """
@@ -106,7 +106,7 @@ def _pinned(bundle: Bundle | BundleCheck, pins: _List) -> list[PinnedBundle]:
 
 
 def _is_of(pins: _List, schema: str | None) -> bool:
-    """Return whether a schema is that of the list, in any version."""
+    """Return whether this is the schema of the list, in any version."""
     return (schema or "").rpartition("/")[0] == pins.schema.rpartition("/")[0]
 
 

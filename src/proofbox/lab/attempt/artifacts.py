@@ -98,7 +98,7 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bundle_id(run_id: str, attempt_id: str) -> str:
-    """Return the id of an attempt's bundle. An attempt outside a run has no run's id."""
+    """Return the id of an attempt's bundle. An attempt outside a run has no run id in it."""
     return f"{run_id}.{attempt_id}" if run_id else attempt_id
 
 

@@ -4,7 +4,7 @@ The feedback is the agent's final message: either a JSON object (`result_json`) 
 from it by a fixed rule and from nothing else; a turn that ended is not a claim:
 
 - of a JSON object, the member `status`: `success` or `failure`;
-- of a text, the first word: a word for success, such as "done", or one for failure, such as "failed".
+- of text, the first word: a word for success, such as "done", or one for failure, such as "failed".
 
 Anything else claims nothing. A claim is never evidence of success; the verifier decides that.
 """

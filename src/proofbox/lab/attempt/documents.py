@@ -314,7 +314,7 @@ class AttemptReport(AttemptResult, frozen=True, kw_only=True):
     """Seconds after which a retry may succeed; null if it is not worth retrying."""
 
 
-@stored("proofbox.tool_call/1", at="BUNDLE/tool.calls.jsonl of an attempt, one a line")
+@stored("proofbox.tool_call/1", at="BUNDLE/tool.calls.jsonl of an attempt, one per line")
 class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call of an agent, with a bounded and redacted preview of its output."""
 
@@ -356,7 +356,7 @@ class StoredBody(msgspec.Struct, frozen=True, kw_only=True):
     """Why the body is not stored; otherwise empty."""
 
 
-@stored("proofbox.model_exchange/1", at="BUNDLE/model.exchanges.jsonl of an attempt that records bodies, one a line")
+@stored("proofbox.model_exchange/1", at="BUNDLE/model.exchanges.jsonl of an attempt that records bodies, one per line")
 class ModelExchangeEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the model and its response, as they passed through the gateway."""
 
@@ -395,7 +395,7 @@ class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str
 
 
-@stored("proofbox.step/1", at="BUNDLE/steps.jsonl of an attempt, one a line")
+@stored("proofbox.step/1", at="BUNDLE/steps.jsonl of an attempt, one per line")
 class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A step with the snapshots before and after it, or the end of a turn."""
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
-    """What was found at a path."""
+    """The entry found at a path."""
 
     what: str
     """A description in words."""
@@ -57,7 +57,7 @@ class FinalEntry(msgspec.Struct, frozen=True):
 
 
 Find = Callable[[Sequence[str], str | None], FinalEntry]
-"""Looks up a path, given as names from the root, and whether the file there contains a text."""
+"""Looks up a path, given as names from the root, and whether the file there contains a string."""
 
 NOTHING = FinalEntry("nothing", there=False)
 

@@ -55,7 +55,7 @@ class MissionBoxes:
         return msgspec.structs.replace(settings, vm_template=True)
 
     def pin_provider(self) -> None:
-        """Start boxes only by the provider that sees what this process mounts, also if it stops working."""
+        """Start boxes only with the provider that sees this process's mounts, even if that provider stops working."""
         self.provider = PROVIDER
 
     @contextlib.contextmanager

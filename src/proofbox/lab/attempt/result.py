@@ -22,7 +22,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def members(self) -> dict[str, Any]:
-        """The members of a result, also of one that has more: for another document that states it."""
+        """The members of a result, without those that a subclass adds: for another document that states the result."""
         return {name: getattr(self, name) for name in RESULT_MEMBERS}
 
 

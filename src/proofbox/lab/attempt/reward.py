@@ -1,7 +1,7 @@
 """A reward: the number that a verifier's commands write to a directory. The files may come from a hostile program.
 
-`reward.json` holds an object of numbers: its member `reward` is the reward; without it, the smallest number is, because
-nothing says which matters less. `reward.txt` holds one number. If both exist, they must agree.
+`reward.json` holds an object of numbers: its member `reward` is the reward; without it, the smallest number is the
+reward, because nothing says how to weigh the numbers. `reward.txt` holds one number. If both exist, they must agree.
 """
 
 from __future__ import annotations

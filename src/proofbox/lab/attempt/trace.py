@@ -59,7 +59,7 @@ EXCHANGES = "model.exchanges.jsonl"
 """Only of attempts that record the bodies of model requests."""
 OUTPUTS, DIFFS, BODIES = "outputs/{}.txt", "diffs/{}.diff", "bodies/{}.txt"
 MAX_EVENT_BYTES = 96 << 20
-"""Maximum size of the events. Readers of a bundle refuse logs beyond 128 MiB."""
+"""Maximum size of the events. Readers of a bundle refuse logs beyond 1 GiB."""
 CHECK_EVERY = 256
 MAX_DIFF_BYTES = 1 << 20
 MAX_DIFFS_BYTES = 32 << 20

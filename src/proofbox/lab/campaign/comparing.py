@@ -85,9 +85,9 @@ def compare_campaigns(first: _Path, second: _Path) -> CampaignComparison:
         for each in found.comparisons:
             print(each.first, each.verdict, each.difference)
 
-    `first` is the directory of the earlier campaign. Margin, alpha and seed are those of the later one. Time, tokens,
-    cost and friction are compared as well, in `efforts`: means by mission, over attempts that passed or failed. Costs
-    are those of each campaign's own prices. Raises `UsageError` if they have no flow in common.
+    `first` is the directory of the earlier campaign. Margin, alpha and seed come from the later one. Time, tokens, cost
+    and friction are compared as well, in `efforts`: means by mission, over attempts that passed or failed. Costs are
+    computed with each campaign's own prices. Raises `UsageError` if they have no flow in common.
     """
     before, now = Path(first), Path(second)
     (old, old_efforts), (new, new_efforts) = load_with_efforts(before), load_with_efforts(now)

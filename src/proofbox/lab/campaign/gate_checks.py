@@ -49,7 +49,7 @@ def check_gate(
 
 
 def check_attainable(document: CampaignDocument, missions: int, problems: Problems) -> None:
-    """Report the gates that fail whatever the flows do, because there are too few missions."""
+    """Report the gates that always fail, because there are too few missions."""
     fields = document.campaign
     replicates, alpha = fields.replicates, fields.alpha / max(1, document.comparisons)
     highest = highest_lower_end(missions, replicates)

@@ -41,7 +41,7 @@ class CampaignPlan(Document, frozen=True, kw_only=True):
     rate: float
     """The assumed pass rate: that of the earlier campaign, or 0.5, the worst case."""
     detectable_difference: float | None
-    """The smallest difference of pass rates that this design detects; null: so few missions can never show one."""
+    """The smallest difference of pass rates that this design detects; null: there are too few missions for any."""
     mde: float | None = None
     """The difference that should be detected."""
     missions_needed: int | None = None
@@ -68,9 +68,9 @@ def plan_campaign(spec: _Path, *, mde: str | None = None, past: _Path | None = N
 
     `mde` is a difference of pass rates to detect, in points: `5pt`. `past` is the directory of an earlier campaign,
     which gives medians for the estimates and the pass rate. Without it, the last campaign or canary of the same file
-    that was committed here is used. The difference is that of a paired comparison between two
-    flows, with 80 % power, at alpha divided by the number of comparisons. It assumes that flows differ alike on all
-    missions; otherwise more missions are needed.
+    that was committed here is used. The difference is for a paired comparison between two flows, with 80 % power, at
+    alpha divided by the number of comparisons. It assumes that flows differ equally on all missions; otherwise more
+    missions are needed.
     """
     campaign = read_campaign(Path(spec))
     fields, flows, missions = campaign.document.campaign, len(campaign.suites), len(campaign.missions)

@@ -25,7 +25,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     output: _Price
     """Output tokens, including reasoning."""
     cached_input: _Price | None = None
-    """Input tokens that were read from a cache. None: as other input."""
+    """Input tokens that were read from a cache. None: the same as other input."""
 
     def cost(self, usage: TokenUsage) -> float:
         """Return the cost of these tokens."""

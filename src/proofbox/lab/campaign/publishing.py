@@ -60,9 +60,9 @@ def check_publishable(out: _Path = "out", *, sign: _Path | None = None) -> Publi
         found = proofbox.check_publishable("out", sign="release")
         print(found.ok, [each.code for each in found.reasons], found.packet)
 
-    Required are: the whole campaign and not a canary, a score for every attempt, all gates passed, strict validation
-    of every bundle, and that everything that was run is what was registered. `sign` is the path of a private key. A
-    packet that exists is verified and never replaced: with `sign`, it must be signed with that key.
+    This requires the whole campaign and not a canary, a score for every attempt, all gates passed, strict validation of
+    every bundle, and that what was run is exactly what was registered. `sign` is the path of a private key. An existing
+    packet is verified and never replaced: with `sign`, it must be signed with that key.
     """
     place = Path(out)
     manifest, report = read_manifest(place), load_campaign(place)
@@ -94,7 +94,7 @@ def check_publishable(out: _Path = "out", *, sign: _Path | None = None) -> Publi
 
 
 def _verified(packet: str, sign: _Path | None) -> Verification:
-    """Verify a packet that exists, with the public key that belongs to `sign`."""
+    """Verify an existing packet, with the public key that belongs to `sign`."""
     if sign is None:
         return verify(packet)
     with tempfile.NamedTemporaryFile("w", prefix="proofbox-", suffix=".pub") as public:
@@ -104,7 +104,7 @@ def _verified(packet: str, sign: _Path | None) -> Verification:
 
 
 def _objections(found: Verification) -> Iterator[PublishReason]:
-    """Yield why a packet that exists is not the one that would be written."""
+    """Yield why an existing packet is not the one that would be written."""
     for each in found.findings:
         yield PublishReason(each.code, f"{each.detail}; to write a new packet, remove {found.packet}")
     if not found.findings and (found.policy != POLICY or not found.promotable):

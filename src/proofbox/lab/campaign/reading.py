@@ -90,7 +90,7 @@ def parse_campaign(text: str, path: Path, *, first: int | None = None) -> Campai
         base = path.parent.resolve()
         chosen = _chosen(document.missions, base, problems)
         if not problems.found:
-            check_attainable(document, len(chosen), problems)  # also of a canary: its gates are those of the campaign
+            check_attainable(document, len(chosen), problems)  # for a canary, too: it has the campaign's gates
         chosen = chosen[:first]
         _check_missions(document, chosen, base, problems)
         if not problems.found:
@@ -234,7 +234,7 @@ def _check_missions(document: CampaignDocument, chosen: list[_Chosen], base: Pat
     for number, flow in _flows(document) if exam else ():
         if flow.provider == "off" or any(each.mission.provider == "off" for each in chosen):
             problems.add(("flow", number), f"flow {flow.id!r}: an exam needs a sandbox", 'remove provider = "off"')
-        if flow.isolation == "shared":  # its box contains the directories of all attempts, also while they are verified
+        if flow.isolation == "shared":  # its box contains the directories of all attempts, even while they are verified
             what = f"flow {flow.id!r}: an exam needs a process per attempt"
             problems.add(("flow", number, "isolation"), what, 'remove isolation = "shared"')
 

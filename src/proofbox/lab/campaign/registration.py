@@ -196,7 +196,7 @@ def registered_digest(document: CampaignDocument, canary: int | None, runs: Sequ
 def settings_digest(tables: Mapping[str, Mapping[str, Any]], boxes: Settings, runner: Runner) -> str:
     """Return the digest of the user's settings that apply to a flow, without the values of secrets.
 
-    Settings that the campaign states itself are part of its file. `tables` are those of all runtimes.
+    Settings that the campaign states itself are part of its file. `tables` are the settings of all runtimes.
     """
     table = tables.get(runner.type, {})
     agent = {name: value for name, value in table.items() if name not in runner.settings}
@@ -241,7 +241,7 @@ def read_manifest(out: Path) -> CampaignManifest:
 
 
 def _check_names(manifest: CampaignManifest) -> None:
-    """Raise `ValueError` unless every member that names a file is a name, and the time of registration is one.
+    """Raise `ValueError` unless all names that become parts of paths, and the time of registration, are valid.
 
     A manifest may come from a stranger, and `gc` removes what it names.
     """

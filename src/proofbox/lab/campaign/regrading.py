@@ -138,7 +138,7 @@ def regrade_campaign(campaign: _Path, spec: _Path, *, out: _Path = "regraded", t
 def _require_same_design(new: Campaign, manifest: CampaignManifest) -> None:
     flows = tuple(run.flow for run in manifest.runs)
     if tuple(new.suites) != flows or new.missions != manifest.missions:
-        raise UsageError(f"{new.path} has other flows or missions than the campaign", op="campaign regrade")
+        raise UsageError(f"{new.path} has different flows or missions than the campaign", op="campaign regrade")
     refuse_expect((mission for suite in new.suites.values() for mission in suite.missions), "campaign regrade")
 
 

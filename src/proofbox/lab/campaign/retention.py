@@ -1,6 +1,6 @@
 """Removes an old campaign as a whole: its runs with their stores, its bundle and its manifest.
 
-A campaign that is pinned, published, running or not committed stays, as a run does. Its runs are never removed one by
+A campaign that is pinned, published, running or not committed is kept, as is a run. Its runs are never removed one by
 one: a campaign without one of its runs proves nothing.
 """
 

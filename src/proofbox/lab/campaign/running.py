@@ -80,7 +80,7 @@ def run_campaign(
     False and its `error` says why.
 
     `trust` consents to everything the campaign asks for beyond the user's settings. `engine`, `per_node`, `resources`,
-    `on_event` and `stop` are those of `run_suite`. After an exception or an interrupt, `resume_campaign` runs the
+    `on_event` and `stop` are as in `run_suite`. After an exception or an interrupt, `resume_campaign` runs the
     missing attempts.
     """
     chosen = chosen_engine(load(Path().resolve()).engine, engine, per_node, resources)
@@ -103,7 +103,7 @@ def run_canary(
         report = proofbox.run_canary("campaign.toml", missions=2)
         print(report.ok, report.error)
 
-    The other keywords are those of `run_campaign`.
+    The other keywords are as in `run_campaign`.
     """
     if missions < 1:
         raise UsageError("missions must be at least 1", op="campaign")
@@ -273,7 +273,7 @@ run_canary_async = in_thread(
 
         report = await proofbox.run_canary_async("campaign.toml", missions=2)
 
-    `on_event` and cancellation are those of `run_campaign_async`.
+    `on_event` and cancellation work as in `run_campaign_async`.
     """,
 )
 resume_campaign_async = in_thread(
@@ -285,7 +285,7 @@ resume_campaign_async = in_thread(
 
         report = await proofbox.resume_campaign_async("out")
 
-    `on_event` and cancellation are those of `run_campaign_async`.
+    `on_event` and cancellation work as in `run_campaign_async`.
     """,
 )
 load_campaign_async = in_thread(

@@ -42,7 +42,7 @@ _REASONS = {
     "completed": "The agent finished its turn.",
     "turn_failed": "The agent's turn failed.",
     "timed_out": "The agent timed out and was stopped.",
-    "stalled": "The agent showed no sign of life for longer than the watchdog allows, and was stopped.",
+    "stalled": "The agent produced no event for longer than the watchdog allows, and was stopped.",
     "interrupted": "It was interrupted.",
     "budget_exceeded": "The agent exceeded its budget and was stopped.",
     "reward_missing": "The agent finished its turn, but the verifier wrote no reward.",

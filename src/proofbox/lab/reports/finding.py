@@ -1,4 +1,4 @@
-"""Findings about a run's evidence. In a module of their own, so that `--help` does not import the validation code."""
+"""Findings about a run's evidence. In a separate module, so that `--help` does not import the validation code."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _differences(ones: dict[str, _Attempt], others: dict[str, _Attempt]) -> Iter
 
 
 def _scored_in(bundle: Bundle) -> dict[str, _Attempt]:
-    """Return the last attempt at each replicate of each mission, as far as it has a report."""
+    """Return the last attempt at each replicate of each mission, if it has a report."""
     found = [_scored(each) for each in attempts_in(bundle).values() if each.artifacts.keys() >= _HAVE]
     replaced = {each.named.parent for each in found}
     return {

@@ -51,8 +51,8 @@ def emit_promotion(
     promotable raises `PromotionRefused` and nothing is written. `accept` names reasons to waive, among those that the
     policy allows; the packet records them. `sign` is the path of a private key. An existing packet is never replaced.
 
-    The format `v0.2` is that of `runtime-tools.promotion_packet.v0.2`: pointers relative to `repository` (by default
-    the Git repository around the bundle) and a verdict by that contract, without digests or a signature.
+    The format `v0.2` follows the contract `runtime-tools.promotion_packet.v0.2`: pointers relative to `repository` (by
+    default the Git repository around the bundle) and a verdict by that contract, without digests or a signature.
     """
     if not isinstance(bundle, Bundle):
         require_directory(bundle, "promotion emit")

@@ -86,7 +86,7 @@ def report(path: _Path = "out", *, strict: bool = False) -> MetricsReport:
         for each in proofbox.report("out").reports:
             print(each["attempt_id"], each["verified"], each["tool_calls"], each["tokens"])
 
-    `path` is that of `validate`. With `strict`, the findings of strict validation are included.
+    `path` is as in `validate`. With `strict`, the findings of strict validation are included.
     """
     reports: dict[str, dict[str, Any] | BundleError] = {}
     examination = RunExamination(strict=True) if strict else None
@@ -130,7 +130,7 @@ def _load_run(path: _Path, command: str, read: Callable[[BundleCheck, str, Bundl
         with contextlib.suppress(ShapeError):
             branches = [Path(each.base) / each.path for each in pinned_bundles(bundle)]
         raise RunUnknown(
-            f"{bundle.path} is an exploration, not a run; its branches are attempts of their own",
+            f"{bundle.path} is an exploration, not a run; its branches are separate attempts",
             op="validate",
             fix_hints=[f"name a branch: {command} {quote(str(each))}" for each in branches[:3]]
             or ["see why no branch started in exploration.json"],

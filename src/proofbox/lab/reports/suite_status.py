@@ -1,4 +1,4 @@
-"""How far a run is: what `suite status` prints. It reads the ledger alone, so it is quick for runs of any size."""
+"""The progress of a run: what `suite status` prints. It reads only the ledger, so it is quick for runs of any size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunNode(msgspec.Struct, frozen=True):
 
 
 class SuiteStatus(Document, frozen=True, kw_only=True):
-    """How far a run is. `ok`: it is committed, or a process is conducting it. `error`: it was interrupted."""
+    """The progress of a run. `ok`: it is committed, or a process is conducting it. `error`: it was interrupted."""
 
     schema: str = "proofbox.suite_status/1"
     run_id: str
@@ -66,7 +66,7 @@ class SuiteStatus(Document, frozen=True, kw_only=True):
 
 
 def suite_status(run: str | os.PathLike[str] = "out") -> SuiteStatus:
-    """Return how far a run is: which attempts run, for how long and on which nodes. `load_run` returns its results.
+    """Return a run's progress: which attempts are running, for how long and where. `load_run` returns its results.
 
     For example:
 

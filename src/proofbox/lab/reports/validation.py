@@ -133,7 +133,9 @@ class RunExamination:
         return found
 
     def _placed(self, planned: Mapping[str, ScheduledAttempt]) -> Iterator[Found]:
-        """Check that each attempt is the one that the schedule states for its path, and retries one without result."""
+        """Check that each attempt is the one that the schedule states for its path, and retries one without a
+        result.
+        """
         for each in planned.values():
             read = self._of(each.path)
             if read is None:

@@ -170,7 +170,7 @@ class Conductor:
         clock: Clock | None = None,
         engine: str | None = None,
     ) -> None:
-        """`engine` names another engine than the plan's."""
+        """`engine` overrides the engine in the plan."""
         self._out = out
         self._run_id = run_id
         self._stop = stop or threading.Event()
@@ -265,7 +265,7 @@ class Conductor:
         raise RunMoved(f"{self._out} was moved: the files of {self._run_id} are not in {pinned}", op="suite")
 
     def _tidy_up(self) -> None:
-        """Clean up after the commit. Can be repeated."""
+        """Clean up after the commit. Idempotent."""
         if self._ledger.get_value("committed") != "yes":
             consent.remember_run(self._run_id, artifacts.index_sha256(self._out / self._run_id))
             self._ledger.set_value("committed", "yes")
@@ -341,7 +341,7 @@ class Conductor:
         count_health(strategy, health_of(bundle, ended, is_retry=attempt.parent is not None), clock=self._clock)
 
     def _close_altered(self) -> None:
-        """Fail the attempts that were mounted over a template which is no longer as given."""
+        """Fail the attempts that were mounted over a template that has changed since."""
         altered = altered_missions(self._out / WORK / self._run_id / TEMPLATES)
         for attempt in self._ledger.attempts():
             if attempt.mission not in altered or attempt.result is None or attempt.result.infra is not None:

@@ -29,7 +29,7 @@ count as failures. The pauses add up to most of an hour, more than the error of 
 
 
 def typed(error: Exception) -> ProofboxError:
-    """Return the first ProofboxError, also from inside exception groups; otherwise wrap the error in one."""
+    """Return the first ProofboxError, even from inside exception groups; otherwise wrap the error in one."""
     found = list(single_errors(error))
     for each in found:
         if isinstance(each, ProofboxError):

@@ -202,7 +202,7 @@ def run_context(
 def credential_of(plan: Plan) -> str | None:
     """Return what limits apply to: the endpoint and the name of the variable with its key; None without a model.
 
-    They are those of the strategy that was usable when the run was planned, or else of the first that has a model.
+    They belong to the strategy that was usable when the run was planned, or else to the first that has a model.
     """
     settings = plan.runtime_settings()
     registry = installed()

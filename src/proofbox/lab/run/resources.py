@@ -21,17 +21,17 @@ def reason(directory: Path, meminfo: Path = Path("/proc/meminfo")) -> str:
     found = os.statvfs(directory)
     least = min(MIN_DISK, int(found.f_blocks * found.f_frsize * MIN_SHARE))
     if found.f_bavail * found.f_frsize < least:
-        return f"less than {least >> 20} MiB of disk space are free at {directory}"
+        return f"less than {least >> 20} MiB of disk space is free at {directory}"
     available = _available_memory(meminfo)
     if available is not None and available < MIN_MEMORY:
-        return f"less than {MIN_MEMORY >> 20} MiB of memory are free"
+        return f"less than {MIN_MEMORY >> 20} MiB of memory is free"
     return ""
 
 
 def size_of(directory: Path, enough: int) -> int:
     """Return the bytes on disk below a directory, without following links; stop counting above `enough`.
 
-    Other processes may change the directory meanwhile: entries that have disappeared are skipped, all others counted.
+    Other processes may change the directory during the count: entries that have disappeared are skipped.
     """
     with _Walk(directory) as walk:
         while walk.size <= enough and walk.advance():
@@ -89,7 +89,7 @@ class _Walk:
 
     def _ascend(self) -> None:
         if self._line and not self._open("..", self._line[-1].itself):
-            # The parent was moved or became unreadable: descend again from the top, as far as the path is unchanged.
+            # The parent was moved or became unreadable: descend again from the top, while the path is unchanged.
             line, self._line = self._line, []
             for level in line:
                 if not self._open(level.name, level.itself):

@@ -2,8 +2,8 @@
 
 A run that is pinned, promoted, uncommitted or the latest stays unless it is named explicitly. Nothing that a living
 process may be using is touched. The files of a run are in stores outside its directory. They are removed with it, as
-the registry of this machine assigns them, unless a workspace elsewhere uses the store too. The run itself is not asked:
-a received one may name the stores of another.
+the registry of this machine assigns them, unless a workspace elsewhere uses the store too. The run's own documents are
+not consulted: a received run may name the stores of another.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def resume_suite(
 
     `run` is the run's directory, or an output directory, for its last run. The consent given when the run was planned
     still applies; `trust` accepts a plan that was made elsewhere, or changed since, which otherwise raises
-    `PlanUntrusted`. `engine` replaces the one that the run was planned with. `on_event` and `stop` are those of
+    `PlanUntrusted`. `engine` replaces the one that the run was planned with. `on_event` and `stop` are as in
     `run_suite`.
     """
     return conduct_run(*find_run(Path(run)), on_event, stop, trust=trust, engine=engine)
@@ -426,7 +426,7 @@ resume_suite_async = in_thread(
 
         run = await proofbox.resume_suite_async("out")
 
-    `on_event` and cancellation are those of `run_suite_async`.
+    `on_event` and cancellation work as in `run_suite_async`.
     """,
 )
 load_run_async = in_thread(

@@ -137,7 +137,7 @@ class Templates:
                 self._current.pop(mission, None)
                 given = self._place / mission / GIVEN
                 template = self._place / mission / f"{self._owner}.{self._made[mission]}"
-                self._made[mission] += 1  # also after a failure, so that the next template gets a new path
+                self._made[mission] += 1  # even after a failure, so that the next template gets a new path
                 snapshot = make_template(given, template, to_mount=overlay)
                 if overlay:
                     with Workspace.open(template, track=False, clock=self._clock) as workspace:

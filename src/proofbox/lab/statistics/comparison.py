@@ -63,8 +63,8 @@ class Comparison(msgspec.Struct, frozen=True):
     interval: str
     """The kind of the 95 % interval."""
     verdict: ComparisonVerdict
-    """`better` or `worse`: the first flow than the second. `equivalent`: they differ by less than the margin.
-    `underpowered`: neither could be shown."""
+    """`better` or `worse`: how the first flow compares with the second. `equivalent`: they differ by less than the
+    margin. `underpowered`: neither could be shown."""
     reason: str
     missions_needed: int | None = None
     """Missions that would suffice for a verdict; null unless underpowered."""
@@ -73,9 +73,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def missions_for_verdict(verdict: ComparisonVerdict, replicates: int, margin: float, alpha: float) -> int:
-    """Return the fewest missions with which a comparison can have this verdict, whatever the results are.
+    """Return the fewest missions with which a comparison can have this verdict at all.
 
-    `alpha` is that of one comparison: divided by their number, because Holm's correction multiplies the smallest of all
+    `alpha` is for one comparison: divided by their number, because Holm's correction multiplies the smallest of all
     p-values by it, and corrects no other p-value to a smaller one.
     """
     if verdict is ComparisonVerdict.UNDERPOWERED:

@@ -19,7 +19,7 @@ def normal_quantile(p: float) -> float:
     """Return the standard normal quantile.
 
     M. J. Wichura, "Algorithm AS 241: the percentage points of the normal distribution", Applied Statistics 37 (1988),
-    in the standard library.
+    as implemented in the standard library.
     """
     return _NORMAL.inv_cdf(p)
 

@@ -75,7 +75,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
     """
     for p in p_values:
-        if not 0 <= p <= 1:  # also if it is not a number
+        if not 0 <= p <= 1:  # true for NaN as well
             raise ValueError(f"a p-value must be between 0 and 1, not {p}")
     corrected = [0.0] * len(p_values)
     largest = 0.0

@@ -37,8 +37,8 @@ class MeanComparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_means(pairs: Sequence[tuple[MissionMeans, MissionMeans]], *, seed: int = 0) -> list[MeanComparison | None]:
     """Compare the means of each pair, with Holm's correction over all of them; None without a shared mission.
 
-    Missions are compared with themselves, so that hard missions do not hide a difference. The p-value is that of
-    `sign_flip`, the interval that of `t_interval` and the correction that of `holm`, with their references.
+    Missions are compared with themselves, so that hard missions do not hide a difference. The p-value comes from
+    `sign_flip`, the interval from `t_interval` and the correction from `holm`; see their references.
     """
     shared = [[(a[mission], b[mission]) for mission in a if mission in b] for a, b in pairs]
     differences = [[x - y for x, y in values] for values in shared]

@@ -88,9 +88,9 @@ def effective_size(counts: Counts, level: float = 0.95) -> tuple[float, float]:
 
     `counts` are the clusters: successes and trials, at least one. The sample size is divided by the design effect, the
     variance between clusters (the ratio estimator) over that of independent trials. It is then multiplied by the
-    squared ratio of Student's quantiles for all trials and for the clusters, because the design effect is only known
-    as well as so many clusters tell. The design effect is at least 1, and the result at least one effective trial per
-    cluster, the value for trials that are all alike. That is also assumed if all trials succeeded or all failed,
+    squared ratio of Student's quantiles for all trials and for the clusters, because the design effect is only an
+    estimate from this number of clusters. The design effect is at least 1, and the result at least one effective trial
+    per cluster, the value for trials that are all alike. That is also assumed if all trials succeeded or all failed,
     because then the data cannot show how alike they are.
     E. L. Korn and B. I. Graubard, "Confidence intervals for proportions with small expected number of positive counts
     estimated from survey data", Survey Methodology 24 (1998), section 2.

@@ -157,7 +157,7 @@ def _check_capabilities(
 
 
 def capabilities_of(mission: Mission, files: SuiteFiles) -> Capabilities | None:
-    """Read the capabilities of a mission; None for a mission without, or with a file outside the suite's directory.
+    """Read the capabilities of a mission; None if it has no capabilities, or a file outside the suite's directory.
 
     Raises `Unreadable` or `CapabilitiesInvalid`.
     """

@@ -26,7 +26,7 @@ def open_suite(
     `missions` (patterns for ids) and `tags` select missions: the suite then consists of these alone, written as JSON.
     """
     if host_root and build:
-        raise UsageError("--build and --host-root exclude each other: no image is used on the host's root", op="suite")
+        raise UsageError("--build and --host-root cannot be combined: with --host-root, no image is used", op="suite")
     if not spec.is_dir():
         if host_root or build:
             flag = "--host-root" if host_root else "--build"

@@ -130,7 +130,7 @@ def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: P
 
 
 def _check_strategies(chain: tuple[str, ...], problems: Problems, at: Path) -> None:
-    """Check a chain. It may name strategies that only another machine has, if one of it is available here."""
+    """Check a chain. It may name strategies that only another machine has, if one of the chain is available here."""
     known = installed()
     before = len(problems.found)
     for number, word in enumerate(chain):

@@ -31,7 +31,7 @@ def select_missions(suite: Suite, name: str, globs: Sequence[str], tags: Sequenc
 def selected(
     missions: Sequence[tuple[str, Sequence[str]]], name: str, globs: Sequence[str], tags: Sequence[str]
 ) -> list[int]:
-    """Return the positions of the selected missions, each given by its id and tags; `name` is that of the suite."""
+    """Return the positions of the selected missions, each given by its id and tags; `name` is the suite's name."""
     ids = [id for id, _ in missions]
     known = sorted({tag for _, own in missions for tag in own})
     for glob in globs:
@@ -48,5 +48,5 @@ def selected(
         if (not globs or any(fnmatchcase(id, glob) for glob in globs)) and (not tags or set(tags) & set(own))
     ]
     if not kept:
-        raise UsageError(f"{name} has no mission with both such an id and such a tag", op="suite")
+        raise UsageError(f"{name} has no mission that matches both the ids and the tags", op="suite")
     return kept

@@ -48,15 +48,15 @@ class VerifyCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_code: int = 0
     """The expected exit code."""
     stdout: str | None = None
-    """A regular expression that a line of the output must match (RE2 syntax as far as Python's `re` supports it)."""
+    """A regular expression that a line of the output must match (RE2 syntax that Python's `re` also supports)."""
 
 
 class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Commands that decide the result after the agent has ended, in a fresh box on its final files.
 
     `files` is a directory copied over them, which the agent never saw; it may overwrite anything. `take` limits which
-    of the agent's changes are kept (the rest is as it was given). `protect` are paths that programs load
-    automatically: what the agent created or changed there is restored before anything runs, and reported.
+    of the agent's changes are kept (all other files have their original content). `protect` are paths that programs
+    load automatically: what the agent created or changed there is restored before anything runs, and reported.
     """
 
     commands: tuple[str | tuple[str, ...] | VerifyCommand, ...] = ()
@@ -221,7 +221,7 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     setup: tuple[str | tuple[str, ...], ...] = ()
     """Commands run in the box before the agent starts."""
     cleanup: tuple[str | tuple[str, ...], ...] = ()
-    """Commands run in a new box on the same files after the result is decided, also after a failure: for example, to
+    """Commands run in a new box on the same files after the result is decided, even after a failure: for example, to
     release what `setup` reserved elsewhere. They run up to the first that fails, and never change the result."""
     hook_timeout: Seconds = 600.0
     """Seconds for all commands of `setup`, and for all commands of `cleanup`."""
@@ -232,7 +232,7 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     command may run silently for as long as it takes, so choose more than the longest of them needs."""
     budget: Budget = Budget()
     tools: ToolPolicy = ToolPolicy()
-    """Which of the agent's calls may be made, as far as they go through proofbox."""
+    """Which calls the agent may make, of those that go through proofbox."""
     capabilities: str | None = None
     """A preset's name, or a capabilities file: compiled into the agent's box, and checked for tools run by proofbox."""
     provider: str | None = None

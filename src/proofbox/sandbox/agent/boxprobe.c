@@ -540,7 +540,7 @@ static long resource_descriptors(char **args) {
     return made;
 }
 
-/* System calls with arguments that have no effect where they are allowed: the error tells whether the kernel looked at them. */
+/* System calls with arguments that have no effect where they are allowed: the error says whether the kernel looked at them. */
 
 static const struct { const char *name; long number, args[5]; } CALLS[] = {
     {"add_key", SYS_add_key, {0, 0, 0, 0, 0}},

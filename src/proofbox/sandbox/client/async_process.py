@@ -70,7 +70,7 @@ class AsyncProcess:
                 await self._post(Send.STDIN, piece)
 
     async def close_stdin(self) -> None:
-        """Close its stdin. Can be repeated."""
+        """Close its stdin. Idempotent."""
         async with self._sending:
             await self._post(Send.STDIN_EOF)
 

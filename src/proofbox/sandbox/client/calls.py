@@ -80,7 +80,7 @@ class CollectedOutput:
 
 
 class ActiveCall:
-    """The state of one command. It changes only through `feed`; `finished` tells whether there is a result."""
+    """The state of one command. It changes only through `feed`; `finished` says whether there is a result."""
 
     def __init__(self, id: int, request: CommandRequest) -> None:
         self.id = id

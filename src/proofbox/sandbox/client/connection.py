@@ -216,7 +216,7 @@ class Connection:
             data = wire.frame(Send.STDIN, call.id, stdin) if stdin else b""
             self._send(data + wire.frame(Send.STDIN_EOF, call.id))
             return
-        # The source may block, or exceed the window: use a thread, so that output can be read meanwhile.
+        # The source may block, or exceed the window: use a thread, so that output can be read in the meantime.
         threading.Thread(target=self._send_stdin, args=(call, stdin), name="proofbox-stdin", daemon=True).start()
 
     def _send_stdin(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:

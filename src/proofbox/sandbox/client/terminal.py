@@ -45,7 +45,7 @@ def pass_on(output: Output) -> None:
 def raw_terminal() -> Iterator[None]:
     """Pass every key on, including Ctrl-C, which the pty in the box turns into a signal.
 
-    The terminal is restored at the end, also after SIGTERM or SIGHUP.
+    The terminal is restored at the end, even after SIGTERM or SIGHUP.
     """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)

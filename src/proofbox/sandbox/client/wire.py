@@ -215,7 +215,7 @@ class FrameDecoder:
 def parse_hello(payload: bytes) -> Hello:
     magic, version, features, pid, landlock_abi = _unpack(_HELLO, payload)
     if magic != MAGIC or version != PROTOCOL:
-        raise ProtocolError(f"the box agent uses protocol {version}, but this client {PROTOCOL}", op="protocol")
+        raise ProtocolError(f"the box agent uses protocol {version}, but this client uses {PROTOCOL}", op="protocol")
     return Hello(version, Feature(features), pid, landlock_abi)
 
 

@@ -29,7 +29,7 @@ from proofbox.sandbox.options import ExecOptions, PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 
 E = TypeVar("E", bound=ProofboxError)
-COMMAND_TIMEOUT = 30.0  # long enough that a busy machine does not fail a check
+COMMAND_TIMEOUT = 30.0  # long enough that a busy machine does not make a check fail
 _DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
@@ -59,7 +59,7 @@ class CheckContext:
     # Boxes
 
     def over(self, project: Path) -> Sandboxes:
-        """Return a service for another project than the check's own."""
+        """Return a service for a project other than the check's own."""
         return self._exit.enter_context(Sandboxes(project, settings=self._settings))
 
     def session(self, boxes: Sandboxes | None = None, **policy: Unpack[PolicyOptions]) -> Session:

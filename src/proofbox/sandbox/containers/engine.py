@@ -33,7 +33,7 @@ class ContainerEngine:
         self._url = urllib.parse.urlsplit(address)
         if self._url.scheme not in ("unix", "tcp", "http", "https"):
             raise ProviderUnavailable(
-                f"DOCKER_HOST={address!r}: unsupported scheme; supported are unix://, tcp://, http:// and https://",
+                f"DOCKER_HOST={address!r}: unsupported scheme; use unix://, tcp://, http:// or https://",
                 op="probe",
                 fix_hints=["forward a remote engine's socket: ssh -L /tmp/docker.sock:/var/run/docker.sock HOST"],
             )
@@ -52,7 +52,7 @@ class ContainerEngine:
         for path in _usual_sockets(env):
             if os.access(path, os.W_OK):
                 return cls(f"unix://{path}")
-        raise ProviderUnavailable("no engine socket found that you can access", op="probe", fix_hints=_FIX)
+        raise ProviderUnavailable("found no engine socket that you can access", op="probe", fix_hints=_FIX)
 
     def call(
         self,

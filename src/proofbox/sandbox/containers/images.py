@@ -85,7 +85,7 @@ def pull_reference(image: Image) -> bool:
 
 
 def engine_has(image: Image) -> bool:
-    """Return whether the engine has an image of an OCI reference. Without an engine, it has not."""
+    """Return whether the engine has the image of an OCI reference; False without an engine."""
     try:
         return _has(ContainerEngine.find(), image.engine_reference)
     except SandboxError:

@@ -1,7 +1,7 @@
 """The network access of a box that outlives its client: the proxy in a separate process that ends with the box.
 
 The process holds an idle connection to the session's agent (the agent does not count it as use). When the connection
-breaks, the box has ended. If the process is killed first, the box has no network any more. Decisions are written to
+breaks, the box has ended. If the process is killed first, the box loses its network. Decisions are written to
 `network.jsonl` in the session's directory, since no client is there to receive them.
 
 The process runs this module (`core.interpreter`). It reads its configuration from stdin and prints the box's settings
@@ -79,7 +79,7 @@ class DetachedProxy:
         reap_later(self._process)
 
     def close(self) -> None:
-        """End the process, unless it was released. Can be repeated."""
+        """End the process, unless it was released. Idempotent."""
         if self._process.returncode is None:
             self._process.terminate()
             self._process.communicate()

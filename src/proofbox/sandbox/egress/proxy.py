@@ -35,7 +35,7 @@ CLOSE_SECONDS = 5.0
 PAUSE = 0.05
 PROXY_SOCKET = "proxy"
 _TEMPORARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPERM})
-"""Errors of accept that pass: try again."""
+"""Temporary errors of accept: try again."""
 
 
 _HOP_BY_HOP = re.compile(r"host|connection|proxy-.*|keep-alive|te|upgrade")

@@ -31,6 +31,6 @@ def program(name: str) -> Path:
 
 
 def version_of(path: Path) -> str:
-    """Return a text that changes when the program at a path is replaced, for a provider's identity."""
+    """Return a string that changes when the program at a path is replaced, for a provider's identity."""
     found = path.stat()
     return f"{path}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"

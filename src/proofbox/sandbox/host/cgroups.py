@@ -102,7 +102,7 @@ class Group:
         _make_in_home(directory)
         self._made[directory] = None
         if parent == self._tree.unified and self._tree.unified_controllers:
-            _enable(parent.parent, parent)  # it may have been recreated meanwhile
+            _enable(parent.parent, parent)  # it may have been recreated in the meantime
         return directory
 
     def _limit(self, policy: Policy) -> None:
@@ -251,12 +251,12 @@ def _make_in_home(directory: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             return directory.mkdir()
         _home(directory.parent.parent)
-    raise StartFailed(f"{directory.parent} is removed again and again by other processes", op="start")
+    raise StartFailed(f"{directory.parent} was removed repeatedly by other processes", op="start")
 
 
 @contextlib.contextmanager
 def _pinned_home(mount: Path) -> Iterator[Path]:
-    """Hold the common directory with a group in it, so that no other process removes it meanwhile."""
+    """Hold the common directory with a group in it, so that no other process removes it in the meantime."""
     pin = mount / "proofbox" / f"pin-{os.urandom(4).hex()}.{os.getpid()}"
     _make_in_home(pin)
     try:
@@ -296,7 +296,7 @@ def _write(path: Path, value: object) -> None:
 
 
 def group_of(home: Path | None, label: str) -> Path | None:
-    """Return a box's group in a common directory, also if another process created it; None if it does not exist."""
+    """Return a box's group in a common directory, even if another process created it; None if it does not exist."""
     names: list[str] = []
     if home is not None:
         with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ def frozen(session_id: str, *, timeout: float = FREEZE_TIMEOUT) -> Iterator[None
         _wait_for(group, "frozen 1", timeout, session_id)
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):  # the box ended meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the box ended in the meantime
             (group / "cgroup.freeze").write_text("0")
 
 

@@ -32,7 +32,7 @@ from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, DEFAULT, KERNE
 from proofbox.sandbox.paths import resolve_project
 
 OnLine = Callable[[str], None]
-"""Called with a line that tells what the build does."""
+"""Called with a line that says what the build does."""
 
 PUBLIC_MIRROR = "http://deb.debian.org/debian"
 BUILD_SECONDS = 3600.0
@@ -62,7 +62,7 @@ def build_image(
     `mirror` is the address of a Debian mirror; by default, the one that this machine's apt uses.
     With `update`, a lock with another digest is replaced; otherwise it is an error. With `project_root=None`, no
     project is locked. The names `minimal`, `python`, `node` and `build` stand for the images of the default release,
-    Debian 12. The name `kernel` stands for the kernel of virtual machines, which no project is locked to.
+    Debian 12. The name `kernel` stands for the kernel for virtual machines, which no project is locked to.
     """
     project = None if project_root is None else resolve_project(project_root)
     distrust(() if project is None else [project])
@@ -148,7 +148,7 @@ def _mirrors(recipe: Recipe, given: str | None) -> Mirrors:
 
 
 def _apt_sources() -> dict[str, str]:
-    """Return the mirror of each suite in apt's sources, in whatever format they are written.
+    """Return the mirror of each suite in apt's sources, in any format.
 
     apt knows the code name of a suite such as `stable` only after an update; its sources name the others.
     """

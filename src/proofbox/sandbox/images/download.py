@@ -161,7 +161,7 @@ class _Fetch:
             place = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if place is None or int(place[1]) != have:
                 self.restart()
-                raise _Cut("the server sent another range than the requested one")
+                raise _Cut("the server sent a different range than the requested one")
             return None if place[2] == "*" else int(place[2])
         self.restart()
         version = answer.headers.get("ETag", "")

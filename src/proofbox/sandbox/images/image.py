@@ -51,7 +51,7 @@ class Image(msgspec.Struct, frozen=True):
 
     @property
     def archive(self) -> Path:
-        """The path of its archive, also before it exists."""
+        """The path of its archive, even before it exists."""
         return images_dir() / f"{self.sha256}.rootfs"
 
 

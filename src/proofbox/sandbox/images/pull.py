@@ -128,7 +128,7 @@ def named_image(name: str, project: Path) -> Image | None:
     if found is None:
         return None
     if found.name == KERNEL:
-        raise ImageUnknown(f"{KERNEL!r} is the kernel of virtual machines, not a root file system", op="start")
+        raise ImageUnknown(f"{KERNEL!r} is the kernel for virtual machines, not a root file system", op="start")
     if not found.sha256:
         verified(found)
     check_lock(project, found)

@@ -32,7 +32,7 @@ def received_dir() -> Path:
 
 
 def image_by_digest(reference: str) -> Image | None:
-    """Return the image with the digest of a reference, whatever its name here; None if its archive is not here."""
+    """Return the image with the digest of a reference, regardless of its name here; None if its archive is not here."""
     found = _REFERENCE.fullmatch(reference)
     if found is None:
         return None

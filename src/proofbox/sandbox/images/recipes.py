@@ -14,7 +14,7 @@ from proofbox.sandbox.images.image import Image, architecture
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """The packages of an image, beside the distribution's essential ones."""
+    """The packages of an image, in addition to the distribution's essential ones."""
 
     name: str
     suite: str
@@ -25,7 +25,7 @@ class Recipe(msgspec.Struct, frozen=True):
 _COMMON = ("ca-certificates", "git")
 DEFAULT: Final = "debian-12"
 KERNEL: Final = "kernel"
-"""The kernel of virtual machines, which is built and kept like an image but is not a root."""
+"""The kernel for virtual machines, which is built and kept like an image but is not a root."""
 RECIPES: Final = {
     recipe.name: recipe
     for recipe in (

@@ -1,5 +1,5 @@
 """Which files of the image directory can be deleted: archives and unpacked files that no name stands for, and files of
-virtual machines, which are made again when they are needed."""
+virtual machines, which are recreated when they are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAKING = "signing-"
 MACHINE_FILES = {
     ".acceleration": "how virtual machines run here",
     ".initramfs": "the first programs of virtual machines",
-    ".template": "a template of virtual machines",
+    ".template": "a template for virtual machines",
 }
 
 
@@ -47,7 +47,7 @@ def image_files(now: float) -> Iterator[ImageFile]:
                 path, False, "the kernel" if KERNEL in names[digest] else f"the image {_listed(names[digest])}"
             )
         elif what is not None:  # a running machine does not need them any more
-            yield ImageFile(path, not young, what if young else f"{what}, not used for an hour; made again when needed")
+            yield ImageFile(path, not young, what if young else f"{what}, not used for an hour; recreated when needed")
         elif young:
             yield ImageFile(path, False, "new")
         elif _mounted(path):

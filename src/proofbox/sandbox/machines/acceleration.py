@@ -45,7 +45,7 @@ def current_acceleration() -> Acceleration:
 
 
 def describe_acceleration() -> str:
-    """Return a line for results, which tells why commands are slow."""
+    """Return a line for results that explains why commands are slow."""
     found = current_acceleration()
     return f"acceleration: {found}" + (" (emulated, which is slow: KVM does not work here)" if found == "tcg" else "")
 

@@ -133,7 +133,7 @@ def run(machine: AppleMachine, stream: socket.socket) -> None:
             check_directories(machine.files)
             checked = True
         if virtual.state() in (_STOPPED, _ERROR):
-            serving.join(_LOOK_SECONDS)  # its last words may be in the port
+            serving.join(_LOOK_SECONDS)  # its last output may still be in the port
             if not serving.is_alive():
                 break
             raise MachineFailed("the machine ended unexpectedly")

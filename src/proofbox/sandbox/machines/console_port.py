@@ -49,7 +49,7 @@ class ConsolePort:
     """Connects a client's stream with the box agent in the guest, and the guest with sockets of the host.
 
     `reading` and `writing` are the descriptors of the port; `targets` are the unix sockets that the guest may connect
-    to; `options` are those of the guest's init.
+    to; `options` are the options of the guest's init.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ConsolePort:
             self._open(number, _NUMBER.unpack(payload)[0])
         elif kind in (DATA, END, CLOSE, CREDIT) and self._ready:
             channel = self._channels.get(number)
-            if channel is not None and not channel.broken:  # it may have been closed here meanwhile
+            if channel is not None and not channel.broken:  # it may have been closed here in the meantime
                 self._take_for(channel, kind, payload)
         elif kind == BYE:
             self._finished = True
@@ -181,7 +181,7 @@ class ConsolePort:
         self._channels[number] = _Channel(number, connection)
 
     def _move(self, channel: _Channel) -> None:
-        """Move bytes between a channel and its stream, as far as both can take them."""
+        """Move as many bytes between a channel and its stream as both can take."""
         try:
             self._write_received(channel)
             while not channel.broken and not channel.sent_end and channel.credit and len(self._out) < MAX_PAYLOAD:

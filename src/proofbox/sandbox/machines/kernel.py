@@ -1,4 +1,4 @@
-"""The kernel of virtual machines: taken from the distribution's signed package, once, and kept like an image.
+"""The kernel for virtual machines: taken from the distribution's signed package, once, and kept like an image.
 
 It is recorded as the image `kernel`, pinned by the digest of its archive: the uncompressed kernel (`vmlinux`), so that
 a machine does not have to unpack it at every start, and the modules that a guest needs (`modules/`). A Mac imports the
@@ -45,7 +45,7 @@ def find_kernel() -> Path:
     image = recorded_kernel()
     if image is None or not image.archive.exists():
         raise ProviderUnavailable(
-            "the kernel of virtual machines has not been prepared on this machine",
+            "the kernel for virtual machines has not been prepared on this machine",
             op="probe",
             fix_hints=["proofbox images build kernel"]
             if os.uname().sysname == "Linux"
@@ -55,7 +55,7 @@ def find_kernel() -> Path:
     return _found[0]
 
 
-_found: list[Path] = []  # by this process; the cache may be redirected meanwhile, as conformance checks do
+_found: list[Path] = []  # by this process; the cache may be redirected in the meantime, as conformance checks do
 
 
 def prepare_kernel(on_line: Callable[[str], None]) -> None:
@@ -65,7 +65,7 @@ def prepare_kernel(on_line: Callable[[str], None]) -> None:
     if not any(known.is_dir() for known in _found) and (
         (image := recorded_kernel()) is None or not image.archive.exists()
     ):
-        on_line("preparing the kernel of virtual machines, once")
+        on_line("preparing the kernel for virtual machines, once")
         build_kernel(on_line)
 
 
@@ -114,7 +114,7 @@ def build_kernel(on_line: Callable[[str], None] | None = None) -> Image:
             architecture(),
             source="build",
             origin=name,
-            description="the kernel of virtual machines",
+            description="the kernel for virtual machines",
         )
     return record.image()
 
@@ -130,12 +130,12 @@ def check_kernel(archive: Path) -> None:
         return
     what = f"it has no {missing[0]}" if missing else f"its vmlinux is not a kernel for {architecture()}"
     raise ImageCorrupt(
-        f"this is not a kernel of virtual machines: {what}",
+        f"this is not a kernel for virtual machines: {what}",
         op="images import",
         fix_hints=[
             "build it from Debian's package: proofbox images build kernel",
             "or import the archive that such a build has made: see docs/virtual-machines.md",
-            "an image has another name",
+            "to import an image, choose another name",
         ],
     )
 

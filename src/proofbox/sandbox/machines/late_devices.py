@@ -27,7 +27,8 @@ _TRANSPORTS = {SYSTEM: 20, FILES: 21, "net": 22}
 PORT_BUS = "virtio-mmio-bus.23"
 _BASE, _SIZE, _FIRST_INTERRUPT = 0xFEB00000, 512, 24  # of the transports; see docs/specs/microvm in QEMU's sources
 # A bus accepts devices at run time if it has a handler for them, which can be any object that handles such requests. A
-# SCSI bus does, for devices of any kind. Its controller has no disk, at a place that the guest's kernel is not told.
+# SCSI bus does, for devices of any kind. Its controller has no disk, and is at an address that the guest's kernel does
+# not know.
 _HANDLER = "handler"
 
 

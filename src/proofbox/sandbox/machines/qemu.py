@@ -16,9 +16,9 @@ from proofbox.sandbox.images.image import architecture
 Acceleration = Literal["kvm", "tcg"]
 
 DEFAULT_MEMORY_MB = 1024
-"""Of a machine without a memory limit. The host provides it only as far as the guest uses it."""
+"""Of a machine without a memory limit. The host provides only the part that the guest uses."""
 GUEST_MEMORY_MB = 128
-"""What the guest's kernel needs beside the memory limit of the commands."""
+"""What the guest's kernel needs in addition to the memory limit of the commands."""
 SYSTEM, FILES = "system", "files"
 _CACHE_SECONDS = 86400
 _MOST_FILES = 1_000_000

@@ -5,7 +5,7 @@ box. It depends on the kernel and its options, the initramfs, QEMU and the optio
 from it gets random bytes and the time with its configuration, like one that has booted.
 
 It is kept with the images, in a directory with the files `memory` (zero pages are holes), `state` and `sha256`. A
-template that does not have these digests is made again.
+template that does not have these digests is recreated.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _make(
         booted = making / "booted"
         with booted.open("wb") as file:
             file.truncate(memory_mb << 20)
-        booted.chmod(0o666)  # QEMU may have another user; the directory above is ours alone
+        booted.chmod(0o666)  # QEMU may run as another user; other users can't enter the parent directory
         with (making / STATE).open("wb") as state:
             machine = machine_options(acceleration, memory_mb, processors, WRITABLE_MEMORY)
             files = {KERNEL: kernel / "vmlinux", INITRAMFS: initramfs, WRITABLE_MEMORY: booted}
@@ -137,7 +137,7 @@ def _make(
         booted.unlink()
         (making / DIGESTS).write_text(_digests(making))
         for name in (MEMORY, STATE, DIGESTS):
-            (making / name).chmod(0o444)  # the programs of a machine may have another user
+            (making / name).chmod(0o444)  # the programs of a machine may run as another user
         making.rename(place)
     finally:
         if making.exists():
@@ -166,7 +166,7 @@ def _boot_and_save(command: list[str], files: Mapping[str, Path], acceleration: 
             stderr.seek(0)
             said = stderr.read().decode("utf-8", "replace").strip().splitlines()
             raise StartFailed(
-                "the template of virtual machines can't be made: "
+                "the template for virtual machines can't be created: "
                 + printable(": ".join([str(error), *said[-1:]]))[:500],
                 op="start",
                 fix_hints=["start machines without a template: vm_template = false in config.toml"],

@@ -165,7 +165,7 @@ def driver_digest() -> str:
 
 @contextlib.contextmanager
 def new_decoys() -> Iterator[Decoys]:
-    """Create decoys in a directory of their own. Their variable is set in this process: a box must not receive it."""
+    """Create decoys in a separate directory. Their variable is set in this process: a box must not receive it."""
     with Decoys(decoy_directory() / f"{PREFIX}{secrets.token_hex(8)}", program("boxprobe")) as decoys:
         os.environ[ENVIRONMENT_VARIABLE] = decoys.secret
         try:

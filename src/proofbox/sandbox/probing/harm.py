@@ -1,6 +1,6 @@
 """What a probe may act on, so that no plan harms the host.
 
-The rules apply in the sandbox too, because a measured sandbox may be no sandbox at all.
+The rules apply in the sandbox too, because a measured sandbox may not isolate anything.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class BoxedDriver:
 
 
 def observe(probes: Sequence[Probe], decoys: Decoys, run: Run, profile: str) -> LaneResult:
-    """Run the driver with all probes. If it is lost on the way, go on after the probe that it was lost at."""
+    """Run the driver with all probes. If it is lost on the way, continue after the probe at which it was lost."""
     arguments = {probe.id: decoys.arguments(probe) for probe in probes}
     answers: dict[str, Answer] = {}
     lost: dict[str, str] = {}
@@ -129,7 +129,7 @@ def _without_content(probe: Probe, answer: Answer | None, decoys: Decoys) -> Ans
 
 
 def parse_answers(output: bytes, asked: set[str]) -> dict[str, Answer]:
-    """Return the answers in a driver's output. A line that is no answer to a request, or a second one, is ignored."""
+    """Return the answers in a driver's output. Lines that answer no request, or answer one again, are ignored."""
     found: dict[str, Answer] = {}
     for line in output.splitlines():
         try:

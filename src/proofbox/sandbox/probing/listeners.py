@@ -43,7 +43,7 @@ class Listeners:
         return int(self._datagrams.getsockname()[1])
 
     def received(self, mark: str) -> bool:
-        """Return whether a text has arrived. Everything that was sent before this call is read first."""
+        """Return whether a string has arrived. Everything that was sent before this call is read first."""
         with self._reading:
             self._read_all()
             return mark.encode() in self._received

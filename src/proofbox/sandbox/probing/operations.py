@@ -131,7 +131,7 @@ class ProbeDecision(msgspec.Struct, frozen=True):
 
     decision: Decision
     evidence: str
-    """`host_fact` (seen from outside), `constrained_observation` (an answer of our own driver), or `self_report`."""
+    """`host_fact` (seen from outside), `constrained_observation` (an answer from our own driver), or `self_report`."""
     detail: str
 
 

@@ -68,7 +68,7 @@ def start_guest(spec: CheckedSpec, isolation: Isolation, user: tuple[int, int]) 
 
 
 def _refuse_unsupported(spec: CheckedSpec) -> None:
-    """Raise PolicyRefused for what the policy's parts have no name for."""
+    """Raise PolicyRefused for options that `enforcement` does not cover."""
     if spec.policy.network == "full":
         raise PolicyRefused(
             "apple-vm can't enforce network full (its machines have no network device)",

@@ -120,7 +120,7 @@ class Bubblewrap:
 
 
 class IdShift(msgspec.Struct, frozen=True):
-    """A directory with another owner than the commands' ids. An idmapped mount makes it theirs in the box."""
+    """A directory that the commands' ids do not own. An idmapped mount makes it theirs in the box."""
 
     path: Path
     uid: int
@@ -279,7 +279,7 @@ def _refuse_missing_places(policy: Policy) -> None:
 
 
 def staging(spec: CheckedSpec) -> dict[str, str]:
-    """Return where boxlaunch pins each source that another box could replace meanwhile."""
+    """Return where boxlaunch pins each source that another box could replace in the meantime."""
     return {str(each.source): f"{_stage()}/{count}" for count, each in enumerate(spec.placed) if each.loose}
 
 

@@ -45,7 +45,7 @@ class PreparedHomes:
         return msgspec.structs.replace(spec, home=self._making)
 
     def keep(self, key: str, box: Box) -> None:
-        box.destroy()  # the script's processes must not write any more
+        box.destroy()  # the script's processes must no longer write
         if self._making is not None:
             self._making.rename(_home(key))
 

@@ -6,8 +6,8 @@ the requested access. In the guest, init (`boxvm`) builds the root from them and
 ports of an allowlist and doors are channels of one console port; there is no network device unless the policy asks for
 the host's network.
 
-QEMU and virtiofsd run in that bubblewrap sandbox, without capabilities over the host, as users of their own if root
-starts them: a guest that takes over QEMU is in a `bubblewrap` box with the same files.
+QEMU and virtiofsd run in that bubblewrap sandbox, without capabilities over the host, as separate users if root starts
+them: a guest that takes over QEMU is in a `bubblewrap` box with the same files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who may see the pages: the holder of the token, from a browser that asks for this host, and no other page.
 
-A box with `network = "full"` reaches loopback, so a port is no protection. The token is in the printed URL. The first
-request exchanges it for a session (`proofbox.delivery.backend.sessions`): a cookie that is valid only below a secret
-path, because browsers send the cookies of a host to all of its ports. Every response carries a policy under which a
-page runs no script but ours, and loads nothing from elsewhere.
+A box with `network = "full"` reaches loopback, so listening there protects nothing. The token is in the printed URL.
+The first request exchanges it for a session (`proofbox.delivery.backend.sessions`): a cookie that is valid only below a
+secret path, because browsers send the cookies of a host to all of its ports. Every response carries a policy under
+which a page runs no script but ours, and loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Access:
 
 
 class ResponseHeaders:
-    """Adds the headers to every response, also to errors, and refuses other hosts (DNS rebinding)."""
+    """Adds the headers to every response, including errors, and refuses other hosts (DNS rebinding)."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self._app = app

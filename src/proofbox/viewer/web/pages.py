@@ -100,7 +100,7 @@ class ViewerPages:
         return self._admit(request.query_params.get("token", ""), "")
 
     async def _sign_in(self, request: Request) -> Response:
-        """Exchange a token that was pasted into the page of an ended session, and go on to the page it asked for."""
+        """Exchange a token that was pasted into the page of an ended session, and continue to the page it asked for."""
         form = await _form(request)
         return self._admit(form.get("token", ""), form.get("next", ""))
 
@@ -382,7 +382,7 @@ def _other_plan_runs(at: str, path: Path) -> list[tuple[str, str]]:
 
 
 def _readable(data: bytes, start: int, size: int) -> tuple[str, int]:
-    """Decode a part of a text, and return where the next part starts: after its last line, or its last character."""
+    """Decode a part of a file, and return where the next part starts: after its last line, or its last character."""
     end = start + len(data)
     if end < size:
         newline = data.rfind(b"\n")

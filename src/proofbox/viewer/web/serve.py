@@ -22,7 +22,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 def application(root: Path, access: Access, host: str = "127.0.0.1") -> ASGIApp:
-    """Return the application for everything below `root`. Also responses to failures have the headers."""
+    """Return the application for everything below `root`. Responses to failures have the headers as well."""
     names = [*LOCAL_NAMES, f"[{host}]" if ":" in host else host]
     pages = ViewerPages(root.resolve(), access)
     handlers = {404: pages.not_found, 405: pages.not_found, 500: pages.failed}

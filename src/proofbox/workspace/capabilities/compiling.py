@@ -113,7 +113,7 @@ def _entries(root: str, path: str) -> list[os.DirEntry[str]]:
         with os.scandir(os.path.join(root, path)) as found:
             return list(found)
     except (FileNotFoundError, NotADirectoryError):
-        return []  # deleted meanwhile
+        return []  # deleted in the meantime
     except OSError as error:
         raise refusal(f"can't list {printable(path[:200])}: {error.strerror}", "fs.read") from None
 

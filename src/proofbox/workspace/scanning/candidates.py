@@ -1,8 +1,8 @@
 """Find files that may have changed, by their times alone: the first and most expensive half of a scan.
 
 This module does not read files. The scanner checks each reported name again; unreported names count as unchanged. If a
-directory is replaced by a link meanwhile, the worst result is an unnecessary check, because the swap also changes the
-times of the parent directory.
+directory is replaced by a link in the meantime, the worst result is an unnecessary check, because the swap also changes
+the times of the parent directory.
 
 For large trees, two processes of `treestat`, a small C program, share the work. Python does it for small trees, or if
 `treestat` is not available.

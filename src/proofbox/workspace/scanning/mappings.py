@@ -110,7 +110,7 @@ def mapped_inodes() -> set[int]:
     found: set[int] = set()
     try:
         processes = [name for name in os.listdir("/proc") if name.isdigit()]
-        same_ids = os.readlink("/proc/self") == str(os.getpid())  # else /proc is that of another pid namespace
+        same_ids = os.readlink("/proc/self") == str(os.getpid())  # else /proc belongs to another pid namespace
     except OSError:
         return found
     known, asked = _asked, {}

@@ -234,7 +234,7 @@ class Scanner:
             line[-1].mode = mode
             self._touch(line[-2], parts[-1])
         if names is None and parts and self._only_within and line[-1].ino != info.st_ino:
-            self._directory(fd, line[-1], path)  # another directory than the known one
+            self._directory(fd, line[-1], path)  # not the directory known so far
             return
         if names is None:
             names = self._list_again(fd, line[-1], path, info)

@@ -102,7 +102,7 @@ class Stack:
                 except OSError as error:
                     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                         raise
-                    continue  # removed or replaced meanwhile, which is a change of its parent
+                    continue  # removed or replaced in the meantime, which is a change of its parent
                 paths = [f"{folder}/{name}" if folder else name for name in below]
                 waiting += [path for path in paths if not beyond(path)]
         return found

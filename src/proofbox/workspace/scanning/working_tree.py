@@ -27,7 +27,7 @@ LISTED = 200
 """The maximum number of directories written in a stack that every update lists. With more, every directory is watched:
 an update then takes the same time however many there are."""
 WORTH_SAVING = 50
-"""The cache is written again if scanning the changes again would take more than one step for so many files."""
+"""The cache is written again if scanning the changes again would take more than one step for this many files."""
 Known = tuple[Directory, tuple[int, int, int]]
 """The known files, and the store position at that time."""
 
@@ -54,7 +54,7 @@ class WorkingTree:
         self._scanner = Scanner(str(path), store, ignore, self._tracker)
         self._scanner.on_progress = on_progress
         self._watches_all = False
-        """Whether the directories of a stack are watched in which nothing was written so far."""
+        """Whether even those directories of a stack are watched that nothing was written to so far."""
         self._generation = store.generation
         self._since_cached: int | None = None
         """The steps of all scans since the cache was read; None if the cache can't be used again."""
@@ -141,7 +141,7 @@ class WorkingTree:
             self._since_cached += self._scanner.steps
 
     def save(self) -> None:
-        """Write the cache for the next process, unless the workspace was forgotten meanwhile.
+        """Write the cache for the next process, unless the workspace was forgotten in the meantime.
 
         If little was scanned since the cache was read, it stays: scanning that again takes less time than writing it.
         """

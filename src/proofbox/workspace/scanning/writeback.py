@@ -7,7 +7,7 @@ faults again. It does not wait for the disk.
 
 Other file systems are not relied on. tmpfs has no writeback, and a page that was read through a mapping can be written
 without a fault. overlayfs keeps its pages in the underlying file, which these calls cannot reach. On FUSE and network
-file systems the server decides about times. Every scan reads the files on these file systems again.
+file systems the server controls the times. Every scan reads the files on these file systems again.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class SearchPattern(NamedTuple):
     python: str
     rust: str
     literal: bytes | None = None
-    """The text it matches, if it is a literal text: no engine is needed then."""
+    """The text it matches, if it is literal: no engine is needed then."""
 
 
 class _Piece(NamedTuple):

@@ -28,7 +28,7 @@ _FIRST_BATCH, _LARGEST_BATCH = 1 << 18, 1 << 23
 _FIRST_FILES = 100
 """The maximum number of files in the first batch, after which a pattern counts as common or rare."""
 _SOON = 8
-"""A pattern is common if the batches so far have at least this part of the lines that are wanted."""
+"""A pattern is common if the batches so far have at least this share of the wanted lines."""
 
 
 class Search(NamedTuple):
@@ -124,7 +124,7 @@ def _paths(
 ) -> Iterator[str]:
     """Yield the files to read, in order. An engine that can find candidates is asked only if matches are rare.
 
-    A common pattern has enough matches in the first files: looking for it in all of them would be in vain.
+    A common pattern has enough matches in the first files: looking for it in all of them would waste time.
     """
     files = source.files()
     if source.directory is not None:

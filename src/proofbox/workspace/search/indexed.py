@@ -68,7 +68,7 @@ class IndexedEngine:
     def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:
         end = self._clock.monotonic() + seconds
         found = None
-        if self._using.acquire(blocking=False):  # another thread that searches meanwhile does not wait
+        if self._using.acquire(blocking=False):  # another thread that searches at the same time does not wait
             try:
                 found = self._search_copy(pattern, directory, top, end)
             finally:

@@ -3,7 +3,7 @@
 The scanner of snapshots keeps it up to date: it decides which files are unchanged by their times, and reads the others
 (`scanning/scanner.py`). Where it would keep the digest of a file, it keeps the number of the file's text in the copy.
 The copy is in unnamed files, which end with the process and which no other program can open by a path. Replaced text
-stays in it until the copy is made anew.
+stays in it until the copy is recreated.
 
 A search of the copy finds candidates only. They are read again and matched through the caller's own descriptors, so an
 outdated or damaged copy never adds a line to a result.

@@ -128,7 +128,7 @@ class ObjectStore:
         return digest
 
     def put_stream(self, chunks: Iterable[bytes]) -> bytes:
-        """Add an object that is too large for memory. Other processes may write meanwhile."""
+        """Add an object that is too large for memory. Other processes may write in the meantime."""
         digest, length = self._large.write(chunks)
         with self._appending():
             self._files.append_large(digest, length)

@@ -6,9 +6,9 @@ r"""The store's two append-only files: a pack of records, and the index that say
 
 Numbers are little-endian. A record's kind is `b` (bytes of a file or link), `t` (a tree) or `e` (an event of a
 workspace, in JSON). Its digest is the SHA-256 of the payload, and its crc32 covers the 41 bytes before it. The offset
-in an entry is that of the payload; offset 0 marks a large object, which has a separate file (`large_objects`). A
-batch's crc32 covers the 25 bytes before it. If that crc32 is correct, a batch that extends past the end of the index is
-an unfinished write and not a damaged count.
+in an entry points to the payload; offset 0 marks a large object, which has a separate file (`large_objects`). A batch's
+crc32 covers the 25 bytes before it. If that crc32 is correct, a batch that extends past the end of the index is an
+unfinished write and not a damaged count.
 
 A writer takes the append lock and writes records, then one batch. Records that the index does not cover are ignored,
 and the next writer truncates them. A writer killed at any point therefore leaves the old state or the new one.

@@ -1,8 +1,7 @@
-"""The size of a change in lines, to rank changes by. An agent decides about the content, so no changed file is free.
+"""The size of a change in lines, for ranking changes. An agent chooses the content, so every changed file counts.
 
-Text is counted by lines that were added and removed, as few as possible. What has no lines to compare, such as a binary
-file, is counted by its bytes, as are very long lines. Another change of a file, such as its mode or path, counts as one
-line.
+For text, the size is the smallest number of added and removed lines. Binary files and very long lines are counted by
+their bytes. Any other change of a file, such as its mode or path, counts as one line.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from proofbox.workspace.tree import StoredEntry
 LINE_BYTES = 100
 """Bytes of a binary file that count as a line."""
 LONG_LINE = 1000
-"""A line with as many characters is counted by its length."""
+"""Lines of at least this many characters are counted by their length."""
 MAX_COMPARED = 100_000
 """Lines after which the rest is counted by bytes, because comparing is slow."""
 MAX_STEPS = 5_000_000_000

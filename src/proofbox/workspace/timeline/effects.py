@@ -40,7 +40,7 @@ _TAIL = 1 << 16
 Phase = Literal["intent", "outcome", "denied", "note"]
 
 
-@stored(SCHEMA, at="STATE/workspaces/WORKSPACE/effects.jsonl, one a line")
+@stored(SCHEMA, at="STATE/workspaces/WORKSPACE/effects.jsonl, one per line")
 class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An action in a workspace, or its denial. The intent and the outcome of a call have the same `id`."""
 

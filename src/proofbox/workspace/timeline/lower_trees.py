@@ -87,7 +87,7 @@ class LowerTrees:
         try:
             found = list(itertools.islice(differences(self._store, base, tree), NEAR + 1))
         except WorkspaceCorrupt:
-            return None  # removed by a collection meanwhile
+            return None  # removed by a collection in the meantime
         return found if len(found) <= NEAR else None
 
     def _make(self, tree: bytes) -> LowerTree:

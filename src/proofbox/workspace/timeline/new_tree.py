@@ -41,7 +41,8 @@ _DAMAGED = 250
 def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
     """Write a tree into an empty directory. Return its known state.
 
-    If another process changes the directory meanwhile, that state may be wrong, but nothing is written outside of it.
+    If another process changes the directory at the same time, that state may be wrong, but nothing is written outside
+    it.
     """
     # Relative to a descriptor: a path in a snapshot may already have the maximum length without a prefix.
     with opened_directory(root, None) as top:

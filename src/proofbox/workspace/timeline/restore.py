@@ -33,7 +33,7 @@ _FULL = (errno.ENOTEMPTY, errno.EEXIST)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ETXTBSY, errno.ENAMETOOLONG)
 """Errors that affect one path only."""
 SWAPPED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, *_FULL)
-"""Errors that mean that another process changed the files meanwhile: scan again."""
+"""Errors that mean that another process changed the files in the meantime: scan again."""
 
 
 class Restorer:

@@ -131,7 +131,7 @@ def test_exploring_keeps_the_verified_best_and_all_evidence(tmp_path: Path, atte
         assert bundle.read_json("attempt.json")["fork"]["step"] == 1
     assert load_bundle(Path(done.bundle)).read_json("exploration.json")["kept"] == 4
     assert validate(load_bundle(tmp_path / "tries/4/bundle"), strict=True) == []
-    with pytest.raises(RunUnknown, match="its branches are attempts of their own"):
+    with pytest.raises(RunUnknown, match="its branches are separate attempts"):
         scoring.validate(done.bundle)
     assert verify(tmp_path / "tries/exploration").ok
     changed = tmp_path / "tries/2/bundle/attempt.json"

@@ -47,7 +47,7 @@ JsonObject = dict[str, Any]
 
 
 class AcpOpenCall(msgspec.Struct, kw_only=True):
-    """A call in progress, as far as its updates have described it."""
+    """A call in progress, as described by its updates so far."""
 
     item: str
     turn: str
@@ -75,7 +75,7 @@ class AcpOpenCall(msgspec.Struct, kw_only=True):
         return self.name or self.kind or "tool", preview(encoded(self.arguments), PAYLOAD)[0]
 
     def read(self, update: Mapping[str, Any]) -> None:
-        """Take over what an update states: members that are absent keep their values."""
+        """Apply an update: members that are absent from it keep their values."""
         kind, title, given = update.get("kind"), update.get("title"), update.get("rawInput")
         self.kind = kind[:ID] if isinstance(kind, str) else self.kind
         name = update.get("name") or (title if self.kind == "execute" or not self.name else None)
@@ -214,7 +214,7 @@ class AcpDecoder:
         if status in ("completed", "failed"):
             ending: ToolStatus = "completed" if status == "completed" else "failed"
             if call.exit_code or (call.exit_code is None and _states_no_exit(update)):
-                ending = "failed"  # some agents call every command completed that ended
+                ending = "failed"  # some agents report every command that has ended as completed
             events += self._end(id, "declined" if call.item in self.declined or id in self.declined else ending)
         return events
 

@@ -38,7 +38,7 @@ class AgentProgram(msgspec.Struct, frozen=True):
 def find_agent(profile: AcpProfile, setting: str | None = None, path: str | None = None) -> AgentProgram:
     """Find the program. Raises `StrategyUnavailable` if it is not installed, or if its Node.js is missing or too old.
 
-    It is searched in this order: the setting, the PATH, the environment of this Python.
+    The search order is the setting, the PATH, and the environment of this Python.
     """
     if setting is not None:
         return _program(profile, named_program(setting, profile.install), "setting")

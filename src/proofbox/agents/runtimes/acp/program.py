@@ -146,11 +146,11 @@ class AcpProgram(ThreadProgram):
         return preview(str(answer.get("stopReason")), 100)[0]
 
     async def request(self, method: str, params: Any, *, seconds: float | None = None) -> Any:
-        """Send a request. Raises how the program ended, if it ended meanwhile."""
+        """Send a request. If the program ends first, raises the error that says how."""
         try:
             return await self.peer.request(method, params, seconds=seconds)
         except TransportBroken as error:
-            with anyio.move_on_after(EXIT_SECONDS + 1):  # it may go on without reading
+            with anyio.move_on_after(EXIT_SECONDS + 1):  # it may keep running without reading
                 await self.ended.wait()
             raise (self.ended_error(method) if self.ended.is_set() else error) from None
 

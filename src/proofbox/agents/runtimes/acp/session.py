@@ -243,7 +243,7 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
         return RuntimeProtocolError(f"the turn ended for an unknown reason: {reason!r}", op="turn")
 
     async def _keep_checkpoint(self, thread: AcpLiveThread, program: AcpProgram) -> None:
-        """Copy the conversation before it goes on, because agents can fork it only as it is now."""
+        """Copy the conversation before it continues, because agents can fork only its current state."""
         last = thread.stored.turns[-1:]
         made = last and last[0] in thread.stored.checkpoints
         if not last or made or not self._settings.checkpoints or "fork" not in program.abilities:
@@ -256,7 +256,7 @@ class AcpSession(ThreadedSession[AcpLiveThread]):
         self._save(thread, checkpoints={**thread.stored.checkpoints, last[0]: copy})
 
     async def _leave_turn(self, thread: AcpLiveThread, turn: Turn) -> None:
-        """Report what is left of a turn. Before that, a turn that was stopped has killed its processes."""
+        """Report the remaining events of a turn. If the turn was stopped, its processes are already dead."""
         if not thread.finished:
             await self._kill(turn)
         for event in thread.abandon(turn.id):

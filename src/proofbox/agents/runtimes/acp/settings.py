@@ -31,7 +31,7 @@ class AcpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     api: ApiName | None = None
     """The API that OpenCode uses. Default: `anthropic`."""
     base_url: str | None = None
-    """The endpoint of the model. Default: that of the API. With `command` and without `base_url`, the agent reaches no
+    """The endpoint of the model. Default: the API's own. With `command` and without `base_url`, the agent reaches no
     model through the gateway."""
     api_key_env: str | None = None
     """The variable that holds the key. It is read outside the box and never passed in. If it is not set and `base_url`
@@ -39,7 +39,7 @@ class AcpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     record: Recorded = "usage"
     """`bodies`: also keep the bodies of all requests to the model and of its responses as evidence, redacted."""
     authenticate: str | None = None
-    """The id of an authentication method that the agent requires. Default: that of the known agent."""
+    """The id of an authentication method that the agent requires. Default: the known agent's own."""
     checkpoints: bool = True
     """Let the agent copy the conversation before each further turn, so that it can be forked at earlier turns. An
     attempt has one turn, so it makes no copy."""

@@ -1,6 +1,6 @@
 """Find the claude program, and check whether its version is supported.
 
-It is searched in this order: the setting, the PATH, the PyPI package `claude-agent-sdk`. npm may put a script on the
+The search order is the setting, the PATH, and the PyPI package `claude-agent-sdk`. npm may put a script on the
 PATH that starts the real program from another package; the box needs the program itself.
 """
 

@@ -187,7 +187,7 @@ class ClaudeSession(ThreadedSession[ActiveThread]):
             raise failure
 
     async def _leave_turn(self, thread: ActiveThread, turn: Turn) -> None:
-        """Report what is left of a turn. Before that, a turn that was stopped has killed its processes."""
+        """Report the remaining events of a turn. If the turn was stopped, its processes are already dead."""
         if thread.result is None:
             await self._kill(turn)
         for event in thread.abandon(turn.id):

@@ -1,6 +1,6 @@
 """Find the codex program, and check whether its version is supported.
 
-It is searched in this order: the setting, the PATH, the PyPI package `openai-codex-cli-bin`. npm puts a script on the
+The search order is the setting, the PATH, and the PyPI package `openai-codex-cli-bin`. npm puts a script on the
 PATH that starts the real program from another package; the box needs the program itself.
 """
 

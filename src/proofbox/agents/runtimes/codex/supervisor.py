@@ -72,7 +72,7 @@ class CodexSupervisor:
         """The running program; None before the start, during a restart and after the end."""
         self.recoveries: list[dict[str, Any]] = []
         self.broken: ProofboxError | None = None
-        """Why no program will be started any more."""
+        """Why no other program will be started."""
         self.closing = anyio.Event()
         self.gone = anyio.Event()
         """Set when the last program and its box have ended."""

@@ -283,7 +283,7 @@ class ScriptedSession(HostedSession):
         return Message(session="", item=self._item(), text=filled(step.say, places))
 
     async def _use(self, turn: Turn, tool: str, args: dict[str, Any]) -> None:
-        """Call a tool, and record the call even if the turn is cancelled meanwhile: killing its box ends the call."""
+        """Call a tool, and record the call even if the turn is cancelled during it: killing its box ends the call."""
         await checkpoint()
         self._refuse_ending(turn)
         with anyio.CancelScope(shield=True):

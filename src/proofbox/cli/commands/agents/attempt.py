@@ -35,7 +35,7 @@ _STOPPED = {
 
 
 def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
-    """List the attempts of a run, whatever their state. For a committed run, the results come from its evidence.
+    """List the attempts of a run, in any state. For a committed run, the results come from its evidence.
 
     For example:
       proofbox attempt list out

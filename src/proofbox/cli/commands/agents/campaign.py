@@ -166,7 +166,7 @@ def resume(
 
 
 def status(out: OutPath = Path("out"), *, json: flags.Json = False) -> int:
-    """Show how far a campaign is. Exit 1 unless every attempt has a score, all gates passed and the evidence holds.
+    """Show a campaign's progress. Exit 1 unless every attempt has a score, all gates passed and the evidence holds.
 
     For example:
       proofbox campaign status out

@@ -98,8 +98,8 @@ def publish_check(
 ) -> int:
     """Check whether the results can be published, and if so, write the promotion packet. Exit 1 if they cannot.
 
-    Required are: the whole campaign, a score for every attempt, all gates passed, strict validation of every bundle,
-    and that everything that was run is what was registered.
+    This requires the whole campaign, a score for every attempt, all gates passed, strict validation of every bundle,
+    and that what was run is exactly what was registered.
 
     For example:
       proofbox campaign publish-check out

@@ -31,11 +31,11 @@ def fork(
 ) -> int:
     """Create a workspace with the files after a step of an attempt. With a prompt, let the agent continue there.
 
-    The agent's thread is continued if the runtime can fork threads and the thread was kept, which is so for attempts of
+    The agent's thread is continued if the runtime can fork threads and the thread was kept, as it is for attempts of
     `runtime try`. The fork is exact if the turn ended at that step; within a turn, it uses the thread from before the
-    turn. Strategy, settings and box are those of the attempt unless a flag overrides them. The files must be on this
-    machine. If the attempt was made elsewhere, what it requests beyond your own settings needs your consent (--trust).
-    Exit code 1 if the turn fails.
+    turn. Strategy, settings and box are the same as in the attempt, unless a flag overrides them. The files must be on
+    this machine. If the attempt was made elsewhere, what it requests beyond your own settings needs your consent
+    (--trust). Exit code 1 if the turn fails.
 
     For example:
       proofbox attempt fork answer.1 retry --step 2 --run out

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
     """List the agent runtimes, their capabilities, and whether each works here.
 
-    Native runtimes are recommended by what was measured on this machine: reliability, overhead and cross-talk.
+    Recommendations of native runtimes are based on measurements on this machine: reliability, overhead and cross-talk.
 
     For example:
       proofbox runtime list

@@ -204,7 +204,7 @@ def run(
 
 @contextlib.contextmanager
 def _viewing(out: Path) -> Iterator[None]:
-    """Serve the viewer while the run goes on."""
+    """Serve the viewer during the run."""
     from proofbox.cli.commands.evidence.view import open_browser
     from proofbox.viewer.web.serve import serving
 
@@ -269,7 +269,7 @@ def resume(
 
 
 def status(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
-    """Show how far a run is: which attempts run, for how long, and on which nodes. Exit 1 if it was interrupted.
+    """Show a run's progress: which attempts are running, for how long, and where. Exit 1 if it was interrupted.
 
     The results are shown by `suite report`.
 

@@ -92,7 +92,7 @@ def list_(
 
 
 def show_(path: BundlePath, *, json: flags.Json = False) -> int:
-    """Show one bundle, whatever its state: listed, missing and unlisted files. Use `verify` to check it.
+    """Show one bundle, in any state: listed, missing and unlisted files. Use `verify` to check it.
 
     For example:
       proofbox bundle show out

@@ -19,7 +19,7 @@ RunPath = Annotated[Path, Parameter(help="A run's directory, an attempt's, or an
 def parity(first: RunPath, second: RunPath, *, json: flags.Json = False) -> int:
     """Compare what is scored in two runs of the same missions, such as one of each strategy. Exit 1 if it differs.
 
-    Compared are the claim, the verdict, an infrastructure failure, why the attempt ended, the tool calls and how they
+    It compares the claim, the verdict, an infrastructure failure, why the attempt ended, the tool calls and how they
     ended, and the final files. Retries are not compared.
 
     For example:

@@ -123,7 +123,7 @@ def _export(path: Path, file: Path, *, json: bool) -> int:
     document = write_html(path, file)
 
     def text() -> str:
-        left = f"; {counted(len(document.left_out), 'file')} left out, named in it" if document.left_out else ""
+        left = f"; {counted(len(document.left_out), 'file')} left out and listed in it" if document.left_out else ""
         return printable(f"{file}: {counted(document.attempts, 'attempt')}, {document.bytes / 1e6:.1f} MB{left}")
 
     show(document, text, as_json=json)

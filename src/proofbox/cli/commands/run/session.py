@@ -60,7 +60,7 @@ def exec_(
 ) -> int:
     """Run a command in a session: proofbox session exec [OPTIONS] SESSION_ID -- COMMAND [ARG]...
 
-    Exit codes, output and signals are those of `proofbox exec`.
+    Exit codes, output and signals work as with `proofbox exec`.
 
     For example:
       proofbox session exec ses-01… -- make

@@ -232,7 +232,7 @@ def _table(document: ImagesDocument, path: Path) -> str:
         head += f"\n{line}" + (f"\n  {printable(image.description)}" if image.description else "")
     notes = []
     if any(each.name in RECIPES for each in document.images):
-        notes.append(f"`images build` also takes {', '.join(PRESETS)}, for those of {DEFAULT}")
+        notes.append(f"`images build` also takes {', '.join(PRESETS)}, short for images of {DEFAULT}")
     absent = next((each for each in document.images if not each.pulled), None)
     if absent is not None:
         verb = "build" if absent.source == "build" else "pull"

@@ -137,10 +137,10 @@ def explore_attempt(
 
     The branches are verified with the commands in `verify`, or as the mission of the attempt in the file `suite`. Like
     `run_suite`, this needs the user's consent to everything that the suite asks for beyond the user's settings; `trust`
-    is that consent, and the one of `fork_attempt`. A mission with conditions in `expect` is refused.
+    is that consent, and also the consent that `fork_attempt` needs. A mission with conditions in `expect` is refused.
 
     With several `strategies`, the branches use them in turn. `directory` is new, for the workspaces and the evidence of
-    all branches. The other parameters are those of `fork_attempt`.
+    all branches. The other parameters are as in `fork_attempt`.
     """
     run = partial(
         explore_attempt_async,
@@ -253,9 +253,9 @@ class _Verification(NamedTuple):
 
     mission: Mission
     at: Callable[[str], Path]
-    """Returns where a file is that the mission names."""
+    """Returns the path of a file that the mission names."""
     in_box_of_branch: bool
-    """The box is like that of the branch's agent, not the one of a suite."""
+    """The box is like the one of the branch's agent, not like a suite's."""
 
 
 def _verification(record: AttemptRecord, verify: Sequence[str], suite: _Path | None, *, trust: bool) -> _Verification:

@@ -13,7 +13,7 @@ _OPPOSITE = {ComparisonVerdict.BETTER: ComparisonVerdict.WORSE, ComparisonVerdic
 
 
 def judge(gates: Sequence[Gate], flows: Sequence[FlowReport], comparisons: Sequence[Comparison]) -> list[GateResult]:
-    """Evaluate each gate, for each flow that it applies to. What is unknown does not pass."""
+    """Evaluate each gate, for each flow that it applies to. An unknown value does not pass."""
     found = []
     for gate in gates:
         for flow in flows:

@@ -317,7 +317,7 @@ def _counted(codes: Iterable[str | None]) -> dict[str, int]:
 def _spread(
     attempts: Iterable[tuple[str, AttemptMetrics]], measure: Callable[[AttemptMetrics], float | None]
 ) -> Distribution | None:
-    """Return the distribution of a measure over attempts, given by mission, as far as it is known."""
+    """Return the distribution of the known values of a measure over attempts, given by mission."""
     known = [(mission, float(value)) for mission, each in attempts if (value := measure(each)) is not None]
     return describe([value for _, value in known], missions=[mission for mission, _ in known])
 
@@ -343,12 +343,12 @@ def _friction(metrics: Sequence[AttemptMetrics], *, retries: int, dead_ends: int
 
 
 def _misdescribed(manifest: CampaignManifest, document: CampaignDocument) -> Iterator[EvidenceFinding]:
-    """Yield a finding if the manifest names something else than the campaign's file that it contains."""
+    """Yield a finding if the manifest does not match the campaign file that it contains."""
     flows = [(flow.id, flow.runner.type, flow.runner.model) for flow in document.flow]
     if manifest.campaign != document.campaign.id:
-        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "it names another campaign than the registered file")
+        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "it names a different campaign than the registered file")
     if [(run.flow, run.strategy, run.model) for run in manifest.runs] != flows:
-        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "it names other flows than the registered file")
+        yield EvidenceFinding(NOT_REGISTERED, MANIFEST, "it names different flows than the registered file")
 
 
 def _unregistered(

@@ -103,7 +103,7 @@ def regression_notes(found: CampaignComparison) -> list[str]:
             what = f"{each.change} {each.measure.replace('_', ' ')} than before"
             told.append(f"{each.flow}: {what}: corrected p = {each.means.corrected_p:.2g}")
     if found.efforts and all(each.change == "unclear" for each in found.efforts):
-        told.append("no significant change of time, tokens, cost or friction")
+        told.append("no significant change in time, tokens, cost or friction")
     for names, which in ((found.only_first, "earlier"), (found.only_second, "later")):
         if names:
             told.append(f"not compared, only in the {which} campaign: {', '.join(names)}")
@@ -115,7 +115,7 @@ def regression_notes(found: CampaignComparison) -> list[str]:
 
 
 def tables(report: CampaignReport) -> list[Rows]:
-    """Return the tables of a report: rates, comparisons, medians and friction, as far as there is anything to show."""
+    """Return the tables of a report: rates, comparisons, medians and friction, without empty tables."""
     compared = comparison_rows(report.comparisons) if report.comparisons else []
     return [rows for rows in (flow_rows(report), compared, effort_rows(report), friction_rows(report)) if rows]
 
@@ -226,7 +226,7 @@ def _points(value: float) -> str:
 
 
 def _spread(found: Distribution | None, digits: str) -> str:
-    """Return a median with its interval, as far as it is known."""
+    """Return a median with its interval, or the part of them that is known."""
     if found is None:
         return "-"
     if found.low is None or found.high is None:

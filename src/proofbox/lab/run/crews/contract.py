@@ -40,7 +40,7 @@ class Crew(Protocol):
         ...
 
     def kill(self, name: str) -> None:
-        """Kill a worker that must not write any more, if it exists."""
+        """Kill a worker that must no longer write, if it exists."""
         ...
 
     def join(self) -> None:

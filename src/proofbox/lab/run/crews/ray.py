@@ -21,7 +21,9 @@ from proofbox.lab.run.plan import Plan
 from proofbox.sandbox.host.scratch import Scratch
 
 END_TIMEOUT = 90.0
-"""Seconds in which the driver ends remote attempts and removes their files from the nodes. Busy nodes need most."""
+"""Seconds in which the driver ends remote attempts and removes their files from the nodes. Busy nodes need most of
+it.
+"""
 
 
 class RayCrew(LocalCrew):

@@ -1,4 +1,4 @@
-"""Reads from a Dockerfile what it does to a task's files, as far as possible without building it.
+"""Reads from a Dockerfile what it does to a task's files, where that is possible without building it.
 
 Only the last stage counts. Commands are not run and variables are not expanded; instructions that depend on them are
 listed in `unread`.

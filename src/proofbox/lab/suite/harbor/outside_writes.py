@@ -1,4 +1,4 @@
-"""Finds commands in a task's scripts that write outside its working directory, as far as their text shows it.
+"""Finds commands in a task's scripts that write outside its working directory, where their text shows that.
 
 In a box, the root file system is read-only, and only the working directory is verified. Such a command fails, or its
 effect is lost.

@@ -46,7 +46,7 @@ HOST_ROOT = "it ran on this host's programs, not in the task's image (--host-roo
 # Hooks of test runs that no task asks for. Other common ones, such as setup.cfg, may be part of a task.
 PROTECTED = ("**/conftest.py", "**/sitecustomize.py", "**/usercustomize.py")
 SHELLS = ("sh", "bash", "dash", "env", "tini", "dumb-init")
-"""Programs that start nothing of their own as an ENTRYPOINT."""
+"""Programs that start nothing else if they are the ENTRYPOINT."""
 
 
 def read_tasks(

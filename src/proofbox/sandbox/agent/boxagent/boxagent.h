@@ -10,7 +10,7 @@
  *     --user UID GID    commands run as this user; the agent keeps its own
  *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that killing a tree is reliable
  *     --report-oom      with --cgroup: say of each command whether processes were killed at the group's memory limit
- *                       meanwhile; for a guest, whose groups the host can't read
+ *                       in the meantime; for a guest, whose groups the host can't read
  *     --forward PORT PATH  forward connections to 127.0.0.1:PORT in the box to the unix socket PATH
  *     --tag             identify a command's processes by a supplementary group instead of by descent, for a kernel without
  *                       subreapers (gVisor); requires --user, and that boxagent is pid 1

@@ -414,7 +414,7 @@ void reap(void) {
             if (WIFSTOPPED(status) && c->minder == pid) fail_closed("a minder was stopped");
             /* A spare exits with this status if it can't take a request, and with any other only after it has. */
             if (c->slot && c->pid == pid && WIFEXITED(status) && WEXITSTATUS(status) != SPARE_FAILED) confirm_spawn(c);
-            if (c->slot && c->pid == pid && starting(c)) hear_report(c); /* a failed start is no exit */
+            if (c->slot && c->pid == pid && starting(c)) hear_report(c); /* a failed start is not an exit */
             if (WIFSTOPPED(status)) {
                 if (c->slot && c->pid == pid && c->given && request_unread(&c->spawn)) kill(pid, SIGKILL); /* a spare */
                 continue;

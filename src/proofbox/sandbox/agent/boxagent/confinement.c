@@ -40,7 +40,7 @@ uint32_t landlock_abi;
 #define REFUSE(error) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error))
 #define IF_EQUAL(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, yes, no)
 /* Every family is kernel code that a box could attack, and AF_VSOCK ignores network namespaces: it reaches the hypervisor in
- * every network mode. Allowed are AF_UNIX; AF_INET and AF_INET6 with TCP, UDP and ICMP echo (AF_INET with SOCK_PACKET is
+ * every network mode. It allows AF_UNIX; AF_INET and AF_INET6 with TCP, UDP and ICMP echo (AF_INET with SOCK_PACKET is
  * AF_PACKET); and NETLINK_ROUTE, because the C library lists addresses with it. */
 #define ONLY_KNOWN_SOCKETS \
     IF_EQUAL(SYS_socket, 0, 19), ARGUMENT(0), \

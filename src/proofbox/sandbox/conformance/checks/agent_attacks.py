@@ -118,7 +118,7 @@ def waiting_processes(context: CheckContext) -> None:
     seen, _, known = context.sh(session, _ANCESTORS + listing).stdout.partition("beside\n")
     others = sorted(set(seen.split()) - set(known.split()), key=int)
     expect(seen, "no process was found, so the check proves nothing")
-    expect(not others, f"beside the command, the processes {others} run in its box")
+    expect(not others, f"besides the command, the processes {others} run in its box")
 
 
 @check(PROCESSES)

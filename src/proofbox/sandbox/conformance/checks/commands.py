@@ -223,7 +223,7 @@ def started_by_a_thread_that_ended(context: CheckContext) -> None:
 
 @check()
 def private_project(context: CheckContext) -> None:
-    """A box can use the caller's project of mode 0700 in a directory of mode 0700, also as root; the caller keeps
+    """A box can use the caller's project with mode 0700 in a directory with mode 0700, even as root; the caller keeps
     ownership of all files."""
     home = context.scratch / "home"
     project = home / "project"

@@ -2,7 +2,7 @@
 
 The box is started with the first command, for the current capabilities and files. Before each command the rules are
 compiled again. If the mounts would differ (a file that must be hidden was created or replaced), the box and the
-processes left in it are killed, and a new box is started. No command runs meanwhile, so none can move files.
+processes left in it are killed, and a new box is started. No command runs in the meantime, so none can move files.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class BoxedEnvironment(CommandTools):
                 self._turn.notify_all()
 
     def _start_box(self) -> Session:
-        """Start a box for the current files. No command is running that could change them meanwhile."""
+        """Start a box for the current files. No command is running that could change them in the meantime."""
         if self._session is not None:
             self._session.stop()
             self._session = None

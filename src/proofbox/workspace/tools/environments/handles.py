@@ -3,8 +3,8 @@
 A path is walked name by name from the root's descriptor. Each directory is opened relative to the previous one and
 never through a symbolic link. Links are read and resolved here, `..` goes back along the open descriptors, and neither
 can leave the root. The guard checks the path that was actually walked, and the file is opened relative to the last
-descriptor without following links: a link or directory that is swapped in meanwhile is not followed, or the open fails.
-If the kernel supports openat2, a path without links takes one call.
+descriptor without following links: a link or directory that is swapped in during the walk is not followed, or the open
+fails. If the kernel supports openat2, a path without links takes one call.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def _made(place: ResolvedPath) -> Iterator[int]:
 def _give_to_owner(made: int, folder: int) -> None:
     """Give a directory that root creates to the owner of its parent, so that commands in the box can write to it.
 
-    Only an empty directory, so that one swapped in meanwhile exposes nothing.
+    Only an empty directory, so that one swapped in by another process exposes nothing.
     """
     owner = os.stat(".", dir_fd=folder)
     if os.fstat(made).st_uid == 0 != owner.st_uid and not os.listdir(made):

@@ -94,7 +94,7 @@ class ReadOnly:
     def check(self, access: Access, path: str) -> None:
         if access in ("write", "delete"):
             raise CapabilityDenied(
-                "the box has read-only access to its directory, and so have the tools",
+                "the box has read-only access to its directory, and so do the tools",
                 op="tools",
                 fix_hints=["start the session with access rw"],
                 details={"kind": f"fs.{access}", "rule": "access ro"},

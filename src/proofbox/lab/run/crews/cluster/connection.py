@@ -31,7 +31,7 @@ PROBE_TIMEOUT = 30.0
 REFUSED = 3
 """The exit code of the probe if the cluster requires a token."""
 CONNECT_TIMEOUT = 120.0
-"""Seconds to connect. Ray itself may wait forever for a head that dies meanwhile."""
+"""Seconds to connect. Ray itself may wait forever for a head that dies in the meantime."""
 NO_SPARE_WORKERS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 """Keep Ray from starting Python processes in advance. A run uses one per node, and each takes a second to start."""
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -91,7 +91,7 @@ def connected(engine: EngineSettings, place: Path, give_up: Callable[[EngineUnav
     watchdog.start()
     try:
         ray.init(**options)
-    except Exception as error:  # Ray raises many kinds, also bare ones
+    except Exception as error:  # Ray raises many kinds of exceptions, even bare ones
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise _unreachable(address, lines[0][:300]) from error
     finally:

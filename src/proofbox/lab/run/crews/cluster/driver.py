@@ -75,7 +75,7 @@ CLOSE_TIMEOUT = 5.0
 MAX_DEATHS = 4
 """How many workers in succession may die on a node without ending an attempt, before it gets no more."""
 MAX_SENDS = 3
-"""How often the files of an attempt are sent to a node that has them no more."""
+"""How often the files of an attempt are sent to a node that no longer has them."""
 CONTROL_CALLS = 8
 """Concurrent calls of an actor in addition to its attempts: interrupts and transfers."""
 
@@ -323,7 +323,7 @@ class Driver(Worker):
                     if kind == PIECE and isinstance(value, bytes):
                         if stream.tell() + len(value) > MAX_ARCHIVE:
                             stream.truncate(0)
-                            raise BundleCorrupt(f"{worker.node.name} returned more than a bundle has", op="attempt")
+                            raise BundleCorrupt(f"{worker.node.name} returned too much for a bundle", op="attempt")
                         stream.write(value)
                     elif kind == ENDED:
                         index = str(value)

@@ -88,7 +88,7 @@ class NodeWorker:
 
     async def run(self, attempt: bytes, given: bytes, pinned: bytes) -> AsyncIterator[list[Item]]:
         """Run an attempt. Yield its events, then the pieces of its bundle, then the digest of the bundle's index. If
-        its files are not here any more, say so before anything is run.
+        its files are no longer here, say so before anything is run.
 
         Small items are sent together, because every transmission costs CPU time on both sides.
         """

@@ -13,7 +13,7 @@ from proofbox.lab.attempt.documents import NodeRecord
 
 REACH_TIMEOUT = 3.0
 RAY_NAMES = {"cpus": "CPU", "gpus": "GPU"}
-"""Ray's names of resources that have another one here."""
+"""Ray's names for resources that have a different name here."""
 
 
 class ClusterNode:

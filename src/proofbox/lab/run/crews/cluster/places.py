@@ -22,7 +22,7 @@ from proofbox.sandbox.host.scratch import Scratch, abandoned_scratch
 
 RAY_PREFIX = "proofbox-ray-"
 RAY_MARKER = ".made-by-proofbox"
-"""A file in each directory for Ray. Others have no such file, whatever their names, so they are never removed."""
+"""A file in each directory for Ray. Directories without it are never removed, regardless of their names."""
 MAX_TEMPORARY = 19
 """The longest path of a directory for temporary files below which Ray's sockets can be. Their paths, which are up to 88
 bytes longer, are limited to 107."""
@@ -60,7 +60,7 @@ def sweep_node(*, remove: bool = True, killed_run: str = "") -> list[tuple[str, 
     found: list[tuple[str, int]] = []
     try:
         locks = sorted(worker_places().glob("*.lock")) if _is_own(worker_places()) else []
-    except FileNotFoundError:  # nothing is left, or it was removed meanwhile, because it was empty
+    except FileNotFoundError:  # nothing is left, or it was removed in the meantime, because it was empty
         return found
     for lock in locks:
         place = lock.with_suffix("")

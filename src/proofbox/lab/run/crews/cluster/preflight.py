@@ -108,9 +108,9 @@ def refusals(node: NodeRecord, keys: Sequence[str], skew: float) -> Iterator[str
     """Yield why a node gets no attempts. `keys` are the variables that are needed there."""
     tool, machine = world()["tool"], platform.machine()
     if node.proofbox != tool["version"]:
-        yield f"it has proofbox {node.proofbox}, and this machine {tool['version']}"
+        yield f"it has proofbox {node.proofbox}, but this machine has {tool['version']}"
     if node.machine != machine:
-        yield f"its architecture is {node.machine}, and that of this machine {machine}"
+        yield f"its architecture is {node.machine}, but this machine has {machine}"
     if missing := [each for each in keys if each not in node.keys]:
         yield f"{', '.join(missing)} is not set there; keys are never sent to nodes"
     if abs(skew) > MAX_SKEW:

@@ -47,7 +47,7 @@ class _Claims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_returned(archive: Path, dest: Path, index_sha256: str, attempt: Attempt, node: str, run: RunContext) -> Ended:
-    """Unpack the bundle of an attempt at `dest`, and return its result. Raises `BundleCorrupt` unless it is as it says.
+    """Unpack an attempt's bundle at `dest`, and return its result. Raises `BundleCorrupt` if it is not that bundle.
 
     `index_sha256` is the digest of the index that the node named.
     """

@@ -73,7 +73,7 @@ def sweep_engine(engine: EngineSettings, *, remove: bool) -> list[SweptItem]:
 
 
 def sweep_killed(ray: Any, run_id: str) -> None:
-    """Remove what the workers of a run, which have just been killed, left on every node of the connected cluster."""
+    """Remove what a run's workers, which were just killed, left on the nodes of the connected cluster."""
     for _ in _on_every_node(ray, sweep_node, killed_run=run_id):
         pass
 
@@ -109,7 +109,7 @@ def _on_every_node(
     for name, reference in asked.items():
         try:
             yield name, ray.get(reference, timeout=max(1.0, until - time.monotonic()))
-        except ray.exceptions.RayError as error:  # it died meanwhile, or has no proofbox
+        except ray.exceptions.RayError as error:  # it died in the meantime, or has no proofbox
             yield name, error
 
 
