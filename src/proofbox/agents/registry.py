@@ -48,7 +48,8 @@ class Registry:
 
     def __contains__(self, strategy: str) -> bool:
         id, dot, _ = strategy.partition(".")
-        return id in self._loaders and (not dot or id in NAMED_RUNTIMES)
+        named = id in NAMED_RUNTIMES and STRATEGY.fullmatch(strategy) is not None
+        return id in self._loaders and (not dot or named)
 
     def runtime(self, strategy: str) -> AgentRuntime:
         """Load a runtime. Raises `StrategyUnsupported` for an unknown id, `StrategyUnavailable` if loading fails."""

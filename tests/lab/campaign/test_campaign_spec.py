@@ -36,6 +36,7 @@ MISSIONS = '[[missions]]\nsuite = "suite.toml"\n'
 OTHER = '[[flow]]\nid = "b"\nrunner = { type = "scripted" }\n'
 FLOW = '[[flow]]\nid = "a"\nrunner = { type = "scripted" }\n'
 GOOD = CAMPAIGN + MISSIONS + FLOW
+COMPARED = '[[gate]]\ntype = "comparison"\nflow = "a"\nagainst = "b"\nverdicts = {}\n'
 AGAINST = (
     CAMPAIGN
     + 'against = "b"\n'
@@ -78,10 +79,19 @@ def problems_of(text: str) -> list[Problem]:
         (GOOD.replace("[[flow]]", 'ids = ["other"]\ntags = ["easy"]\n[[flow]]'), 3, "no mission is selected", "ids"),
         (CAMPAIGN + MISSIONS * 2 + 'ids = ["other"]\n' + FLOW, 5, "selected twice", "select it once"),
         (GOOD.replace('"scripted"', '"scriptd"'), 7, "no strategy is called 'scriptd'", "scripted"),
+        (GOOD.replace('"scripted"', '"process.Quick"'), 7, "no strategy is called 'process.Quick'", "process"),
+        (GOOD.replace('"scripted"', '"scripted.quick"'), 7, "no strategy is called 'scripted.quick'", "scripted"),
         (GOOD + FLOW, 9, "duplicate flow id 'a'", "unique"),
         (GOOD + 'model = "gpt"\n', 8, "no field 'model'", "runner of a [[flow]]"),
         (GOOD + 'prompt_template = "do it"\n', 8, "the template has no {prompt}", "{prompt}"),
         (GOOD.replace(" }", ', settings = { script = "agent.toml" } }'), 7, "a flow is not used", "[[mission.script"),
+        (GOOD.replace(" }", ', model = "gpt" }'), 7, "scripted has no setting 'model'", "remove it"),
+        (GOOD.replace('"scripted" }', '"acp", settings = { agnt = "x" } }'), 7, "acp has no setting 'agnt'", "agent"),
+        (GOOD.replace('"scripted" }', '"acp", settings = { agent = "gemni" } }'), 7, "value 'gemni'", "mean gemini?"),
+        (GOOD.replace('"scripted" }', '"process", settings = { command = 7 } }'), 7, "got `int`", ""),
+        (GOOD + 'network = "ful"\n', 8, "unknown network mode 'ful'", "choose none, full or"),
+        (GOOD + '[evaluation]\nverify = { commands = [" "] }\n', 5, "is an empty command", "add a command"),
+        (GOOD + OTHER + COMPARED.format('["bettr"]'), 15, "Invalid enum value 'bettr'", "mean better?"),
         (GOOD + 'provider = "bublewrap"\n', 8, "unknown provider 'bublewrap'", "bubblewrap"),
         (GOOD + 'env = ["A=B"]\n', 8, "'A=…' is not the name of a variable", "only the name"),
         (GOOD + '[[gate]]\ntype = "budget"\nmax = -1\n', 10, "out of range", "at least 0"),
@@ -107,7 +117,6 @@ def test_wrong_file_is_reported_with_position_and_suggestion(text: str, line: in
     assert hint in found[0].fix_hint
 
 
-COMPARED = '[[gate]]\ntype = "comparison"\nflow = "a"\nagainst = "b"\nverdicts = {}\n'
 RATE = '[[gate]]\ntype = "pass_rate"\nmin = {}\n'
 
 
@@ -145,6 +154,12 @@ def test_value_of_a_variable_is_never_shown(capsys: pytest.CaptureFixture[str]) 
         shown = "".join(capsys.readouterr())
         assert "OPENAI_API_KEY=" in shown
         assert "sk-proj" not in shown
+
+
+def test_wrong_suite_of_a_campaign_is_reported_with_a_suggestion() -> None:
+    Path("suite.toml").write_text(SUITE.replace("prompt =", "promt =", 1))
+    [found] = problems_of(GOOD)
+    assert (found.line, found.fix_hint) == (4, "did you mean prompt?")
 
 
 def test_template_is_refused_if_only_the_missions_prompt_is_used() -> None:

@@ -381,6 +381,24 @@ def test_settings_of_the_user_are_registered_without_secrets(
     assert proofbox.resume_campaign("out").ok
 
 
+def test_flows_compare_several_agents_of_one_kind(spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd() / "config"))
+    config = config_dir() / "config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text('[runtimes.process.quick]\ncommand = ["sh", "-c", "echo 42 > answer.txt"]\n')
+    idle = {"type": "process.idle", "settings": {"command": ["true"]}}
+    campaign = ONCE.replace('"scripted"', '"process.quick"').replace('{ type = "oracle" }', toml(idle))
+    report = proofbox.run_campaign(spec(WORKS, campaign=campaign), out="out", trust=True)
+    assert scores(report) == {"works": {"agent": (1, 1), "solver": (0, 1)}}
+    assert [each.strategy for each in report.flows] == ["process.quick", "process.idle"]
+    config.write_text('[runtimes.process.quick]\ncommand = ["true"]\n')
+    assert proofbox.lint_campaign("campaign.toml").sha256 != report.results.sha256
+    config.write_text("")
+    [failure] = proofbox.lint_campaign("campaign.toml").failures
+    assert failure.flow == "agent"
+    assert "no command is set for process.quick" in failure.message
+
+
 def test_files_that_the_agent_mounts_are_registered(spec: Callable[..., str]) -> None:
     """A better agent in the middle of a campaign would improve its results."""
     agent = Path("agent/run.sh")

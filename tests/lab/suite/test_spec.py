@@ -258,6 +258,7 @@ def test_missions_that_could_never_run_are_refused(
         ('strategies = ["of_another_machine", "scripted"]', ""),
         ('strategies = ["nop!"]', 'provider = "auto"'),
         ("max_concurrent = { docker = 1 }", 'provider = "bwrap"\nnetwork = "allow:example.org:443"\nenv = ["LANG=C"]'),
+        ("max_concurrent = { 'process.quick' = 1 }", ""),
         ("", 'script = { step = [{ fault = "stall" }, { tool = "run_command", args = { command = "true" } }] }'),
     ],
 )

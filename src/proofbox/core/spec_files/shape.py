@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -21,6 +22,13 @@ Elsewhere = Callable[[type[msgspec.Struct], str], str]
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, FieldInfo]:
     """Return the fields of a struct by name."""
     return {field.name: field for field in msgspec.structs.fields(struct)}
+
+
+def _words(kind: Any) -> list[Any]:
+    """Return the values of a type that allows only some: a `Literal` or an enumeration."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [member.value for member in kind]
+    return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
 class Shape:
@@ -50,7 +58,7 @@ class Shape:
             try:
                 msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
-                words = [word for each in options if get_origin(each) is Literal for word in get_args(each)]
+                words = [word for each in options for word in _words(each)]
                 hint = nearest(value, words) if words and isinstance(value, str) else ""
                 self._problems.add(path, f"{self._problems.shown(path) or f'the {self._noun}'}: {error}", hint)
 

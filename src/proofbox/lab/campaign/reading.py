@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import msgspec
 
-from proofbox.agents.registry import installed
+from proofbox.core.allowlist import parse_network
 from proofbox.core.nearest import nearest
 from proofbox.core.plurals import counted
 from proofbox.core.spec_files.positions import read_toml
 from proofbox.core.spec_files.problems import Problem, Problems, invalid, refuse_other_kind, toml_problem
 from proofbox.core.spec_files.shape import Shape
 from proofbox.core.spec_files.text_files import Absent, Unreadable, read_text
-from proofbox.errors import CampaignInvalid, NotFoundError, ProofboxError, SuiteInvalid
-from proofbox.lab.campaign.gate_checks import check_attainable, check_gate
+from proofbox.errors import CampaignInvalid, NotFoundError, ProofboxError, RequestInvalid, SuiteInvalid
+from proofbox.lab.campaign.checks import check_attainable, check_gate, check_runner
 from proofbox.lab.campaign.spec import PROMPT, CampaignDocument, Flow, MissionChoice, other_table
 from proofbox.lab.run.plan import secrets_in
 from proofbox.lab.suite.checks import LARGEST_PROMPT, check_values
@@ -107,27 +107,20 @@ def _flows(document: CampaignDocument) -> enumerate[Flow]:
 
 def _check(document: CampaignDocument, problems: Problems) -> None:
     ids = [flow.id for flow in document.flow]
-    known = installed().ids
     campaign = document.campaign
     for number, flow in _flows(document):
         if flow.id in ids[:number]:
             problems.add(("flow", number, "id"), f"duplicate flow id {flow.id!r}", "ids must be unique")
-        if flow.runner.type not in known:
-            problems.add(
-                ("flow", number, "runner", "type"),
-                f"no strategy is called {flow.runner.type!r}",
-                nearest(flow.runner.type, known),
-            )
-        if flow.runner.type == "scripted" and "script" in flow.runner.settings:
-            what = "the script of a flow is not used: each mission has its own"
-            problems.add(
-                ("flow", number, "runner", "settings", "script"), what, "move its steps to [[mission.script.step]]"
-            )
+        check_runner(flow.runner, ("flow", number, "runner"), problems)
         if flow.provider is not None:
             try:
                 check_provider(flow.provider)
             except ProofboxError as error:
                 problems.add(("flow", number, "provider"), error.message, _hint(error))
+        try:
+            parse_network(flow.network)
+        except RequestInvalid as error:
+            problems.add(("flow", number, "network"), error.message, _hint(error))
         for place, name in enumerate(flow.env):
             if not _VARIABLE.fullmatch(name):
                 hint = "write only the name: the value is taken from your environment"
@@ -285,8 +278,10 @@ def _suite(document: CampaignDocument, number: int, chosen: list[_Chosen], base:
 
 
 def _hint(error: ProofboxError) -> str:
-    """Return the first hint of an error; the message of an invalid suite includes its own."""
-    return "" if isinstance(error, SuiteInvalid) else next(iter(error.fix_hints), "")
+    """Return the hint of an error; of an invalid suite, the one of the problem in its message."""
+    if isinstance(error, SuiteInvalid) and (found := error.details.get("problems")):
+        return str(found[0].get("fix_hint", ""))
+    return next(iter(error.fix_hints), "")
 
 
 def _mission(document: CampaignDocument, flow: Flow, each: _Chosen, base: Path) -> dict[str, Any]:

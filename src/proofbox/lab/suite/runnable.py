@@ -65,11 +65,10 @@ def check_suite(suite: SuiteFields, problems: Problems) -> None:
     at: Path = ("suite", "strategies")
     if suite.strategies:
         _check_strategies(suite.strategies, problems, at)
-    known = (*PROVIDERS, *installed().ids) if suite.max_concurrent else ()
     for name in suite.max_concurrent:
-        if ALIASES.get(name, name) not in known:
+        if ALIASES.get(name, name) not in PROVIDERS and name not in installed():
             what = f"{name[:200]!r} is neither a provider nor a strategy"
-            problems.add(("suite", "max_concurrent", name), what, nearest(name, known))
+            problems.add(("suite", "max_concurrent", name), what, nearest(name, (*PROVIDERS, *installed().ids)))
 
 
 def check_mission(mission: Mission, problems: Problems, at: Path) -> None:

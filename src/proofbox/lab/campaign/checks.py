@@ -1,17 +1,51 @@
-"""Checks the gates of a campaign before it is run: their fields, and whether its design allows them to pass at all."""
+"""Checks the flows and gates of a campaign before it is run: the settings of agents, the fields of gates, and whether
+the campaign's design allows a gate to pass at all."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
+from proofbox.agents.registry import installed
 from proofbox.core.nearest import nearest
 from proofbox.core.plurals import counted
+from proofbox.core.spec_files.positions import Path
 from proofbox.core.spec_files.problems import Problems
-from proofbox.lab.campaign.spec import CampaignDocument, Gate
+from proofbox.core.spec_files.shape import Shape, fields_of
+from proofbox.errors import StrategyUnavailable
+from proofbox.lab.campaign.spec import CampaignDocument, Gate, Runner
 from proofbox.lab.statistics import highest_lower_end, missions_for_lower_end, missions_for_verdict
 
 _SHARES: Final = ("coverage", "pass_rate", "infra")
+
+
+def check_runner(runner: Runner, at: Path, problems: Problems) -> None:
+    """Check a runner. Its strategy may be one of several of a kind, such as `process.NAME`.
+
+    Whether the strategy works here is checked before a run: a campaign can be read on any machine.
+    """
+    known = installed()
+    if runner.type not in known:
+        what = f"no strategy is called {runner.type[:200]!r}"
+        problems.add((*at, "type"), what, nearest(runner.type, known.ids))
+        return
+    if runner.type == "scripted" and "script" in runner.settings:
+        what = "the script of a flow is not used: each mission has its own"
+        problems.add((*at, "settings", "script"), what, "move its steps to [[mission.script.step]]")
+        return
+    try:
+        fields = fields_of(known.runtime(runner.type).settings)
+    except StrategyUnavailable:  # the preflight reports it
+        return
+    stated: dict[Path, object] = {("settings", name): value for name, value in runner.settings.items()}
+    stated |= {(name,): getattr(runner, name) for name in ("model", "base_url", "api_key_env")}
+    for path, value in stated.items():
+        name = str(path[-1])
+        if value is not None and name in fields:
+            Shape(problems, "campaign").visit(fields[name].type, value, (*at, *path))
+        elif value is not None:
+            hint = nearest(name, fields) if fields and runner.type != "scripted" else "remove it"
+            problems.add((*at, *path), f"{runner.type} has no setting {name[:80]!r}", hint)
 
 
 def check_gate(
