@@ -616,9 +616,25 @@ def test_campaign_without_a_score_for_every_attempt_is_not_ok(
 
 def test_campaign_that_asks_for_more_needs_consent(spec: Callable[..., str]) -> None:
     broken = '[[flow]]\nid = "broken"\nrunner = { type = "process", settings = { command = ["no-such-program"] } }\n'
-    with pytest.raises(ConsentRequired):
-        proofbox.run_campaign(spec(LIES, more=broken), out="out")
+    file = spec(LIES, more=broken)
+    for function, words in (
+        (proofbox.run_campaign, "run campaign.toml"),
+        (proofbox.run_canary, "canary -n 1 campaign.toml"),
+    ):
+        with pytest.raises(ConsentRequired) as required:
+            function(file, out="out")
+        [hint] = required.value.fix_hints
+        assert hint.endswith(f": proofbox campaign {words} --out out --trust")
     assert not Path("out").exists()
+
+
+def test_consent_to_new_verifiers_runs_no_agent_again(finished: str) -> None:
+    wider = {**ANSWER, "network": "full"}
+    write_files(mission("works", verify=wider) + mission("lies", verify=wider))
+    with pytest.raises(ConsentRequired) as required:
+        proofbox.regrade_campaign(finished, "campaign.toml", out="regraded")
+    [hint] = required.value.fix_hints
+    assert hint.endswith(": proofbox campaign regrade out campaign.toml --out regraded --trust")
 
 
 def test_new_campaign_finishes_green_and_is_publishable(

@@ -285,16 +285,15 @@ def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> set[str]:
     return {path for path in a.keys() | b.keys() if a.get(path) != b.get(path)}
 
 
-def require_consent(campaign: Campaign, *, trust: bool, command: str = "") -> None:
+def require_consent(campaign: Campaign, *, trust: bool, command: str) -> None:
     """Raise `ConsentRequired` unless the user has consented to all requests; `trust` is that consent.
 
-    `command` is the command line that records the consent, by default that of `campaign run`.
+    `command` is the command line that records the consent.
     """
     asked = requests(campaign)
     if trust and asked:
         consent.agree(campaign.path, asked)
     if asked:
-        command = command or f"proofbox campaign run {quote(str(campaign.path))} --out OUT --trust"
         consent.require(campaign.path, asked, command=command)
 
 

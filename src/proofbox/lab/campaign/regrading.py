@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,7 +108,8 @@ def regrade_campaign(campaign: _Path, spec: _Path, *, out: _Path = "regraded", t
         raise CampaignIncomplete(f"{campaign} is not committed, or its evidence has findings", op="campaign regrade")
     new = read_campaign(Path(spec), first=manifest.canary)
     _require_same_design(new, manifest)
-    require_consent(new, trust=trust)
+    words = ("proofbox", "campaign", "regrade", str(place), os.fspath(spec), "--out", os.fspath(out), "--trust")
+    require_consent(new, trust=trust, command=shlex.join(words))
     described = describe(new, Path(out))
     redactor = Redactor.for_evidence(os.environ, new.document.key_names)
     with tempfile.TemporaryDirectory(prefix="proofbox-regrade-") as scratch:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
 from typing import Final
 
 import msgspec
@@ -122,7 +122,9 @@ def _start(
     if not os.fspath(out):
         raise UsageError("out is empty", op="campaign")
     campaign, place = read_campaign(spec, first=canary), Path(out)
-    require_consent(campaign, trust=trust)
+    kind = ("run",) if canary is None else ("canary", "-n", str(canary))
+    words = ("proofbox", "campaign", *kind, str(spec), "--out", os.fspath(out), "--trust")
+    require_consent(campaign, trust=trust, command=shlex.join(words))
     preflight(campaign, place, engine=engine)
     place.mkdir(parents=True, exist_ok=True)
     with exclusive(place):
@@ -248,7 +250,7 @@ def _commit(manifest: CampaignManifest, out: Path, report: CampaignReport) -> No
 
 def resume_hint(out: Path) -> str:
     """Return how to resume the campaign in a directory."""
-    return f"resume with: proofbox campaign resume {quote(str(out))}"
+    return f"resume with: proofbox campaign resume {shlex.quote(str(out))}"
 
 
 run_campaign_async = in_thread(
