@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -222,6 +223,26 @@ def test_suite_of_a_stranger_runs_nothing_before_the_user_has_consented(tmp_path
 
 
 @pytest.mark.needs("bubblewrap")
+def test_consent_is_to_one_directory_however_it_is_named(
+    tmp_path: Path, attempt: AttemptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = explore_attempt(Path(attempt.bundle).name, 1, "own", prompt="go", branches=1, verify=["test -e a.txt"])
+    assert done.ok, "an attempt made here needs no consent"
+
+    def explored(place: Path, **options: Any) -> bool:
+        place.mkdir()
+        monkeypatch.chdir(place)
+        shutil.copytree(attempt.bundle, "received")
+        return explore_attempt("received", 1, "tries", prompt="go", branches=1, verify=["true"], **options).ok
+
+    assert explored(tmp_path / "one", trust=True)
+    with pytest.raises(ConsentRequired) as required:
+        explored(tmp_path / "other")
+    assert required.value.fix_hints[0].endswith(": proofbox explore received --trust …")
+
+
+@pytest.mark.needs("bubblewrap")
 def test_conditions_of_a_mission_are_refused_instead_of_ignored(tmp_path: Path, attempt: AttemptRun) -> None:
     suite = tmp_path / "suite.toml"
     expect = {"claimed": "failure", "min_tool_calls": 50}
@@ -245,6 +266,8 @@ def test_suite_that_verifies_several_turns_is_refused(tmp_path: Path, attempt: A
 def test_explore_command_and_its_refusals(tmp_path: Path, attempt: AttemptRun) -> None:
     with pytest.raises(UsageError, match="either commands, or the attempt's suite"):
         explore_attempt(attempt.bundle, 1, tmp_path / "x", prompt="go")
+    with pytest.raises(UsageError, match="is empty"):
+        explore_attempt(attempt.bundle, 1, tmp_path / "x", prompt="go", verify=["true", " "])
     with pytest.raises(UsageError, match="between 1 and 32"):
         explore_attempt(attempt.bundle, 1, tmp_path / "x", prompt="go", branches=0, verify=["true"])
     with pytest.raises(NotFoundError, match="has no step 99"):

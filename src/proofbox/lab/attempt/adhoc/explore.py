@@ -184,7 +184,7 @@ async def explore_attempt_async(
     record = msgspec.convert(await run_sync(source.read_json, artifacts.ATTEMPT), AttemptRecord)
     given = final_of(record).given
     await run_sync(_check_step, source, record, step)
-    await run_sync(partial(require_fork_consent, source, options, trust=trust))
+    await run_sync(partial(require_fork_consent, source, options, trust=trust, command="proofbox explore"))
     how = await run_sync(partial(_verification, record, verify, suite, trust=trust))
     place = await run_sync(_new_directory, Path(directory))
     chosen = options.get("strategies")
@@ -266,6 +266,8 @@ def _verification(record: AttemptRecord, verify: Sequence[str], suite: _Path | N
             op="explore",
             fix_hints=["--verify 'pytest -q'", "or: --suite suite.toml"],
         )
+    if not all(command.strip() for command in verify):
+        raise UsageError("a command of --verify is empty, so it would always pass", op="explore")
     if suite is None:
         mission = Mission(id=record.mission_id, prompt="", verify=Verify(commands=tuple(verify)))
         return _Verification(mission, Path, in_box_of_branch=True)

@@ -26,17 +26,20 @@ from proofbox.lab.attempt.documents import AttemptRecord, RunnerRef
 from proofbox.lab.reports.steps import load_attempt
 
 
-def require_fork_consent(bundle: Bundle, options: AttemptOptions, *, trust: bool) -> None:
+def require_fork_consent(
+    bundle: Bundle, options: AttemptOptions, *, trust: bool, command: str = "proofbox attempt fork"
+) -> None:
     """Raise `ConsentRequired` unless the user has consented to what the attempt requests and `options` do not override.
 
-    `trust` is that consent.
+    `trust` is that consent. `command` is the beginning of the command line that records it.
     """
     if _of_own_run(bundle):
         return
+    place = Path(bundle.path).resolve()  # consent is to one directory, also if it is named relative to another
     asked = _requests(bundle, options.get("provider"), options.get("policy", {}), options.get("settings", {}))
     if trust:
-        consent.agree(Path(bundle.path), asked)
-    consent.require(Path(bundle.path), asked, command=f"proofbox attempt fork {quote(bundle.path)} --trust …")
+        consent.agree(place, asked)
+    consent.require(place, asked, command=f"{command} {quote(bundle.path)} --trust …")
 
 
 def agree_to_forks(path: Path) -> None:
