@@ -144,6 +144,17 @@ def test_doctor_reports_and_stores_its_measurement(
     assert (refused["ok"], refused["error"]["code"]) == (False, "SANDBOX_UNAVAILABLE")
 
 
+@pytest.mark.needs("claude")
+def test_doctor_finds_an_agent_that_lacks_only_its_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    assert main(["doctor", "--quick", "--provider", "off"]) == 0
+    [row] = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines() if line.startswith("claude_code ")]
+    assert (row[1], row[3]) == ("yes", "yes")
+    assert row[4].startswith("the variable ANTHROPIC_API_KEY is not set")
+
+
 def test_doctor_lists_images_kernels_and_templates(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,9 +157,9 @@ def _runtimes(found: tuple[RuntimeFacts, ...]) -> str:
     rows = [("RUNTIME", "FOUND", "VERSION", "COMPATIBLE", "MISSING")]
     for each in found:
         missing = "; ".join([each.reason, *each.fix_hints[:1]]) if each.reason else ""
-        rows.append(
-            (each.strategy, _yes(each.available), each.version, _yes(each.available and each.compatible), missing)
-        )
+        found_here = each.available or bool(each.version)  # one that lacks only its key or its model is found
+        compatible = _yes(each.compatible) if found_here else "-"
+        rows.append((each.strategy, _yes(found_here), each.version, compatible, missing))
     return columns(rows)
 
 
