@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from acp_lab import fake_settings
+from conftest import SOAK
 from suites import HEAD, attempts, conduct, document, lines, plan, serving_model
 
 from proofbox.evidence.bundle.reader import load_bundle
@@ -88,9 +89,13 @@ MISSIONS = (
 )
 
 
+REAL_ACP = [pytest.mark.needs("opencode"), pytest.mark.skipif(not SOAK, reason="its starts take long: scripts/soak")]
+
+
 @pytest.mark.needs("codex")
+@pytest.mark.parametrize("acp_agent", ["fake", pytest.param("opencode", marks=REAL_ACP)])
 def test_missions_have_the_same_evidence_on_every_runtime_and_no_key(
-    tmp_path: Path, model: str, rounds: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: str, acp_agent: str, rounds: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = "sk-ant-" + "kQ7" * 13
     monkeypatch.setenv("MISSION_MODEL_KEY", key)
@@ -99,7 +104,9 @@ def test_missions_have_the_same_evidence_on_every_runtime_and_no_key(
     for strategy in ("claude_code", "codex_app_server", "acp"):
         out = tmp_path / strategy
         flags = {"base_url": model.removesuffix("/v1") if strategy == "claude_code" else model}
-        flags |= {"api_key_env": "MISSION_MODEL_KEY", **(fake_settings(model) if strategy == "acp" else {})}
+        flags["api_key_env"] = "MISSION_MODEL_KEY"
+        if strategy == "acp":
+            flags |= fake_settings(model) if acp_agent == "fake" else {"model": "fake-model"}
         planned = plan(source, out, tmp_path, chain=f"{strategy}!", flags=flags)
         run = conduct(planned, out)
         assert [each.code for each in validate(load_bundle(run), strict=True)] == []

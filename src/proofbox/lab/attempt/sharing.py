@@ -37,7 +37,7 @@ def refuse_to_share(runtime: AgentRuntime) -> None:
         raise CapabilityUnsupported(
             "the scripted strategy plays one script per session, so its sessions cannot be shared",
             op="strategy",
-            fix_hints=["--isolation process"],
+            fix_hints=['--isolation process, or in a campaign: remove isolation = "shared" of the flow'],
         )
 
 

@@ -418,7 +418,10 @@ class Conductor:
 def refuse_to_share_on(engine: EngineSettings, isolation: Isolation) -> None:
     """Raise `UsageError` if attempts would share an agent process on a cluster."""
     if isolation == "shared" and not engine.is_local:
-        hints = ["--engine local", "or start a run with a process per attempt: --isolation process"]
+        hints = [
+            "--engine local",
+            "or start a run with a process per attempt: --isolation process (in a campaign, isolation of the flow)",
+        ]
         raise UsageError("attempts on a cluster cannot share one agent process", op="suite", fix_hints=hints)
 
 

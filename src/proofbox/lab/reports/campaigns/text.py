@@ -69,9 +69,9 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> Rows:
     """Return the table of comparisons, with its head."""
     rows = [["COMPARED", "DIFFERENCE", "95 % INTERVAL", "P", "VERDICT"]]
     for each in comparisons:
-        interval = f"{_points(each.low)} to {_points(each.high)}"
-        names = f"{each.first} - {each.second}"
-        difference = f"{_points(each.difference)} pt"
+        names, difference, interval = f"{each.first} - {each.second}", "-", "-"
+        if each.missions:
+            difference, interval = f"{_points(each.difference)} pt", f"{_points(each.low)} to {_points(each.high)}"
         rows.append([names, difference, interval, f"{each.corrected_p:.2g}", str(each.verdict)])
     return rows
 
