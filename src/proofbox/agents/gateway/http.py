@@ -43,7 +43,8 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
 
     def header(self, name: str) -> str:
-        return next((value for key, value in self.headers if key == name), "")
+        """Return the value of a header. Values of a repeated one are joined, as HTTP defines it."""
+        return ", ".join(value for key, value in self.headers if key == name)
 
 
 class Responder:

@@ -243,7 +243,10 @@ class ModelGateway:
         return f"{path}?{query}" if query else path
 
     async def _forward(self, request: HttpRequest, path: str, exchange: Exchange, responder: Responder) -> None:
-        headers = {name: value for name, value in request.headers if _is_forwarded(name, _FORWARDED_HEADERS)}
+        headers: dict[str, str] = {}
+        for name, value in request.headers:  # as `request.header` joins them
+            if _is_forwarded(name, _FORWARDED_HEADERS):
+                headers[name] = f"{headers[name]}, {value}" if name in headers else value
         key_header = self._endpoint.key_header(path, next(filter(request.header, KEY_HEADERS), ""))
         headers |= {"accept-encoding": "identity", **self._endpoint.authorization(key_header)}
         model = model_of(request.body)
