@@ -73,6 +73,32 @@ def tar(files: Mapping[str, bytes]) -> bytes:
     return data.getvalue()
 
 
+@pytest.mark.parametrize("name", ["var", "etc", "etc/passwd", "var/tmp"])
+def test_links_of_an_image_lead_nowhere_when_it_is_unpacked(project: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        link = tarfile.TarInfo(name)
+        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+        archive.addfile(link)
+    (tmp_path / "rootfs.tar").write_bytes(data.getvalue())
+    unpacked(import_image(tmp_path / "rootfs.tar", "hostile"))
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.REGTYPE])
+def test_image_without_a_directory_for_var_is_unpacked(project: Path, tmp_path: Path, kind: bytes) -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        entry = tarfile.TarInfo("var")
+        entry.type, entry.linkname = kind, "/nowhere" if kind == tarfile.SYMTYPE else ""
+        archive.addfile(entry)
+    (tmp_path / "rootfs.tar").write_bytes(data.getvalue())
+    tree = unpacked(import_image(tmp_path / "rootfs.tar", "odd"))
+    assert os.path.lexists(tree / "var")
+
+
 # Imports.
 
 

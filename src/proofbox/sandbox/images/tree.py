@@ -65,7 +65,7 @@ def _unpack(image: Image, tree: Path) -> None:
             unpack_tar(archive, making, skip_devices=True)
         for name in _PLACES:
             _make_place(making, name)
-        if not os.path.lexists(making / "var/tmp"):
+        if _can_have(making, "var/tmp") and not os.path.lexists(making / "var/tmp"):
             (making / "var/tmp").mkdir(parents=True)
         making.rename(tree)
     except ArchiveRefused as error:
@@ -83,10 +83,16 @@ def _unpack(image: Image, tree: Path) -> None:
 def _make_place(tree: Path, name: str) -> None:
     """Make a regular file. A link there could lead anywhere, so it is replaced."""
     path = tree / name
-    if path.parent.is_symlink() or (os.path.lexists(path.parent) and not path.parent.is_dir()):
+    if not _can_have(tree, name):
         return
     path.parent.mkdir(exist_ok=True)
     if path.is_symlink():
         path.unlink()
     if not path.exists():
         path.touch(mode=0o644)
+
+
+def _can_have(tree: Path, name: str) -> bool:
+    """Return whether an entry can be made in a directory of the tree: if the directory is a link, it may be outside."""
+    parent = (tree / name).parent
+    return not os.path.lexists(parent) or (parent.is_dir() and not parent.is_symlink())
