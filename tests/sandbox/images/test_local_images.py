@@ -87,6 +87,27 @@ def test_links_of_an_image_lead_nowhere_when_it_is_unpacked(project: Path, tmp_p
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize("links", [{"etc": ""}, {"var": ""}, {"data": ""}, {"data": "b", "b": ""}])
+def test_image_whose_links_lead_to_the_host_is_refused(project: Path, tmp_path: Path, links: dict[str, str]) -> None:
+    """bubblewrap makes places for mounts through links of the image, while the host is at /oldroot."""
+    outside, data = tmp_path / "outside", io.BytesIO()
+    outside.mkdir()
+    with tarfile.open(fileobj=io.BytesIO(rootfs())) as given, tarfile.open(fileobj=data, mode="w") as archive:
+        for member in given:
+            if member.name.removeprefix("./").partition("/")[0] not in links:
+                archive.addfile(member, given.extractfile(member) if member.isreg() else None)
+        for name, target in links.items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target or f"/oldroot{outside}"
+            archive.addfile(link)
+    (tmp_path / "rootfs.tar").write_bytes(data.getvalue())
+    image = import_image(tmp_path / "rootfs.tar", "hostile").name
+    with Sandboxes(project) as boxes, pytest.raises(ImageCorrupt, match="leads out of the image"):
+        boxes.exec(["true"], provider="bubblewrap", image=image, mounts=[f"{tmp_path / 'project'}:/data/files"])
+    assert list(outside.iterdir()) == []
+
+
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.REGTYPE])
 def test_image_without_a_directory_for_var_is_unpacked(project: Path, tmp_path: Path, kind: bytes) -> None:
     data = io.BytesIO()

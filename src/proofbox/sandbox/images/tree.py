@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from proofbox.core.archives.unpack import ArchiveRefused, unpack_tar
@@ -19,6 +19,7 @@ from proofbox.sandbox.images.local import verified
 _OWN = {"dev", "home", "proc", "run", "sys", "tmp"}
 # A box mounts its own files over these; a mount needs an existing place.
 _PLACES = ("etc/group", "etc/hosts", "etc/passwd", "etc/resolv.conf")
+_MOST_LINKS = 40  # that the kernel follows
 
 
 def unpacked(image: Image) -> Path:
@@ -42,6 +43,42 @@ def root_entries(tree: Path, places: Sequence[Path]) -> Iterator[tuple[Path, Pat
     for entry in sorted(tree.iterdir()):
         if entry.name not in _OWN:
             yield from _entries(entry, Path("/", entry.name), places)
+
+
+def refuse_links_out(tree: Path, places: Collection[Path]) -> None:
+    """Raise ImageCorrupt if an image has links by which one of these places in the box leads out of the image.
+
+    While bubblewrap makes places for mounts, the host's files are below another directory, where such a link can lead.
+    Places inside another one are on files of that mount, not of the image.
+    """
+    for place in places:
+        if not any(above in places for above in place.parents) and _leads_out(tree, place):
+            raise ImageCorrupt(
+                f"the image can't be used: {place} leads out of the image by a link",
+                op="start",
+                fix_hints=["make the link relative, or replace it with a directory, and import the image again"],
+                details={"place": str(place)},
+            )
+
+
+def _leads_out(tree: Path, place: Path) -> bool:
+    waiting, at, links = list(place.parts[1:]), list[str](), 0
+    while waiting:
+        name = waiting.pop(0)
+        if name == ".." and not at:
+            return True
+        if name == "..":
+            at.pop()
+        elif name not in ("", "."):
+            at.append(name)
+        entry = tree.joinpath(*at)
+        if at and at[0] not in _OWN and entry.is_symlink():
+            target, links = os.readlink(entry), links + 1
+            if target.startswith("/") or links > _MOST_LINKS:
+                return True
+            at.pop()
+            waiting[:0] = target.split("/")
+    return False
 
 
 def _entries(source: Path, place: Path, places: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
