@@ -61,7 +61,7 @@ from proofbox.lab.attempt.mission_box import MissionBoxes, requested_options
 from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.sharing import Started, refuse_to_share
 from proofbox.lab.attempt.states import Reason, State, States
-from proofbox.lab.attempt.trace import Trace
+from proofbox.lab.attempt.trace import RecordFull, Trace
 from proofbox.lab.attempt.verifier import VerifierResult, check, combine_turns, lay_beside, lay_out, not_run
 from proofbox.lab.run import resources
 from proofbox.lab.run.failures import retry_after, typed
@@ -373,7 +373,8 @@ class Supervisor:
                 await recording.finish(thread, close=shared is None)
                 self._incomplete_reason = recording.incomplete_reason
         self._judge_turn(self._result)
-        if recording.failure is not None and self._infra is None:
+        is_full = isinstance(recording.failure, RecordFull)
+        if recording.failure is not None and not is_full and self._infra is None:
             self.fail(ListenerFailed(f"the record is incomplete: {typed(recording.failure).message}", op="listen"))
 
     async def _start(self, workspace: Path, scratch: Path) -> Started:
