@@ -171,6 +171,28 @@ def test_program_that_breaks_its_protocol_fails_its_attempt(tmp_path: Path, mode
     }
 
 
+# An ACP agent that answers its first prompt, ends, and fails to start again.
+ACP_ONCE = """
+import os, sys
+if os.path.exists("0"):
+    sys.exit(7)
+"""
+ACP_ENDS = """
+    if asked.get("method") == "session/new":
+        for n in range(3000):  # whose snapshot takes longer than the end of the process
+            open(str(n), "w").close()
+    if asked.get("method") == "session/prompt":
+        os._exit(0)
+"""
+
+
+def test_agent_that_cannot_start_again_for_a_later_turn_fails_its_attempt(tmp_path: Path, model: str) -> None:
+    agent = {"command": ["/usr/bin/python3", "-c", ACP_ONCE + ACP + ACP_ENDS]}
+    turns = mission("a", '{"stopReason": "end_turn"}') + '[[mission.then]]\nprompt = "go on"\n'
+    _, _, found = ran(tmp_path, model, turns, chain="acp!", runtimes={"acp": agent}, retries=1)
+    assert found == {"a.1": (None, "turn_failed")}
+
+
 def test_agent_that_ends_before_it_gets_the_prompt_is_an_infra_failure(tmp_path: Path, model: str) -> None:
     agent = {"command": ["/bin/sh", "-c", "exit 7"]}
     made, out, found = ran(tmp_path, model, mission("a", "x"), chain="acp!", runtimes={"acp": agent}, retries=0)

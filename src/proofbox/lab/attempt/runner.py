@@ -29,6 +29,7 @@ from proofbox.errors import (
     AgentError,
     AuthFailed,
     BundleSecretFound,
+    CapabilityUnsupported,
     ContextExceeded,
     InternalError,
     LeaseLost,
@@ -38,8 +39,10 @@ from proofbox.errors import (
     ProofboxError,
     RateLimited,
     RuntimeCrashed,
+    RuntimeIncompatible,
     RuntimeProtocolError,
     RuntimeStalled,
+    RuntimeStartFailed,
     RuntimeTimedOut,
     SetupFailed,
     StartFailed,
@@ -88,6 +91,8 @@ SELF_REPORTED = (
     RuntimeTimedOut,
     TransportBroken,
 )
+# Failures to start the agent again for a later turn. Before its first turn, they are infrastructure failures.
+NOT_STARTED = (CapabilityUnsupported, RuntimeIncompatible, RuntimeStartFailed)
 Done = TypeVar("Done")
 
 
@@ -361,7 +366,11 @@ class Supervisor:
                 if self._result.status != "completed" or self._control.reason is not None:
                     break
                 self._turn_ends.append(trace.steps[-1].snapshot_after)
-                turn = await session.start_turn(thread, further.prompt)
+                try:
+                    turn = await session.start_turn(thread, further.prompt)
+                except AgentError as error:
+                    self._result = _not_started(self._result, error)
+                    break
                 self._result = await self._wait(session, thread, turn, further.timeout)
         finally:
             self.enter("stopping")
@@ -487,6 +496,8 @@ class Supervisor:
             return seen
         if isinstance(error, RuntimeCrashed) and self.context.shared is not None:
             return error  # the process was shared: another attempt may have ended it
+        if self._turn_ends and isinstance(error, NOT_STARTED) and not error.details.get("cause"):
+            return None  # its box is there, and the agent could have changed anything that a start depends on
         # A bare AgentError is a program that exited with an error code.
         return None if isinstance(error, SELF_REPORTED) or type(error) is AgentError else error
 
@@ -611,6 +622,12 @@ class Supervisor:
             retry_after=retry_after(infra, self.context.clock),
             reset_named=infra is not None and "resets_at" in infra.details,
         )
+
+
+def _not_started(earlier: TurnResult, error: AgentError) -> TurnResult:
+    """Return the result of a turn that could not be started after an earlier one."""
+    lost = error if error.details.get("cause") else None  # the box ended, not just the program
+    return TurnResult(turn=earlier.turn, thread=earlier.thread, status="failed", error=error, observed_failure=lost)
 
 
 def _secret_found(paths: Sequence[str]) -> BundleSecretFound:
