@@ -16,7 +16,7 @@ import msgspec
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.events import Notice
 from proofbox.core.files.atomic import write_document
-from proofbox.errors import ProofboxError, UsageError
+from proofbox.errors import ProofboxError, RuntimeCrashed, SandboxLost, UsageError
 from proofbox.sandbox.async_service import AsyncSession
 from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.host.usage import observed
@@ -56,6 +56,12 @@ def killed_at_end(session: str) -> Notice:
     """Return the event that reports processes which outlived their turns and end with the session's box."""
     message = "processes that the agent started were still running when the session was closed, and were killed"
     return Notice(session=session, kind=KILLED_AT_END, message=message)
+
+
+def box_ended() -> RuntimeCrashed:
+    """Return the error of a session whose box has ended."""
+    hints, details = ["start another session"], {"cause": SandboxLost.code}
+    return RuntimeCrashed("the session's box has ended", op="session", fix_hints=hints, details=details)
 
 
 def prepare_home(home: Path, options: SessionOptions, files: Mapping[str, str]) -> None:

@@ -24,6 +24,9 @@ from proofbox.core.documents import declare
 MAX_TOKENS = 10**12
 """The highest count of tokens. A program can state any number, but sums over attempts must fit into the evidence."""
 
+MAX_PATHS = 100
+"""How many paths of a change are kept. A program can state any number, but an event must fit into the evidence."""
+
 Source = Literal["runtime_reported", "gateway"]
 ToolStatus = Literal["completed", "failed", "declined", "abandoned"]
 TurnStatus = Literal["completed", "failed", "interrupted"]
@@ -111,6 +114,8 @@ class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
     def __post_init__(self) -> None:
         if self.exit_code is not None and abs(self.exit_code) > MAX_INTEGER:  # evidence cannot hold it
             msgspec.structs.force_setattr(self, "exit_code", None)
+        if self.duration_ms is not None and abs(self.duration_ms) > MAX_INTEGER:
+            msgspec.structs.force_setattr(self, "duration_ms", None)
 
 
 class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
@@ -118,10 +123,15 @@ class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
 
     item: str
     paths: tuple[str, ...]
+    """The paths that changed, at most 100; a log may truncate each."""
     status: ToolStatus
     """The outcome of the change. `declined`: it was not approved."""
     late: bool = False
     """The change ended after its turn."""
+
+    def __post_init__(self) -> None:
+        if len(self.paths) > MAX_PATHS:
+            msgspec.structs.force_setattr(self, "paths", self.paths[:MAX_PATHS])
 
 
 class ApprovalDecision(AgentEvent, frozen=True, kw_only=True, tag="decision"):

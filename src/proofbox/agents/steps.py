@@ -107,7 +107,7 @@ class StepRecorder:
                 )
                 await run_sync(add)
             case FileChange():
-                paths = tuple(_short(path) for path in event.paths[:100])
+                paths = tuple(map(_short, event.paths))
                 add = partial(
                     self._add,
                     event,
@@ -120,6 +120,11 @@ class StepRecorder:
                 await run_sync(add)
             case TurnEnded():
                 await run_sync(self._end, event)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many steps as a record can hold."""
+        return len(self.steps) >= MAX_STEPS
 
     def _end(self, event: TurnEnded) -> None:
         of_this = [number for number, step in enumerate(self.steps) if step.turn == event.turn]
@@ -158,7 +163,7 @@ class StepRecorder:
         return id
 
     def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
-        if len(self.steps) >= MAX_STEPS:
+        if self.is_full:
             raise UsageError(f"the attempt exceeds the limit of {MAX_STEPS} steps", op="record")
         step = Step(
             n=len(self.steps) + 1,

@@ -131,6 +131,21 @@ def test_gateway_adds_the_key_and_records_the_exchange(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_repeated_header_is_recorded_as_the_endpoint_reads_it(tmp_path: Path) -> None:
+    """Otherwise a request without an accepted feature would count as one with it, and its 401 as the key's failure."""
+
+    async def work(lab: Lab) -> None:
+        content = json.dumps({"model": "m", "input": []})
+        twice = [("content-type", "application/json"), ("anthropic-beta", "oauth"), ("anthropic-beta", "other")]
+        await lab.client.post("/model/messages", content=content, headers=twice)
+        [sent] = [value for name, value in lab.model.seen[0].headers if name == "anthropic-beta"]
+        assert sent == "oauth, other"
+        assert lab.last.variant is not None
+        assert sent in lab.last.variant
+
+    run(tmp_path, work)
+
+
 @pytest.mark.parametrize(
     ("prompt", "status", "outcome", "more"),
     [

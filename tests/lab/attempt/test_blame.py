@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, plan, serving_model
+from suites import HEAD, attempts, conduct, document, patch_workers, plan, serving_model
 
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.reports.validation import validate
@@ -94,6 +94,7 @@ def test_overload_only_claimed_by_claude_counts_against_it(tmp_path: Path, model
                 "large": {"type": "usage", "input_tokens": 2**64 - 1, "output_tokens": 2**64 - 1},
                 "no-number": {"type": "usage", "input_tokens": True},
                 "exit-code": {"type": "tool_call", "command": "x", "exit_code": 2**60},
+                "duration": {"type": "tool_call", "command": "x", "duration_ms": 10**30},
             },
         ),
         (
@@ -116,6 +117,33 @@ def test_numbers_that_no_evidence_can_hold_do_not_excuse_an_agent(
     assert found == {f"{id}.1": (None, "completed") for id in lines}
     findings = validate(load_bundle(out / made.run_id), strict=True)
     assert {each.code for each in findings} <= {"USAGE_DISAGREES"}, "the gateway saw no tokens"
+
+
+def test_more_than_a_record_can_hold_does_not_excuse_an_agent(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_workers(
+        monkeypatch,
+        "from proofbox.agents import steps\nfrom proofbox.lab.attempt import trace\n"
+        "trace.MAX_EVENT_BYTES, trace.MAX_FILES, steps.MAX_STEPS = 1 << 20, 10, 20",
+    )
+    missions = mission("paths", 'print(\'{"type": "file_change", "paths": [""\' + \',""\' * 1_100_000 + \']}\')')
+    missions += mission("events", 'while True: print(\'{"type": "reasoning", "text": "\' + \'x\' * 4000 + \'"}\')')
+    missions += mission("steps", 'for n in range(40): print(\'{"type": "tool_call", "command": "x"}\')')
+    missions += mission(
+        "outputs",
+        "open('new', 'w').write('x' * 10_000)\n"
+        'for n in range(15): print(\'{"type": "tool_call", "output": "\' + str(n) * 4000 + \'"}\')',
+    )
+    made, out, found = ran(tmp_path, model, missions, settings={"output": "jsonl"})
+    assert found == {
+        "paths.1": (None, "completed"),
+        "outputs.1": (None, "budget_exceeded"),
+        "events.1": (None, "budget_exceeded"),
+        "steps.1": (None, "budget_exceeded"),
+    }
+    for id, more in (("events.1", "events.jsonl exceeds"), ("steps.1", "20 steps"), ("outputs.1", "10 outputs")):
+        assert more in document(out, made, attempts(made, out)[id], "attempt.json")["detail"]
 
 
 # An ACP agent whose answer to the prompt is the prompt itself.
@@ -141,6 +169,28 @@ def test_program_that_breaks_its_protocol_fails_its_attempt(tmp_path: Path, mode
         "no-object.1": (None, "turn_failed"),
         "ends.1": (None, "completed"),
     }
+
+
+# An ACP agent that answers its first prompt, ends, and fails to start again.
+ACP_ONCE = """
+import os, sys
+if os.path.exists("0"):
+    sys.exit(7)
+"""
+ACP_ENDS = """
+    if asked.get("method") == "session/new":
+        for n in range(3000):  # whose snapshot takes longer than the end of the process
+            open(str(n), "w").close()
+    if asked.get("method") == "session/prompt":
+        os._exit(0)
+"""
+
+
+def test_agent_that_cannot_start_again_for_a_later_turn_fails_its_attempt(tmp_path: Path, model: str) -> None:
+    agent = {"command": ["/usr/bin/python3", "-c", ACP_ONCE + ACP + ACP_ENDS]}
+    turns = mission("a", '{"stopReason": "end_turn"}') + '[[mission.then]]\nprompt = "go on"\n'
+    _, _, found = ran(tmp_path, model, turns, chain="acp!", runtimes={"acp": agent}, retries=1)
+    assert found == {"a.1": (None, "turn_failed")}
 
 
 def test_agent_that_ends_before_it_gets_the_prompt_is_an_infra_failure(tmp_path: Path, model: str) -> None:

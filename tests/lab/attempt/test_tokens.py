@@ -35,6 +35,38 @@ async def serve():
 
 anyio.run(serve)
 """
+LATE = """
+import anyio
+from proofbox.agents.fakemodel import FakeModel
+
+class Late(FakeModel):
+    async def _answer(self, request, responder):
+        await responder.start(200, {"content-type": "text/event-stream"})
+        await responder.write(b'data: {"type": "response.output_item.done", "item": {"type": "message"}}\\n\\n')
+        await anyio.sleep(0.2)
+        usage = b'{"input_tokens": 1000, "output_tokens": 50}'
+        await responder.write(b'data: {"type": "response.completed", "response": {"usage": %b}}\\n\\n' % usage)
+        await responder.finish()
+
+async def serve():
+    async with Late().listening() as url:
+        print(url, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(serve)
+"""
+BREAK_OFF = """
+import http.client, os, urllib.parse
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+for _ in range(COUNT):
+    connection = http.client.HTTPConnection(url.netloc)
+    connection.request("POST", url.path + "/responses", "{}", {"content-type": "application/json"})
+    answer = connection.getresponse()
+    while b"output_item.done" not in answer.readline():
+        pass
+    connection.sock.close()
+    answer.close()
+"""
 ASK = """
 import json, os, sys, tomllib, urllib.request
 url = os.environ.get("OPENAI_BASE_URL")
@@ -143,6 +175,21 @@ def test_responses_without_usage_are_unknown_and_no_budget_can_be_checked(tmp_pa
     reason, detail = run.ended("budget.1")
     assert reason == "budget_exceeded"
     assert "states no usage" in detail
+
+
+def test_usage_after_the_client_has_left_counts(tmp_path: Path) -> None:
+    """The program has the whole answer before the endpoint states its usage, and disconnects."""
+
+    def leave(count: int) -> str:
+        return f"exec python3 - <<'END'{BREAK_OFF.replace('COUNT', str(count))}END"
+
+    missions = mission("few", leave(2))
+    missions += mission("budget", leave(50), "budget = { tokens = 3000 }")
+    with serving("-c", LATE) as url:
+        run = ran(tmp_path, missions, **shell(url))
+    report = run.report("few.1")
+    assert spent(report["tokens"]) == {"gateway": 2100}
+    assert run.ended("budget.1") == ("budget_exceeded", "tokens: 3150 of 3000")
 
 
 @pytest.mark.needs("codex")

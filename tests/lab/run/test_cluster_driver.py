@@ -19,9 +19,10 @@ from proofbox.errors import BundleCorrupt
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.attempt.context import AttemptControl
 from proofbox.lab.attempt.documents import NodeRecord
+from proofbox.lab.run.crews.cluster import transfer
 from proofbox.lab.run.crews.cluster.driver import Driver, RemoteWorker
 from proofbox.lab.run.crews.cluster.nodes import ClusterNode
-from proofbox.lab.run.crews.cluster.transfer import Parcel
+from proofbox.lab.run.crews.cluster.transfer import Parcel, ParcelCache
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.plan import Plan
 from proofbox.lab.run.worker import WorkerInputs
@@ -149,6 +150,49 @@ def test_files_that_a_node_lost_are_sent_again(tmp_path: Path, out: Path, missin
     assert ended.result.infra == infra
     parcels = [each for each in sent if isinstance(each, tuple) and len(each) == 3 and each[1] == 0]
     assert len(parcels) == 6, "the template and the pinned files, three times"
+
+
+class CachingActor:
+    """An actor with the cache of its node, which is slow."""
+
+    def __init__(self, cache: ParcelCache) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Recorded:
+        async def answer(parcel: bytes, *args: Any) -> Any:
+            await anyio.sleep(0.01)
+            return getattr(self._cache, name)(msgspec.json.decode(parcel, type=Parcel), *args)
+
+        return Recorded([], answer)
+
+
+@pytest.mark.needs("ray")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_equal_templates_are_sent_to_a_node_once(
+    tmp_path: Path, out: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import exceptions
+
+    monkeypatch.setattr(transfer, "PIECE_SIZE", 4096)
+    node, cache = ClusterNode("1", "node-1", 2, 2), ParcelCache(tmp_path / "cache", "run.node")
+    given = [tmp_path / "first", tmp_path / "second"]
+    for each in given:
+        each.mkdir()
+        (each / "data").write_bytes(b"x" * 10_000)
+    made = plan(HEAD + mission("answer", say("done")), out, tmp_path)
+    inputs = WorkerInputs.open(out, made.run_id, "driver")
+    driver = Driver(SimpleNamespace(exceptions=exceptions), made.engine, "driver", 1, inputs)
+    used = [RemoteWorker(node, CachingActor(cache), 2) for _ in range(workers)]
+
+    async def send() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number, each in enumerate(given):
+                tasks.start_soon(driver._send, used[number % workers], each)
+
+    anyio.run(send)
+    [kept] = (tmp_path / "cache").iterdir()
+    assert kept.suffix == ".tar"
+    inputs.ledger.close()
 
 
 class ReturningActor(FakeActor):

@@ -73,6 +73,53 @@ def tar(files: Mapping[str, bytes]) -> bytes:
     return data.getvalue()
 
 
+@pytest.mark.parametrize("name", ["var", "etc", "etc/passwd", "var/tmp"])
+def test_links_of_an_image_lead_nowhere_when_it_is_unpacked(project: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        link = tarfile.TarInfo(name)
+        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+        archive.addfile(link)
+    (tmp_path / "rootfs.tar").write_bytes(data.getvalue())
+    unpacked(import_image(tmp_path / "rootfs.tar", "hostile"))
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize("links", [{"etc": ""}, {"var": ""}, {"data": ""}, {"data": "b", "b": ""}])
+def test_image_whose_links_lead_to_the_host_is_refused(project: Path, tmp_path: Path, links: dict[str, str]) -> None:
+    """bubblewrap makes places for mounts through links of the image, while the host is at /oldroot."""
+    outside, data = tmp_path / "outside", io.BytesIO()
+    outside.mkdir()
+    with tarfile.open(fileobj=io.BytesIO(rootfs())) as given, tarfile.open(fileobj=data, mode="w") as archive:
+        for member in given:
+            if member.name.removeprefix("./").partition("/")[0] not in links:
+                archive.addfile(member, given.extractfile(member) if member.isreg() else None)
+        for name, target in links.items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target or f"/oldroot{outside}"
+            archive.addfile(link)
+    (tmp_path / "rootfs.tar").write_bytes(data.getvalue())
+    image = import_image(tmp_path / "rootfs.tar", "hostile").name
+    with Sandboxes(project) as boxes, pytest.raises(ImageCorrupt, match="leads out of the image"):
+        boxes.exec(["true"], provider="bubblewrap", image=image, mounts=[f"{tmp_path / 'project'}:/data/files"])
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.REGTYPE])
+def test_image_without_a_directory_for_var_is_unpacked(project: Path, tmp_path: Path, kind: bytes) -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        entry = tarfile.TarInfo("var")
+        entry.type, entry.linkname = kind, "/nowhere" if kind == tarfile.SYMTYPE else ""
+        archive.addfile(entry)
+    (tmp_path / "rootfs.tar").write_bytes(data.getvalue())
+    tree = unpacked(import_image(tmp_path / "rootfs.tar", "odd"))
+    assert os.path.lexists(tree / "var")
+
+
 # Imports.
 
 

@@ -24,7 +24,7 @@ HEAD_SECONDS = 60.0
 BODY_SECONDS = 60.0
 MIN_RATE = 256 << 10  # minimum bytes per second: each such amount extends the timeout by one second
 IDLE_SECONDS = 120.0  # longer than clients keep idle connections open
-_DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _AMBIGUOUS_LINE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]")
 """A bare LF, a bare CR or a folded line. h11 accepts them, but other parsers read them differently."""
 
@@ -43,7 +43,8 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
 
     def header(self, name: str) -> str:
-        return next((value for key, value in self.headers if key == name), "")
+        """Return the value of a header. Values of a repeated one are joined, as HTTP defines it."""
+        return ", ".join(value for key, value in self.headers if key == name)
 
 
 class Responder:
@@ -106,7 +107,7 @@ def connection_handler(
         try:
             async with stream:
                 await _converse(stream, handler, budget or BodyBudget(MAX_BODY))
-        except _DISCONNECTED:
+        except DISCONNECTED:
             pass
         except Exception as error:
             if on_failure is None:
@@ -141,7 +142,7 @@ async def _answer(request: HttpRequest, responder: Responder, reader: _Reader, h
         # Catch errors inside the task group, which would wrap them in an exception group.
         try:
             await handler(request, responder)
-        except _DISCONNECTED:
+        except DISCONNECTED:
             pass
         except Exception as error:
             failure = error
@@ -174,7 +175,7 @@ class _Reader:
 
     async def watch(self, answering: anyio.CancelScope) -> None:
         """Cancel the handler if the client disconnects. Data that arrives until then is kept for the next request."""
-        with contextlib.suppress(*_DISCONNECTED, OSError):
+        with contextlib.suppress(*DISCONNECTED, OSError):
             while len(self._buffer) <= MAX_HEAD:
                 self._buffer += await self._receive()
             return

@@ -28,6 +28,7 @@ from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.gateway.apis import MAX_PATH, forwarded_query, model_of
 from proofbox.agents.gateway.bodies import Bodies
+from proofbox.agents.gateway.departures import ClientDeparture
 from proofbox.agents.gateway.endpoint import KEY_HEADERS, ModelEndpoint
 from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
 from proofbox.agents.gateway.rate_windows import number_of, read_windows
@@ -242,7 +243,10 @@ class ModelGateway:
         return f"{path}?{query}" if query else path
 
     async def _forward(self, request: HttpRequest, path: str, exchange: Exchange, responder: Responder) -> None:
-        headers = {name: value for name, value in request.headers if _is_forwarded(name, _FORWARDED_HEADERS)}
+        headers: dict[str, str] = {}
+        for name, value in request.headers:  # as `request.header` joins them
+            if _is_forwarded(name, _FORWARDED_HEADERS):
+                headers[name] = f"{headers[name]}, {value}" if name in headers else value
         key_header = self._endpoint.key_header(path, next(filter(request.header, KEY_HEADERS), ""))
         headers |= {"accept-encoding": "identity", **self._endpoint.authorization(key_header)}
         model = model_of(request.body)
@@ -297,30 +301,44 @@ class ModelGateway:
     async def _stream(self, response: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
         is_stream = "event-stream" in response.headers.get("content-type", "")
         reader, lines, body = StreamReader(exchange, self._on_call), LineSplitter(MAX_EVENT), bytearray()
-        clean = StreamRedactor(self._redactor)
+        clean, client = StreamRedactor(self._redactor), ClientDeparture(responder)
+
+        async def read() -> None:
+            try:
+                async for piece in response.aiter_bytes():
+                    self._keep(exchange, piece)
+                    if is_stream:
+                        for line, cut in lines.feed(piece):
+                            if not cut:
+                                reader.line(line)
+                        if reader.ended and client.has_left:
+                            break
+                        if reader.ended:
+                            await self._conclude(exchange)
+                    elif len(body) <= MAX_EVENT:
+                        body.extend(piece)
+                    await client.write(clean.feed(piece))
+            except httpx2.TransportError:
+                if not client.has_left:
+                    raise
+                return
+            if is_stream:
+                for line, cut in lines.end():
+                    if not cut:
+                        reader.line(line)
+                reader.finish()
+            else:
+                exchange.outcome = "completed"
+                read_body(exchange, bytes(body))
+            exchange.whole = exchange.outcome != "cut"
+
         try:
-            async for piece in response.aiter_bytes():
-                self._keep(exchange, piece)
-                if is_stream:
-                    for line, cut in lines.feed(piece):
-                        if not cut:
-                            reader.line(line)
-                    if reader.ended:
-                        await self._conclude(exchange)
-                elif len(body) <= MAX_EVENT:
-                    body += piece
-                await responder.write(clean.feed(piece))
-        except BaseException:  # either side broke off
-            read_partial_body(exchange, bytes(body))
-            raise
-        if is_stream:
-            for line, cut in lines.end():
-                if not cut:
-                    reader.line(line)
-            reader.finish()
-        else:
-            exchange.outcome = "completed"
-            read_body(exchange, bytes(body))
+            await client.outlive(read)
+        finally:
+            if not exchange.whole:  # either side broke off
+                read_partial_body(exchange, bytes(body))
+            if client.has_left and exchange.duration_ms is None:
+                exchange.outcome = "abandoned"
         await self._conclude(exchange)
         await responder.write(clean.finish())
 

@@ -55,6 +55,8 @@ class Exchange(msgspec.Struct, kw_only=True):
     at_ms: float = 0.0
     duration_ms: float | None = None
     """None while the exchange is in progress."""
+    whole: bool = False
+    """The response was read to its end, also if the client had left before that."""
     usage: TokenUsage | None = None
     """The usage that the endpoint stated; for a response that broke off, the usage stated before that."""
     unmeasured: Literal["", "no_usage", "broken_off"] = ""
@@ -214,9 +216,10 @@ def measure(exchange: Exchange) -> None:
     """Set `unmeasured` on a finished exchange."""
     if not asks_model(exchange):
         return
-    if exchange.outcome in ("cut", "abandoned"):
+    was_left = exchange.outcome == "abandoned" and exchange.whole
+    if exchange.outcome in ("cut", "abandoned") and not was_left:
         exchange.unmeasured = "broken_off"
-    elif exchange.outcome == "completed" and exchange.usage is None:
+    elif (exchange.outcome == "completed" or was_left) and exchange.usage is None:
         exchange.unmeasured = "no_usage"
 
 

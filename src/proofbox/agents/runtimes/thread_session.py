@@ -14,7 +14,7 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from proofbox.agents.agent_box import box_facts, variables_of
+from proofbox.agents.agent_box import box_ended, box_facts, variables_of
 from proofbox.agents.contract import AgentRuntime, SessionOptions
 from proofbox.agents.events import Event, Integrity
 from proofbox.agents.feed import Turn
@@ -29,7 +29,6 @@ from proofbox.errors import (
     AgentError,
     InternalError,
     ProofboxError,
-    RuntimeCrashed,
     RuntimeStartFailed,
     RuntimeTimedOut,
 )
@@ -215,7 +214,7 @@ class ThreadedSession(HostedSession, Generic[T]):
     def _check_open(self) -> None:
         super()._check_open()
         if self._box is not None and self._box.info.state != "running":
-            raise RuntimeCrashed("the session's box has ended", op="session", fix_hints=["start another session"])
+            raise box_ended()
 
     async def _commands_alive(self) -> int:
         """End all programs. Return the number of commands that outlived them, and of programs that did not exit."""

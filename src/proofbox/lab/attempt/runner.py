@@ -29,6 +29,7 @@ from proofbox.errors import (
     AgentError,
     AuthFailed,
     BundleSecretFound,
+    CapabilityUnsupported,
     ContextExceeded,
     InternalError,
     LeaseLost,
@@ -38,8 +39,10 @@ from proofbox.errors import (
     ProofboxError,
     RateLimited,
     RuntimeCrashed,
+    RuntimeIncompatible,
     RuntimeProtocolError,
     RuntimeStalled,
+    RuntimeStartFailed,
     RuntimeTimedOut,
     SetupFailed,
     StartFailed,
@@ -61,7 +64,7 @@ from proofbox.lab.attempt.mission_box import MissionBoxes, requested_options
 from proofbox.lab.attempt.result import AttemptResult, Verified
 from proofbox.lab.attempt.sharing import Started, refuse_to_share
 from proofbox.lab.attempt.states import Reason, State, States
-from proofbox.lab.attempt.trace import Trace
+from proofbox.lab.attempt.trace import RecordFull, Trace
 from proofbox.lab.attempt.verifier import VerifierResult, check, combine_turns, lay_beside, lay_out, not_run
 from proofbox.lab.run import resources
 from proofbox.lab.run.failures import retry_after, typed
@@ -88,6 +91,8 @@ SELF_REPORTED = (
     RuntimeTimedOut,
     TransportBroken,
 )
+# Failures to start the agent again for a later turn. Before its first turn, they are infrastructure failures.
+NOT_STARTED = (CapabilityUnsupported, RuntimeIncompatible, RuntimeStartFailed)
 Done = TypeVar("Done")
 
 
@@ -361,7 +366,11 @@ class Supervisor:
                 if self._result.status != "completed" or self._control.reason is not None:
                     break
                 self._turn_ends.append(trace.steps[-1].snapshot_after)
-                turn = await session.start_turn(thread, further.prompt)
+                try:
+                    turn = await session.start_turn(thread, further.prompt)
+                except AgentError as error:
+                    self._result = _not_started(self._result, error)
+                    break
                 self._result = await self._wait(session, thread, turn, further.timeout)
         finally:
             self.enter("stopping")
@@ -373,7 +382,8 @@ class Supervisor:
                 await recording.finish(thread, close=shared is None)
                 self._incomplete_reason = recording.incomplete_reason
         self._judge_turn(self._result)
-        if recording.failure is not None and self._infra is None:
+        is_full = isinstance(recording.failure, RecordFull)
+        if recording.failure is not None and not is_full and self._infra is None:
             self.fail(ListenerFailed(f"the record is incomplete: {typed(recording.failure).message}", op="listen"))
 
     async def _start(self, workspace: Path, scratch: Path) -> Started:
@@ -486,6 +496,8 @@ class Supervisor:
             return seen
         if isinstance(error, RuntimeCrashed) and self.context.shared is not None:
             return error  # the process was shared: another attempt may have ended it
+        if self._turn_ends and isinstance(error, NOT_STARTED) and not error.details.get("cause"):
+            return None  # its box is there, and the agent could have changed anything that a start depends on
         # A bare AgentError is a program that exited with an error code.
         return None if isinstance(error, SELF_REPORTED) or type(error) is AgentError else error
 
@@ -610,6 +622,12 @@ class Supervisor:
             retry_after=retry_after(infra, self.context.clock),
             reset_named=infra is not None and "resets_at" in infra.details,
         )
+
+
+def _not_started(earlier: TurnResult, error: AgentError) -> TurnResult:
+    """Return the result of a turn that could not be started after an earlier one."""
+    lost = error if error.details.get("cause") else None  # the box ended, not just the program
+    return TurnResult(turn=earlier.turn, thread=earlier.thread, status="failed", error=error, observed_failure=lost)
 
 
 def _secret_found(paths: Sequence[str]) -> BundleSecretFound:

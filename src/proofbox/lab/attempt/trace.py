@@ -18,6 +18,7 @@ from proofbox.agents.approvals import subject_of
 from proofbox.agents.events import (
     Delta,
     Event,
+    FileChange,
     Integrity,
     ItemStarted,
     Message,
@@ -25,6 +26,7 @@ from proofbox.agents.events import (
     ModelExchange,
     Retrying,
     ToolCall,
+    TurnEnded,
     TurnStarted,
     Usage,
 )
@@ -33,7 +35,6 @@ from proofbox.agents.usage import TokenCount
 from proofbox.core.digest import sha256_hex
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import preview, printable
-from proofbox.errors import IoFailed
 from proofbox.evidence.bundle.log import BundleLog
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt.documents import (
@@ -66,6 +67,12 @@ MAX_DIFFS_BYTES = 32 << 20
 """Maximum size of the diff of one step, and of all steps of an attempt."""
 MAX_BODIES_BYTES = 64 << 20
 """Maximum size of all bodies of an attempt. Agents send the whole conversation with every request."""
+MAX_FILES = 50_000
+"""Maximum number of outputs, diffs and bodies. The index of a bundle lists them, and its size is limited."""
+
+
+class RecordFull(Exception):
+    """The agent has reported more than its record can hold. That is its own failure, like an exceeded budget."""
 
 
 class Trace:
@@ -118,6 +125,10 @@ class Trace:
         if isinstance(event, ModelExchange):
             self._log_exchange(event)
             return
+        if isinstance(event, ToolCall | FileChange | TurnEnded) and self._recorder.is_full:
+            raise self._full(f"the attempt has {len(self.steps)} steps, the maximum")
+        if isinstance(event, ToolCall) and len(self._kept) >= MAX_FILES:
+            raise self._full(f"the attempt has {len(self._kept)} outputs, diffs and bodies, the maximum")
         if not isinstance(event, Delta):
             self._log_event(event)
         match event:
@@ -230,7 +241,7 @@ class Trace:
     def _log_event(self, event: Event) -> None:
         due = self._events.count % CHECK_EVERY == CHECK_EVERY - 1
         if due and os.path.getsize(self._bundle.path / EVENTS) > MAX_EVENT_BYTES:
-            raise IoFailed(f"{EVENTS} exceeds {MAX_EVENT_BYTES} bytes", op="record")
+            raise self._full(f"{EVENTS} exceeds {MAX_EVENT_BYTES} bytes")
         self._events.append(self._bounded(event))
 
     def _log_exchange(self, event: ModelExchange) -> None:
@@ -256,6 +267,8 @@ class Trace:
         data, omitted = self._redactor.redact(body.data, cut=True), body.omitted
         if self._body_bytes + len(data) > MAX_BODIES_BYTES:
             data, omitted = b"", f"the bodies of earlier requests reached the limit of {MAX_BODIES_BYTES} bytes"
+        if len(self._kept) >= MAX_FILES:
+            data, omitted = b"", f"the attempt has {MAX_FILES} outputs, diffs and bodies, the maximum"
         self._body_bytes += len(data)
         return StoredBody(size=body.size, sha256=self._keep(data, BODIES) if data else None, omitted=omitted)
 
@@ -274,6 +287,8 @@ class Trace:
             return {"diff_omitted": f"it has {len(data)} bytes; the limit is {MAX_DIFF_BYTES}"}
         if self._diff_bytes + len(data) > MAX_DIFFS_BYTES:
             return {"diff_omitted": f"the diffs of earlier steps reached the limit of {MAX_DIFFS_BYTES} bytes"}
+        if len(self._kept) >= MAX_FILES:
+            return {"diff_omitted": f"the attempt has {MAX_FILES} outputs, diffs and bodies, the maximum"}
         self._diff_bytes += len(data)
         return self._keep_diff(data)
 
@@ -301,7 +316,13 @@ class Trace:
         for name, value in entry.items():
             if isinstance(value, str):
                 entry[name] = self._redactor.preview(value, PREVIEW)[0]
+        if isinstance(event, FileChange):
+            entry["paths"] = [self._redactor.preview(path, PREVIEW)[0] for path in event.paths]
         return entry
+
+    def _full(self, what: str) -> RecordFull:
+        self._exceed(what)
+        return RecordFull(what)
 
     def _check(self, name: str, used: int, allowed: int | None) -> None:
         if allowed is not None and used > allowed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from proofbox.core.archives.unpack import ArchiveRefused, unpack_tar
@@ -19,6 +19,7 @@ from proofbox.sandbox.images.local import verified
 _OWN = {"dev", "home", "proc", "run", "sys", "tmp"}
 # A box mounts its own files over these; a mount needs an existing place.
 _PLACES = ("etc/group", "etc/hosts", "etc/passwd", "etc/resolv.conf")
+_MOST_LINKS = 40  # that the kernel follows
 
 
 def unpacked(image: Image) -> Path:
@@ -44,6 +45,42 @@ def root_entries(tree: Path, places: Sequence[Path]) -> Iterator[tuple[Path, Pat
             yield from _entries(entry, Path("/", entry.name), places)
 
 
+def refuse_links_out(tree: Path, places: Collection[Path]) -> None:
+    """Raise ImageCorrupt if an image has links by which one of these places in the box leads out of the image.
+
+    While bubblewrap makes places for mounts, the host's files are below another directory, where such a link can lead.
+    Places inside another one are on files of that mount, not of the image.
+    """
+    for place in places:
+        if not any(above in places for above in place.parents) and _leads_out(tree, place):
+            raise ImageCorrupt(
+                f"the image can't be used: {place} leads out of the image by a link",
+                op="start",
+                fix_hints=["make the link relative, or replace it with a directory, and import the image again"],
+                details={"place": str(place)},
+            )
+
+
+def _leads_out(tree: Path, place: Path) -> bool:
+    waiting, at, links = list(place.parts[1:]), list[str](), 0
+    while waiting:
+        name = waiting.pop(0)
+        if name == ".." and not at:
+            return True
+        if name == "..":
+            at.pop()
+        elif name not in ("", "."):
+            at.append(name)
+        entry = tree.joinpath(*at)
+        if at and at[0] not in _OWN and entry.is_symlink():
+            target, links = os.readlink(entry), links + 1
+            if target.startswith("/") or links > _MOST_LINKS:
+                return True
+            at.pop()
+            waiting[:0] = target.split("/")
+    return False
+
+
 def _entries(source: Path, place: Path, places: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
     missing = [
         each for each in places if place in each.parents and not os.path.lexists(source / each.relative_to(place))
@@ -65,7 +102,7 @@ def _unpack(image: Image, tree: Path) -> None:
             unpack_tar(archive, making, skip_devices=True)
         for name in _PLACES:
             _make_place(making, name)
-        if not os.path.lexists(making / "var/tmp"):
+        if _can_have(making, "var/tmp") and not os.path.lexists(making / "var/tmp"):
             (making / "var/tmp").mkdir(parents=True)
         making.rename(tree)
     except ArchiveRefused as error:
@@ -83,10 +120,16 @@ def _unpack(image: Image, tree: Path) -> None:
 def _make_place(tree: Path, name: str) -> None:
     """Make a regular file. A link there could lead anywhere, so it is replaced."""
     path = tree / name
-    if path.parent.is_symlink() or (os.path.lexists(path.parent) and not path.parent.is_dir()):
+    if not _can_have(tree, name):
         return
     path.parent.mkdir(exist_ok=True)
     if path.is_symlink():
         path.unlink()
     if not path.exists():
         path.touch(mode=0o644)
+
+
+def _can_have(tree: Path, name: str) -> bool:
+    """Return whether an entry can be made in a directory of the tree: if the directory is a link, it may be outside."""
+    parent = (tree / name).parent
+    return not os.path.lexists(parent) or (parent.is_dir() and not parent.is_symlink())

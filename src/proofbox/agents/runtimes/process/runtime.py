@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import msgspec
 
-from proofbox.agents.agent_box import box_facts, kill_marked, variables_of
+from proofbox.agents.agent_box import box_ended, box_facts, kill_marked, variables_of
 from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice, TokenUsage, Usage
 from proofbox.agents.feed import Turn
@@ -293,7 +293,7 @@ class ProcessSession(HostedSession):
     def _check_open(self) -> None:
         super()._check_open()
         if self._box is not None and self._box.info.state != "running":
-            raise RuntimeCrashed("the session's box has ended", op="session", fix_hints=["start another session"])
+            raise box_ended()
 
     async def _commands_alive(self) -> int:
         return 0 if self._box is None else await self._box.commands_alive()

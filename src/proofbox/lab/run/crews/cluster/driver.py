@@ -115,7 +115,7 @@ class Driver(Worker):
         self._images = RunImages()
         self._placements = Placements(inputs.context.work)
         self._parcels = Parcels(inputs.context.work / "parcels")
-        self._sending: defaultdict[tuple[str, Path], anyio.Lock] = defaultdict(anyio.Lock)
+        self._sending: defaultdict[tuple[str, str], anyio.Lock] = defaultdict(anyio.Lock)
         self._sent: dict[tuple[str | RemoteWorker, Path], bytes] = {}
 
     # Nodes and their workers
@@ -379,9 +379,9 @@ class Driver(Worker):
         `to_keep`: each worker asks its node to keep it.
         """
         key = (worker if to_keep else worker.node.id, source)
-        async with self._sending[worker.node.id, source]:
+        parcel = await run_sync(self._parcels.pack, source)
+        async with self._sending[worker.node.id, parcel.sha256]:  # missions can have equal templates
             if key not in self._sent:
-                parcel = await run_sync(self._parcels.pack, source)
                 encoded = msgspec.json.encode(parcel)
                 here = await worker.actor.size_of.remote(encoded)
                 while here < parcel.size:
