@@ -127,6 +127,17 @@ def test_flow_that_shares_an_agent_process_is_refused_on_a_cluster(spec: Callabl
     assert not Path("out").exists()
 
 
+@pytest.mark.needs("ray")
+@pytest.mark.parametrize("image", ["tools:1", f"tools@sha256:{'0' * 64}"])
+def test_image_that_is_not_named_by_digest_is_refused_on_a_cluster(spec: Callable[..., str], image: str) -> None:
+    suite = mission("works", say("done"), verify=ANSWER, provider="docker", image=image)
+    with pytest.raises(CampaignNotReady) as refused:
+        proofbox.run_campaign(spec(suite, campaign=ONE_FLOW), out="out", engine="ray", trust=True)
+    codes = [each["code"] for each in refused.value.details["failures"]]
+    assert ("CAMPAIGN_IMAGE_UNPINNED" in codes) == (image == "tools:1")
+    assert not Path("out").exists()
+
+
 def test_low_disk_space_is_reported(spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "MIN_DISK", 1 << 62)
     monkeypatch.setattr(resources, "MIN_SHARE", 1.1)

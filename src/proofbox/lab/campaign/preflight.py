@@ -113,9 +113,25 @@ def _runtimes(campaign: Campaign, flows: Collection[str], engine: EngineSettings
             why = f"the variable {key} is not set"
             yield PreflightFailure(flow.id, "CAMPAIGN_KEY_ABSENT", why, (f"export {key}=...",))
         try:
-            plan_flow(campaign, flow.id, None, engine)
+            plan = plan_flow(campaign, flow.id, None, engine)
+            if not plan.engine.is_local:
+                yield from _unpinned_images(flow.id, plan)
         except ProofboxError as error:
             yield _failure(flow.id, error)
+
+
+def _unpinned_images(flow: str, plan: Plan) -> Iterator[PreflightFailure]:
+    """Find images whose name can stand for another image in the engine of a node than the registered one."""
+    from proofbox.lab.run.crews.cluster.images import find_images
+
+    for name in find_images(plan).in_engine:
+        if "@sha256:" not in name:
+            why = f"{name} may be a different image on each node of the cluster"
+            hints = (
+                f"name it by its digest: {name}@sha256:DIGEST",
+                f"or import it: proofbox images import docker:{name} NAME",
+            )
+            yield PreflightFailure(flow, "CAMPAIGN_IMAGE_UNPINNED", why, hints)
 
 
 def _sandboxes(campaign: Campaign, flows: Collection[str], out: Path) -> Iterator[PreflightFailure]:
