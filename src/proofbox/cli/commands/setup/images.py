@@ -219,7 +219,7 @@ def _show_pulled(pulled: PulledImage, project: Path, *, json: bool) -> int:
 def _table(document: ImagesDocument, path: Path) -> str:
     if not document.images:
         return f"no images for {document.arch}; {catalogues.how_to_add(path)}"
-    from proofbox.sandbox.images.recipes import DEFAULT, PRESETS, RECIPES
+    from proofbox.sandbox.images.recipes import PRESETS, RECIPES
 
     rows = [("IMAGE", "SIZE", "HERE", "SHA256")]
     for image in document.images:
@@ -232,7 +232,7 @@ def _table(document: ImagesDocument, path: Path) -> str:
         head += f"\n{line}" + (f"\n  {printable(image.description)}" if image.description else "")
     notes = []
     if any(each.name in RECIPES for each in document.images):
-        notes.append(f"`images build` also takes {', '.join(PRESETS)}, short for images of {DEFAULT}")
+        notes.append(f"`images build` also takes short names: {', '.join(PRESETS)}")
     absent = next((each for each in document.images if not each.pulled), None)
     if absent is not None:
         verb = "build" if absent.source == "build" else "pull"
