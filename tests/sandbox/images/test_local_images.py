@@ -184,6 +184,26 @@ def test_layout_with_a_changed_blob_is_refused(project: Path, tmp_path: Path) ->
     assert os.listdir(images_dir()) == []
 
 
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        ({"oci-layout": b"{}", "index.json": b"{}", "manifest.json": b"[]"}, "unpack it: "),
+        ({"manifest.json": b"[]", "1/layer.tar": b"", "1/json": b"{}"}, "docker load -i "),
+    ],
+)
+def test_saved_image_is_not_taken_for_a_root(project: Path, tmp_path: Path, files: dict[str, bytes], hint: str) -> None:
+    (tmp_path / "saved.tar").write_bytes(tar(files))
+    with pytest.raises(UsageError, match="not the files of an image") as raised:
+        import_image(tmp_path / "saved.tar", "saved")
+    assert raised.value.fix_hints[0].startswith(hint)
+    assert local_images() == []
+
+
+def test_layer_compressed_with_zstd_is_refused_as_such(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageCorrupt, match="compressed with zstd"):
+        import_image(layout(tmp_path / "oci", [b"\x28\xb5\x2f\xfd data"]), "tools")
+
+
 def test_layout_for_another_architecture_is_refused(project: Path, tmp_path: Path) -> None:
     foreign = [{"digest": "sha256:" + "0" * 64, "platform": {"architecture": "s390x", "os": "linux"}}]
     with pytest.raises(ImageCorrupt, match="0 images for"):
