@@ -163,6 +163,7 @@ def test_doctor_lists_images_kernels_and_templates(
     (tmp_path / "tree").mkdir()
     image = import_image(tmp_path / "tree", "tools")
     (images_dir() / "aa.template").mkdir()
+    (images_dir() / f"{image.sha256}.tree").mkdir()
     with fake_engine(tmp_path / "engine") as engine:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
         engine.copies = [{"RepoTags": [f"proofbox-image/tools:{image.sha256}"], "Size": 2_000_000, "Created": 1}]
@@ -170,12 +171,13 @@ def test_doctor_lists_images_kernels_and_templates(
         shown = capsys.readouterr().out
         assert main(["doctor", "--quick", "--provider", "off", "--json"]) == 0
     for line in (
-        "the image tools",
+        "the image tools\n",
+        "the image tools, unpacked",
         "a template for virtual machines",
         "2.0 MB  the image tools, in the container engine",
     ):
         assert line in shown
-    assert len(json.loads(capsys.readouterr().out)["images"]) == 3
+    assert len(json.loads(capsys.readouterr().out)["images"]) == 4
 
 
 def test_doctor_writes_its_report_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

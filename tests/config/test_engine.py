@@ -37,6 +37,11 @@ def test_flag_overrides_the_setting_of_the_same_name(flags: dict[str, Any], expe
     assert chosen_engine(CLUSTER, **given) == msgspec.structs.replace(CLUSTER, **expected)
 
 
+@pytest.mark.parametrize("size", ["512", "512m", 512.0])
+def test_memory_without_a_unit_is_in_mb(size: str | float) -> None:
+    assert EngineSettings(name="ray", resources={"memory": size}).amount("memory") == 512 << 20
+
+
 def test_engine_is_local_unless_chosen() -> None:
     assert chosen_engine(None, None, None, ()).is_local
     assert chosen_engine(CLUSTER, "local", None, ()).is_local

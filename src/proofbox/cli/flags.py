@@ -52,6 +52,14 @@ Engine = Annotated[
         help="Where attempts run: local, ray (a private cluster here), or ray:HOST:PORT. Default: the configured one.",
     ),
 ]
+OtherEngine = Annotated[
+    str | None,
+    Parameter(
+        name="--engine",
+        help="Where attempts run: local, ray (a private cluster here), or ray:HOST:PORT. Default: the one it was "
+        "started with.",
+    ),
+]
 PerNode = Annotated[
     int | None, Parameter(name="--per-node", help="With ray, maximum concurrent attempts on a node. Default: its CPUs.")
 ]

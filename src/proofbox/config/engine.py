@@ -56,7 +56,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Return how much of a resource each attempt reserves, in Ray's units: bytes of memory."""
         value = self.resources.get(resource, 0.0)
         if resource == "memory":
-            return megabytes(value if isinstance(value, str) else int(value), resource) * (1 << 20)
+            if isinstance(value, str):  # also numbers, in flags
+                return megabytes(f"{value}m" if value.isdecimal() else value, resource) * (1 << 20)
+            return int(value) * (1 << 20)
         try:
             return float(value)
         except ValueError:

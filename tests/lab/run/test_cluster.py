@@ -189,7 +189,7 @@ def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(
     ("resources", "token", "reason"),
     [
         ({"unicorn": 1.0}, None, "no node of the cluster has unicorn=1"),
-        ({}, "0" * 64, "could not be joined"),
+        ({}, "0" * 64, "refused the token"),
         ({}, "", "no token for the cluster"),
     ],
 )

@@ -66,11 +66,12 @@ def test_nodes_share_the_concurrency_within_their_resources(
     [
         ({"unicorn": 1.0}, "no node of the cluster has unicorn=1 (no node has any)"),
         ({"box": 4.0, "cpus": 1.0}, "no node of the cluster has box=4 (the most that a node has is 3)"),
+        ({"memory": "4g"}, "no node of the cluster has memory=4096m (the most that a node has is 2048m)"),
         ({"box": 1.0, "gpus": 1.0}, "no node of the cluster has all requested resources together"),
     ],
 )
 def test_missing_resource_is_named(resources: dict[str, Any], reason: str) -> None:
-    nodes = [ray_node("a", CPU=4.0, GPU=1.0), ray_node("b", CPU=2.0, box=3.0)]
+    nodes = [ray_node("a", CPU=4.0, GPU=1.0, memory=float(2 << 30)), ray_node("b", CPU=2.0, box=3.0)]
     engine = EngineSettings(name="ray", resources=resources)
     assert not list(capacities(nodes, engine, 1))
     assert no_capacity(nodes, engine) == reason

@@ -184,16 +184,54 @@ def test_layout_with_a_changed_blob_is_refused(project: Path, tmp_path: Path) ->
     assert os.listdir(images_dir()) == []
 
 
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        ({"oci-layout": b"{}", "index.json": b"{}", "manifest.json": b"[]"}, "unpack it: "),
+        ({"manifest.json": b"[]", "1/layer.tar": b"", "1/json": b"{}"}, "docker load -i "),
+    ],
+)
+def test_saved_image_is_not_taken_for_a_root(project: Path, tmp_path: Path, files: dict[str, bytes], hint: str) -> None:
+    (tmp_path / "saved.tar").write_bytes(tar(files))
+    with pytest.raises(UsageError, match="not the files of an image") as raised:
+        import_image(tmp_path / "saved.tar", "saved")
+    assert raised.value.fix_hints[0].startswith(hint)
+    assert local_images() == []
+
+
+def test_layer_compressed_with_zstd_is_refused_as_such(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageCorrupt, match="compressed with zstd"):
+        import_image(layout(tmp_path / "oci", [b"\x28\xb5\x2f\xfd data"]), "tools")
+
+
 def test_layout_for_another_architecture_is_refused(project: Path, tmp_path: Path) -> None:
     foreign = [{"digest": "sha256:" + "0" * 64, "platform": {"architecture": "s390x", "os": "linux"}}]
     with pytest.raises(ImageCorrupt, match="0 images for"):
         import_image(layout(tmp_path / "oci", [], manifests=foreign), "layered")
 
 
+def linked(kind: bytes, target: str) -> bytes:
+    """Return a tar with a link, and a file below the link."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name in ("link", "link/file"):
+            member = tarfile.TarInfo(name)
+            if name == "link":
+                member.type, member.linkname = kind, target
+            archive.addfile(member)
+    return data.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
-    [(b"not a tar", ImageCorrupt), (tar({"../up": b"1"}), ImageCorrupt), (None, NotFoundError)],
-    ids=["no-tar", "escaping", "missing"],
+    [
+        (b"not a tar", ImageCorrupt),
+        (tar({"../up": b"1"}), ImageCorrupt),
+        (linked(tarfile.SYMTYPE, "/tmp"), ImageCorrupt),
+        (linked(tarfile.LNKTYPE, "/etc/shadow"), ImageCorrupt),
+        (None, NotFoundError),
+    ],
+    ids=["no-tar", "escaping", "through-a-link", "hard-link", "missing"],
 )
 def test_wrong_source_is_refused_and_leaves_nothing(
     project: Path, tmp_path: Path, content: bytes | None, error: type[Exception]
@@ -321,7 +359,8 @@ def test_preset_stands_for_an_image_of_the_default_release(
     monkeypatch.setattr(build, "find_program", lambda _: "/bin/false")
     monkeypatch.setattr(build, "_released", lambda _: 0)
     monkeypatch.setattr(build, "_run", run)
-    assert build.build_image(preset, project_root=project).image.name == name
+    image = build.build_image(preset, project_root=project).image
+    assert (image.name, image.default) == (name, preset == "minimal")
     assert [each.name for each in local_images()] == [name]
 
 
@@ -349,6 +388,9 @@ def test_unknown_recipe_is_refused_with_a_suggestion(project: Path) -> None:
     with pytest.raises(ImageUnknown) as raised:
         build.build_image("debian-12-pyton", project_root=project)
     assert "debian-12-python" in raised.value.fix_hints[0]
+    with pytest.raises(ImageUnknown) as raised:
+        build.build_image("nothing-like-it", project_root=project)
+    assert [hint.partition(":")[0] for hint in raised.value.fix_hints] == ["known"]
 
 
 @pytest.mark.skipif(find_program("apt-get") is None, reason="this machine has no apt")

@@ -74,6 +74,16 @@ def test_conformance(check: str, engine: PrivateEngine) -> None:
     conforms(check, Settings(image=IMAGE))
 
 
+@pytest.mark.parametrize("mounts", [(), ("/etc:/etc:ro",)])
+def test_files_of_an_image_are_not_those_of_the_callers_home(
+    engine: PrivateEngine, monkeypatch: pytest.MonkeyPatch, mounts: tuple[str, ...]
+) -> None:
+    """An image may have files with the same names in root's home."""
+    monkeypatch.setenv("HOME", "/etc")
+    report = run_conformance("docker", only=["reach.outside-by-path"], settings=Settings(image=IMAGE, mounts=mounts))
+    assert report.results[0].outcome == ("failed" if mounts else "passed"), report.results[0].detail
+
+
 @pytest.mark.needs("gvisor")
 @pytest.mark.parametrize("check", [check.name for check in CHECKS if SOAK or {check.subject, check.name} & SAMPLED])
 def test_conformance_of_gvisor(check: str, engine: PrivateEngine) -> None:

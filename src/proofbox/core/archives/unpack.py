@@ -92,14 +92,22 @@ def unpack_tar(
 
 
 def members(archive: IO[bytes]) -> list[str]:
-    """Return the checked names of a tar's members, relative to its root, without unpacking it."""
+    """Return the checked names of a tar's members, relative to its root, without unpacking it.
+
+    A member that leads outside the directory is refused, whether by its name, as a hard link, or through a link.
+    """
     found: list[str] = []
     checking = _Unpacking(Path(), MAX_ARCHIVE)
     with _reading():
         for member in TarReader(_decompressed(archive)):
             place = checking.take(member.name)
-            if place is not None:
-                found.append(place)
+            if place is None:
+                continue
+            if member.kind == "link":
+                checking.check_link(place, member.target)
+            elif member.kind == "hard link":
+                checking.original(place, member.target)
+            found.append(place)
     return found
 
 
@@ -199,17 +207,18 @@ class _Unpacking:
         self._over.write(place, self._counted(pieces), mode & 0o755 | 0o600)
 
     def link(self, place: str, target: str) -> None:
+        self.check_link(place, target)
+        self._over.link(place, target)
+
+    def check_link(self, place: str, target: str) -> None:
+        """Check a symbolic link, and remember it, because no other member may go through it."""
         if not target or "\0" in target or len(os.fsencode(target)) >= _LONGEST_NAME:
             raise ArchiveRefused(f"{place!r} is a link without a valid target")
-        self._over.link(place, target)
         self._links.add(place)
 
     def copy(self, place: str, name: str) -> None:
         """Unpack a hard link as a copy. It counts twice, since a copy of the directory would also store it twice."""
-        original = self._below(name)
-        if original is None or original == place:
-            raise ArchiveRefused(f"{place!r} is a link to {name!r}")
-        folder, _, last = original.rpartition("/")
+        folder, _, last = self.original(place, name).rpartition("/")
         with self._over.folder(folder) as fd:
             try:
                 found = os.stat(last, dir_fd=fd, follow_symlinks=False)
@@ -222,6 +231,13 @@ class _Unpacking:
                     self.file(place, _pieces(stream), found.st_mode)
             else:
                 raise ArchiveRefused(f"{place!r} is a link to {name!r}, which is not a file")
+
+    def original(self, place: str, name: str) -> str:
+        """Return the path of the file that a hard link stands for."""
+        original = self._below(name)
+        if original is None or original == place:
+            raise ArchiveRefused(f"{place!r} is a link to {name!r}")
+        return original
 
     def _below(self, name: str) -> str | None:
         if len(os.fsencode(name)) >= _LONGEST_NAME or any(len(os.fsencode(part)) > 255 for part in name.split("/")):

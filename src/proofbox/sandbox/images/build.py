@@ -20,11 +20,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from proofbox.core.files.locks import locked
 from proofbox.core.files.programs import SYSTEM_PATH, distrust, find_program
 from proofbox.core.nearest import nearest
 from proofbox.core.text import printable
 from proofbox.errors import ImageBuildFailed, ImageUnknown, UsageError
+from proofbox.sandbox.images.catalogue import resolve_default_image
 from proofbox.sandbox.images.image import architecture, images_dir
 from proofbox.sandbox.images.local import keep, new_archive
 from proofbox.sandbox.images.pull import PulledImage, check_lock, lock_image
@@ -90,7 +93,7 @@ def build_image(
             origin=f"{recipe.suite} from {mirrors.main}, {email.utils.formatdate(epoch, usegmt=True)}",
             description=recipe.description,
         )
-    image = record.image()
+    image = msgspec.structs.replace(record.image(), default=name == resolve_default_image(arch).name)
     if project is not None:
         if not update:
             check_lock(project, image)
@@ -104,14 +107,10 @@ def _recipe(name: str) -> Recipe:
         raise ImageUnknown(
             f"there is no built-in image {name[:80]!r}",
             op="images build",
-            fix_hints=list(
-                dict.fromkeys(
-                    (
-                        nearest(name, (*RECIPES, *PRESETS, KERNEL)),
-                        f"known: {', '.join((*RECIPES, KERNEL))}; short names: {', '.join(PRESETS)}",
-                    )
-                )
-            ),
+            fix_hints=[
+                *(each for each in [nearest(name, (*RECIPES, *PRESETS, KERNEL))] if not each.startswith("known")),
+                f"known: {', '.join((*RECIPES, KERNEL))}; short names: {', '.join(PRESETS)}",
+            ],
             details={"image": name[:80]},
         )
     return found

@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from proofbox.core.archives.packing import without_owner_and_time
@@ -26,6 +27,7 @@ from proofbox.sandbox.images.recipes import DEBIAN_ARCHITECTURES, KERNEL, RECIPE
 
 ENGINE_PREFIX = "docker:"
 _DOCUMENT_LIMIT = 4 << 20
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -82,7 +84,19 @@ def _from_tar(source: Path, archive: Path) -> None:
     except OSError as error:
         raise UsageError(f"{source} can't be read: {error.strerror}", op="images import") from None
     with archive.open("rb") as copy:
-        members(copy)  # refuses an archive that could not be unpacked later
+        names = set(members(copy))  # refuses an archive that could not be unpacked later
+    if {"oci-layout", "index.json"} <= names:
+        raise _not_files(source, "an OCI layout", f"unpack it: mkdir layout && tar -C layout -xf {quote(str(source))}")
+    if "manifest.json" in names and any(name.endswith(("/layer.tar", "/json")) for name in names):
+        hints = (
+            f"docker load -i {quote(str(source))}",
+            "import it from the engine: proofbox images import docker:IMAGE NAME",
+        )
+        raise _not_files(source, "an image of `docker save`", *hints)
+
+
+def _not_files(source: Path, what: str, *hints: str) -> UsageError:
+    return UsageError(f"{source} is {what}, not the files of an image", op="images import", fix_hints=hints)
 
 
 def _from_directory(source: Path, archive: Path) -> None:
@@ -192,6 +206,11 @@ def _apply(layer: Path, tree: Path) -> None:
     """Unpack a layer over the lower ones. Its whiteouts remove files of the lower layers, never its own."""
     over = OverlayWriter(tree)
     with open_plain(layer) as archive:
+        if archive.read(4) == _ZSTD:
+            raise ArchiveRefused(
+                f"its layer {layer.name[:12]} is compressed with zstd, which is not supported; use gzip"
+            )
+        archive.seek(0)
         marks = [name for name in members(archive) if name.rpartition("/")[2].startswith(_WHITEOUT)]
         for mark in marks:
             folder, _, last = mark.rpartition("/")

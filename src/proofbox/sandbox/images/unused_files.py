@@ -43,9 +43,8 @@ def image_files(now: float) -> Iterator[ImageFile]:
             continue
         what, young = MACHINE_FILES.get(path.suffix), now - path.lstat().st_mtime < YOUNG
         if path.suffix in (".rootfs", ".tree") and digest in names:
-            yield ImageFile(
-                path, False, "the kernel" if KERNEL in names[digest] else f"the image {_listed(names[digest])}"
-            )
+            named = "the kernel" if KERNEL in names[digest] else f"the image {_listed(names[digest])}"
+            yield ImageFile(path, False, f"{named}, unpacked" if path.suffix == ".tree" else named)
         elif what is not None:  # a running machine does not need them any more
             yield ImageFile(path, not young, what if young else f"{what}, not used for an hour; recreated when needed")
         elif young:

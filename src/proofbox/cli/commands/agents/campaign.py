@@ -146,7 +146,7 @@ def canary(
 
 
 def resume(
-    out: OutPath = Path("out"), *, engine: flags.Engine = None, jsonl: Jsonl = False, json: flags.Json = False
+    out: OutPath = Path("out"), *, engine: flags.OtherEngine = None, jsonl: Jsonl = False, json: flags.Json = False
 ) -> int:
     """Resume a campaign that was interrupted or killed: run the attempts without a result, and no others.
 

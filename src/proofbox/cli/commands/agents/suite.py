@@ -244,7 +244,7 @@ def _named_command(text: str) -> tuple[str, list[str]]:
 def resume(
     run: RunPath = Path("out"),
     *,
-    engine: flags.Engine = None,
+    engine: flags.OtherEngine = None,
     trust: Annotated[
         bool,
         Parameter(name="--trust", help="Run a plan that you did not make here, or that was changed since."),

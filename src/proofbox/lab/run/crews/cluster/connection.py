@@ -85,6 +85,8 @@ def connected(engine: EngineSettings, place: Path, give_up: Callable[[EngineUnav
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "num_cpus": os.cpu_count() or 1}
     else:
         options["address"] = address
+        if os.environ["RAY_AUTH_MODE"] == "token":
+            _check_token(ray, address)
     silent = _unreachable(address, f"it did not answer within {CONNECT_TIMEOUT:g} s")
     watchdog = threading.Timer(CONNECT_TIMEOUT, give_up, (silent,))
     watchdog.daemon = True
@@ -152,6 +154,20 @@ def _refuse_open(address: str) -> None:
     if done.returncode != REFUSED:  # whether it requires a token is unknown
         lines = done.stderr.strip().splitlines() or [f"the probe exited {done.returncode}"]
         raise _unreachable(address, lines[-1][:300])
+
+
+def _check_token(ray: Any, address: str) -> None:
+    """Raise `EngineUnavailable` if the cluster refuses the token. Ray itself would try for 20 s, and not tell why."""
+    try:
+        ray._raylet.GcsClient(address=address).get_all_node_info(timeout=10)
+    except ray.exceptions.AuthenticationError:
+        raise EngineUnavailable(
+            f"the cluster at {address} refused the token",
+            op="engine",
+            fix_hints=["set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the token that its nodes were started with"],
+        ) from None
+    except Exception:  # of many kinds; `ray.init` will report it
+        pass
 
 
 def main(argv: list[str]) -> None:

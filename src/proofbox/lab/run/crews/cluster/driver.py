@@ -152,7 +152,8 @@ class Driver(Worker):
             refused[node.name] = self._context.redactor.redact(reason)
             self._emit_node(node, "refused", refused[node.name])
             return
-        self._emit_node(node, "admitted", f"{node.slots} attempts, {first.node.record and first.node.record.provider}")
+        capacity = f"{node.slots} attempt{'s' if node.slots != 1 else ''}"
+        self._emit_node(node, "admitted", f"{capacity}, {first.node.record and first.node.record.provider}")
 
     async def _start(self, node: ClusterNode, slots: int) -> RemoteWorker:
         """Start a worker on a node, and count its slots once it is ready. Raises `EngineUnavailable` if it is unfit."""

@@ -54,9 +54,13 @@ def no_capacity(nodes: list[dict[str, Any]], engine: EngineSettings) -> str:
     for name in engine.resources:
         most = max(each.get(RAY_NAMES.get(name, name), 0.0) for each in usable)
         if most < engine.amount(name):
-            has = f"the most that a node has is {most:g}" if most else "no node has any"
-            missing.append(f"{name}={engine.amount(name):g} ({has})")
+            has = f"the most that a node has is {_shown(name, most)}" if most else "no node has any"
+            missing.append(f"{name}={_shown(name, engine.amount(name))} ({has})")
     return f"no node of the cluster has {', '.join(missing) or 'all requested resources together'}"
+
+
+def _shown(resource: str, amount: float) -> str:
+    return f"{amount / (1 << 20):.0f}m" if resource == "memory" else f"{amount:g}"
 
 
 def lost_to(error: Exception, ray: Any, node: str) -> WorkerLost:
