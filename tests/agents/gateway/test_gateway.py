@@ -40,6 +40,7 @@ from proofbox.agents.gateway.http import HttpRequest, Responder, connection_hand
 from proofbox.agents.gateway.rate_windows import read_duration, read_windows
 from proofbox.agents.gateway.server import MAX_ERROR_BODY, MAX_TARGET, ModelGateway
 from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, StreamReader, read_body
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import (
     AgentError,
     AuthFailed,
@@ -486,12 +487,26 @@ def test_invalid_endpoints_are_refused(url: str, key: str | None) -> None:
 
 def test_missing_key_variable_is_an_error() -> None:
     access = ModelAccess("https://example.org/v1", "MY_KEY")
-    with pytest.raises(AuthFailed, match="MY_KEY"):
+    with pytest.raises(AuthFailed, match="the variable MY_KEY is not set"):
         ModelEndpoint.of(access, {})
     with pytest.raises(AuthFailed):
         ModelEndpoint.of(access, {"MY_KEY": "a\nb"})
     assert ModelEndpoint.of(ModelAccess("https://example.org/v1"), {}).authorization() == {}
     assert ModelEndpoint.of(access, {"MY_KEY": KEY}).has_key
+
+
+def test_key_can_be_in_a_file_and_is_redacted(tmp_path: Path) -> None:
+    access, file = ModelAccess("https://example.org/v1", "MY_KEY"), tmp_path / "key"
+    env = {"MY_KEY_FILE": str(file)}
+    for content in (None, b"", b"\xff"):
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(AuthFailed, match="the file that MY_KEY_FILE names has no readable key"):
+            ModelEndpoint.of(access, env)
+    file.write_text(f"{KEY}\n")
+    assert ModelEndpoint.of(access, env).authorization() == {"authorization": f"Bearer {KEY}"}
+    assert Redactor.for_evidence(env, ["MY_KEY"]).contains_secret(KEY.encode())
+    assert ModelEndpoint.of(access, {**env, "MY_KEY": "other"}).authorization() == {"authorization": "Bearer other"}
 
 
 # ---- parsing responses

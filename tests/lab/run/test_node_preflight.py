@@ -60,12 +60,16 @@ def test_node_that_differs_is_refused_with_the_reason(differs: dict[str, object]
 
 @pytest.mark.needs("bubblewrap")
 def test_node_is_measured_with_its_sandbox_and_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("secret\n")
     monkeypatch.setenv("MODEL_API_KEY", "secret")
-    found = measure_node("node-1", [MeasuredBox("bubblewrap", None)], ["MODEL_API_KEY", "UNSET_KEY"], [], tmp_path)
+    monkeypatch.setenv("TEAM_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("LOST_KEY_FILE", str(tmp_path / "lost"))
+    keys = ["MODEL_API_KEY", "TEAM_KEY", "LOST_KEY", "UNSET_KEY"]
+    found = measure_node("node-1", [MeasuredBox("bubblewrap", None)], keys, [], tmp_path)
     assert (found.name, found.kernel, found.machine) == ("node-1", platform.release(), platform.machine())
     assert set(found.checks) == set(QUICK)
     assert set(found.checks.values()) == {"passed"}
-    assert (found.keys, found.problem) == (("MODEL_API_KEY",), "")
+    assert (found.keys, found.problem) == (("MODEL_API_KEY", "TEAM_KEY"), "")
     monkeypatch.setattr(resources, "reason", lambda place: "the disk is full")
     full = measure_node("node-1", [MeasuredBox("bubblewrap", None)], [], [], tmp_path)
     assert list(refusals(full, [], 0.0)) == ["the disk is full"]

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from proofbox.agents.gateway.apis import api_of
 from proofbox.core.loopback import is_loopback
+from proofbox.core.redaction.key_files import SUFFIX, with_key_files
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import AuthFailed, UsageError
 
@@ -87,19 +88,24 @@ class ModelEndpoint:
         record: Recorded = "usage",
         key_header: KeyHeader | None = None,
     ) -> ModelEndpoint:
-        """Read the key from a variable of this process. Raises `AuthFailed` if the variable is not set."""
-        base_url, api_key_env = access
+        """Read the key from a variable of this process, or from its file. Raises `AuthFailed` without a key."""
+        base_url, name = access
+        if name is None:
+            return cls(base_url, None, record, key_header)
         source = os.environ if env is None else env
-        key = source.get(api_key_env, "") if api_key_env else None
-        if api_key_env and not key:
+        key = with_key_files(source, [name]).get(name)
+        if not key:
+            what = f"the variable {name} is not set"
+            if source.get(name + SUFFIX):
+                what = f"the file that {name}{SUFFIX} names has no readable key"
             raise AuthFailed(
-                f"the variable {api_key_env} is not set, so there is no key for the model",
+                f"{what}, so there is no key for the model",
                 op="start",
                 fix_hints=[
-                    f"export {api_key_env}=…",
+                    f"export {name}=…, or {name}{SUFFIX}=PATH",
                     "or set api_key_env to another variable; its value stays outside the box",
                 ],
-                details={"api_key_env": api_key_env},
+                details={"api_key_env": name},
             )
         return cls(base_url, key, record, key_header)
 

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, AnyStr, Self
 
 from proofbox.core.canonical import MAX_DEPTH
+from proofbox.core.redaction.key_files import with_key_files
 from proofbox.core.redaction.patterns import DEFAULT_PATTERNS, SECRET_MEMBER, SECRET_VARIABLE, SecretPattern
 from proofbox.core.redaction.spellings import MIN_SECRET, spellings
 from proofbox.core.text import GAP, preview, preview_end
@@ -210,10 +211,12 @@ class Redactor:
     def for_evidence(cls, env: Mapping[str, str], names: Iterable[str] = ()) -> Self:
         """Create a redactor for evidence, which is refused if it contains a secret: only long values are secrets there.
 
-        A short value of a variable that is not in `names` is likely a word, as in `SIGNING_KEY=release`.
+        A short value of a variable that is not in `names` is likely a word, as in `SIGNING_KEY=release`. Values of
+        `names` can be in files.
         """
         wanted = set(names)
-        likely = {name: value for name, value in env.items() if name in wanted or len(value) >= _SHORTEST_LIKELY}
+        given = with_key_files(env, wanted)
+        likely = {name: value for name, value in given.items() if name in wanted or len(value) >= _SHORTEST_LIKELY}
         return cls.from_environment(likely, wanted)
 
     def redact(self, text: AnyStr, *, cut: bool = False) -> AnyStr:

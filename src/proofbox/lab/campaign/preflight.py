@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from proofbox.config.engine import EngineSettings
+from proofbox.core.redaction.key_files import with_key_files
 from proofbox.errors import CampaignNotReady, ProofboxError
 from proofbox.lab.attempt.mission_box import requested_options
 from proofbox.lab.campaign.agent_files import agent_mounts, box_mounts, check_agent_files, runtime_tables
@@ -109,9 +110,9 @@ def _runtimes(campaign: Campaign, flows: Collection[str], engine: EngineSettings
         if flow.id not in flows:
             continue
         key = flow.runner.api_key_env
-        if key is not None and not os.environ.get(key):
+        if key is not None and not with_key_files(os.environ, [key]).get(key):
             why = f"the variable {key} is not set"
-            yield PreflightFailure(flow.id, "CAMPAIGN_KEY_ABSENT", why, (f"export {key}=...",))
+            yield PreflightFailure(flow.id, "CAMPAIGN_KEY_ABSENT", why, (f"export {key}=..., or {key}_FILE=PATH",))
         try:
             plan = plan_flow(campaign, flow.id, None, engine)
             if not plan.engine.is_local:

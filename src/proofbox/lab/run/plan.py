@@ -21,6 +21,7 @@ from proofbox.core.digest import sha256_hex
 from proofbox.core.files.locks import is_locked
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.core.redaction.key_files import with_key_files
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.spec_files.text_files import Unreadable
 from proofbox.errors import CorruptError, ProofboxError, SuiteInvalid
@@ -264,8 +265,9 @@ def key_names(plan: Plan) -> list[str]:
 def required_keys(plan: Plan, env: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that a node must have: the key of the run's strategy, and those set here."""
     strategy = plan.strategy or plan.parsed_chain().candidates[0].strategy
-    own = _key_of(plan, strategy)
-    return [name for name in key_names(plan) if name == own or env.get(name)]
+    own, names = _key_of(plan, strategy), key_names(plan)
+    given = with_key_files(env, names)
+    return [name for name in names if name == own or given.get(name)]
 
 
 def _key_of(plan: Plan, strategy: str) -> str | None:

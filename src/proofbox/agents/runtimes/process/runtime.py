@@ -33,6 +33,7 @@ from proofbox.agents.settings import read_settings
 from proofbox.agents.usage import NOTHING, added
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
+from proofbox.core.redaction.key_files import with_key_files
 from proofbox.errors import (
     AgentError,
     CommandNotExecutable,
@@ -117,13 +118,14 @@ class ProcessRuntime:
                 reason=f"{parsed.command[0]} is not installed on this machine",
                 fix_hints=("install it", "or set on_host = false if the box's image contains it"),
             )
-        if parsed.base_url is not None and parsed.api_key_env and not os.environ.get(parsed.api_key_env):
+        key = parsed.api_key_env if parsed.base_url is not None else None
+        if key and not with_key_files(os.environ, [key]).get(key):
             return RuntimeProbe(
                 strategy=self.id,
                 available=False,
                 code=StrategyUnavailable.code,
-                reason=f"the variable {parsed.api_key_env} is not set, so there is no key for the model",
-                fix_hints=(f"export {parsed.api_key_env}=…",),
+                reason=f"the variable {key} is not set, so there is no key for the model",
+                fix_hints=(f"export {key}=…, or {key}_FILE=PATH",),
             )
         return RuntimeProbe(strategy=self.id, available=True, details={"program": found or parsed.command[0]})
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from proofbox.config.settings import Settings
 from proofbox.core.clock import SystemClock, isoformat
+from proofbox.core.redaction.key_files import with_key_files
 from proofbox.errors import ProofboxError, SandboxError
 from proofbox.evidence.bundle.identity import world
 from proofbox.lab.attempt.documents import NodeRecord
@@ -74,7 +75,7 @@ def measure_node(
         },
         problem=problem,
         disk_free=disk.f_bavail * disk.f_frsize,
-        keys=tuple(each for each in keys if os.environ.get(each)),
+        keys=tuple(each for each in keys if with_key_files(os.environ, keys).get(each)),
         measured_at=isoformat(SystemClock().now()),
     )
 
