@@ -290,10 +290,8 @@ def _parse(data: bytes, path: Path) -> Settings:
         values: dict[str, Any] = parse_toml(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}", op="config", fix_hints=["fix or remove it"]) from None
-    known = Settings.__struct_fields__
-    for name in values:
-        if name not in known:
-            raise UsageError(f"{path}: unknown setting {name[:60]!r}", op="config", fix_hints=[nearest(name, known)])
+    _refuse_unknown(path, "", values, Settings.__struct_fields__)
+    _refuse_unknown(path, "engine.", values.get("engine"), EngineSettings.__struct_fields__)
     try:
         settings = _with_named_runtimes(msgspec.convert(values, Settings))
         parse_network(settings.network)
@@ -306,6 +304,13 @@ def _parse(data: bytes, path: Path) -> Settings:
         hints = [*error.fix_hints, "see: proofbox init --help"]
         raise UsageError(f"{path}: {error.message}", op="config", fix_hints=hints) from None
     return settings
+
+
+def _refuse_unknown(path: Path, prefix: str, table: object, known: tuple[str, ...]) -> None:
+    for name in table if isinstance(table, dict) else ():
+        if name not in known:
+            what = f"{path}: unknown setting {(prefix + name)[:60]!r}"
+            raise UsageError(what, op="config", fix_hints=[nearest(name, known)])
 
 
 def _trusted_file() -> Path:

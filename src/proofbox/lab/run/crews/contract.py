@@ -7,7 +7,8 @@ The ledger decides which attempts exist, which worker runs each, and how often o
 - it commits the bundle of an attempt in the run's directory, then records the result in the ledger;
 - a worker that died is no longer listed, and writes nothing more. What it left claimed, the conductor ends.
 
-`LocalCrew` starts worker processes on this machine. `tests/lab/run/test_crews.py` is the conformance suite.
+`LocalCrew` starts worker processes on this machine, and `RayCrew` a driver that hands attempts to the nodes of a
+cluster. `tests/lab/run/test_crews.py` is the conformance suite.
 """
 
 from __future__ import annotations
