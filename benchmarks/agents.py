@@ -40,6 +40,8 @@ from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings
 from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.agents.runtimes.codex.settings import config_toml
 
+SHELL = "/bin/bash"
+"""The shell for commands. Claude Code would choose another one for the bare client than outside a box."""
 THRESHOLD = 1.15
 TEXT_TURN = "[[say one two three]]"
 AGENTS: dict[str, type[AgentRuntime]] = {"codex": CodexAppServer, "claude": ClaudeCode, "opencode": AcpRuntime}
@@ -123,7 +125,7 @@ async def bare(place: Path, url: str, agent: str) -> AsyncIterator[Bare]:
     home, workspace = place / "bare-home", place / "bare-workspace"
     for path in (home, workspace):
         path.mkdir()
-    env = {"PATH": os.environ["PATH"], "HOME": str(home)}
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "SHELL": SHELL}
     kind = Bare
     if agent == "codex":
         (home / "config.toml").write_text(config_toml(CodexSettings(model="fake-model", base_url=url), url))
@@ -179,7 +181,7 @@ async def ours(place: Path, url: str, agent: str, *, sandboxed: bool) -> AsyncIt
         settings["model"] = "fake-model"
     if agent == "opencode":
         settings["checkpoints"] = False  # as in attempts, which have one turn
-    env = {} if sandboxed else {"HOME": str(scratch)}  # no profile of the user's, as for the bare client
+    env = {"SHELL": SHELL} if sandboxed else {"SHELL": SHELL, "HOME": str(scratch)}  # no profile of the user's
     options = SessionOptions(workspace=workspace, scratch=scratch, settings=settings, sandboxed=sandboxed, env=env)
     began = time.perf_counter()
     session = await AGENTS[agent]().start_session(options)

@@ -16,8 +16,9 @@ def say(**message):
     sys.stdout.flush()
 
 
-def result(**members):
-    say(type="result", subtype="success", is_error=False, usage={}, modelUsage={}, result="", **members)
+def result(tokens=0):
+    used = {"model": {"inputTokens": tokens}} if tokens else {}
+    say(type="result", subtype="success", is_error=False, usage={}, modelUsage=used, result="")
 
 
 def text(words, id):
@@ -46,7 +47,10 @@ def play(message):
         sys.stderr.flush()
         os._exit(9)
     text("the answer", "22222222-2222-4222-8222-222222222222")
-    result()
+    if MODE.startswith("count"):  # its count differs from the gateway's
+        kinds = {"count, sub-agent": ["local_agent"], "count, command": ["local_bash"]}.get(MODE, [])
+        say(type="system", subtype="background_tasks_changed", tasks=[{"task_type": kind} for kind in kinds])
+    result(tokens=70 if MODE.startswith("count") else 0)
 
 
 def main():

@@ -139,7 +139,7 @@ def test_damaged_trust_record_trusts_nothing(project: Path, damage: bytes) -> No
     ("text", "hint"),
     [
         ('provdier = "off"', "did you mean provider?"),
-        ('[engine]\nper_nod = 2', "did you mean per_node?"),
+        ("[engine]\nper_nod = 2", "did you mean per_node?"),
         ("provider = ", "fix or remove"),
         ('memory = "much"', "init"),
         ('network = "some"', "init"),

@@ -70,6 +70,16 @@ def test_result_of_other_work_does_not_end_the_turn(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+@pytest.mark.parametrize(("mode", "found"), [("count", 1), ("count, command", 1), ("count, sub-agent", 0)])
+def test_counts_are_compared_unless_a_sub_agent_still_works(tmp_path: Path, mode: str, found: int) -> None:
+    async def work(lab: ClaudeLab) -> None:
+        async with lab.session(fake=mode) as seat:
+            assert (await seat.turn("go")).status == "completed"
+            assert len(seat.of(Integrity, code="USAGE_DISAGREES")) == found
+
+    run(tmp_path, work)
+
+
 def test_crash_fails_the_turn_and_the_thread_goes_on(tmp_path: Path) -> None:
     async def work(lab: ClaudeLab) -> None:
         async with lab.session(fake="crash") as seat:

@@ -82,6 +82,8 @@ class ClaudeDecoder:
         """The turn has ended, so that further items are late."""
         self.declined: set[str] = set()
         """The calls that were declined."""
+        self.sub_agents_work = False
+        """Sub-agents work in the background, as the program stated last."""
         self._open: dict[str, OpenCall] = {}
         self._items = ItemIds()
         self._count = 0
@@ -175,6 +177,8 @@ class ClaudeDecoder:
             status = message.get("error_status")
             code = kind_of(status).code if isinstance(status, int) else kind_of(500).code
             return [Retrying(session="", turn=self.turn, code=code, message=_shown(message.get("error")))]
+        if kind == "background_tasks_changed":
+            self.sub_agents_work = any(task.get("task_type") == "local_agent" for task in message["tasks"])
         item = message.get("tool_use_id")
         if kind == "task_notification" and isinstance(item, str) and item in self._open:
             if not self._open[item].in_background:

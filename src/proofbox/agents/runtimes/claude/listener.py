@@ -34,6 +34,8 @@ class ActiveThread(LiveThread[ClaudeProgram]):
         self.under_way = False
         """The program works on that turn: a result belongs to it. Otherwise, the program works on its own."""
         self.result: dict[str, Any] | None = None
+        self.counts_all = True
+        """The count in the result of the turn is final: no sub-agent was working any more."""
         self.over = anyio.Event()
         self.last_message = ""
 
@@ -98,6 +100,7 @@ class ClaudeListener:
         if turn is not None:
             self._note_activity(turn.id)
             thread.result = {name: result.get(name) for name in ("is_error", "api_error_status", "subtype", "result")}
+            thread.counts_all = not thread.decoder.sub_agents_work
             thread.over.set()
 
     async def publish(self, thread: ActiveThread, event: Event) -> None:

@@ -182,7 +182,7 @@ class ClaudeSession(ThreadedSession[ActiveThread]):
         failure = None
         if thread.result.get("is_error"):
             failure = self._model_route.failure_of(turn) or _reported_failure(thread.result)
-        await self._model_route.settle(turn, complete=failure is None)
+        await self._model_route.settle(turn, complete=failure is None and thread.counts_all)
         if failure is not None:
             raise failure
 
