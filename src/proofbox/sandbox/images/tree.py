@@ -19,7 +19,7 @@ from proofbox.sandbox.images.local import verified
 _OWN = {"dev", "home", "proc", "run", "sys", "tmp"}
 # A box mounts its own files over these; a mount needs an existing place.
 _PLACES = ("etc/group", "etc/hosts", "etc/passwd", "etc/resolv.conf")
-_MOST_LINKS = 40  # that the kernel follows
+_MAX_LINKS = 40  # that the kernel follows
 
 
 def unpacked(image: Image) -> Path:
@@ -46,7 +46,7 @@ def root_entries(tree: Path, places: Sequence[Path]) -> Iterator[tuple[Path, Pat
 
 
 def refuse_links_out(tree: Path, places: Collection[Path]) -> None:
-    """Raise ImageCorrupt if an image has links by which one of these places in the box leads out of the image.
+    """Raise ImageCorrupt if a link of the image leads one of these places in the box out of the image.
 
     While bubblewrap makes places for mounts, the host's files are below another directory, where such a link can lead.
     Places inside another one are on files of that mount, not of the image.
@@ -74,7 +74,7 @@ def _leads_out(tree: Path, place: Path) -> bool:
         entry = tree.joinpath(*at)
         if at and at[0] not in _OWN and entry.is_symlink():
             target, links = os.readlink(entry), links + 1
-            if target.startswith("/") or links > _MOST_LINKS:
+            if target.startswith("/") or links > _MAX_LINKS:
                 return True
             at.pop()
             waiting[:0] = target.split("/")
