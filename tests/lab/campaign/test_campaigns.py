@@ -694,7 +694,7 @@ def test_run_of_another_agent_is_a_finding(finished: str) -> None:
 
 
 def test_attempt_with_a_result_cannot_be_retried(spec: Callable[..., str]) -> None:
-    spec(LIES, campaign=ONE_FLOW)
+    spec(LIES, campaign=ONE_FLOW.replace("replicates = 2", "replicates = 6"))  # it must stop before the last one ends
     stop = threading.Event()
     with pytest.raises(RunInterrupted):
         proofbox.run_campaign(
@@ -705,7 +705,7 @@ def test_attempt_with_a_result_cannot_be_retried(spec: Callable[..., str]) -> No
         )
     [run] = read_manifest(Path("out")).runs
     ledger = sqlite3.connect(Path("out/flows/agent", f"{run.run_id}.ledger"), isolation_level=None)
-    row = "insert into attempt (number, id, mission, replicate, parent, planned_at) values (9, ?, 'lies', 1, ?, 1.0)"
+    row = "insert into attempt (number, id, mission, replicate, parent, planned_at) values (99, ?, 'lies', 1, ?, 1.0)"
     ledger.execute(row, ("lies.1.r1", "lies.1"))
     ledger.close()
     report = proofbox.resume_campaign("out")
