@@ -171,7 +171,19 @@ def test_campaign_passes_its_engine_to_each_flow(tmp_path: Path, engine: str) ->
     argv = [sys.executable, "-m", "proofbox", "campaign", "run", "campaign.toml", "--engine", engine, "--json"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     expected = {"slurm": "PROOFBOX_USAGE"}.get(engine, "ENGINE_UNAVAILABLE")
-    assert json.loads(done.stdout)["error"]["code"] == expected
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == expected
+    assert (error["fix_hints"][-1] == "resume with: proofbox campaign resume out") == (engine != "slurm")
+
+
+def test_run_whose_engine_is_not_available_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "suite.toml").write_text(HEAD + WORKS)
+    argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--json", "--engine", "ray:127.0.0.1:9"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    error = json.loads(done.stdout)["error"]
+    [ledger] = (tmp_path / "out").glob("run-*.ledger")
+    assert error["code"] == "ENGINE_UNAVAILABLE"
+    assert error["fix_hints"][-1] == f"resume with: proofbox suite resume out/{ledger.stem}"
 
 
 def test_key_that_a_node_does_not_have_keeps_it_from_getting_attempts(

@@ -190,7 +190,8 @@ def _conduct(
         for run in manifest.runs:  # every run is planned, with copies of its files, before the first attempt
             _ensure_planned(campaign, run, out, engine)
         for run in manifest.runs:
-            conduct_run(flow_out(out, run.flow), run.run_id, on_event, stop, engine=resumed_on)
+            where = flow_out(out, run.flow)
+            conduct_run(where, run.run_id, on_event, stop, engine=resumed_on, resume=resume_hint(out))
         require_unchanged(campaign, manifest, out)
     except RunInterrupted:
         why = f"stopped at its timeout of {limit:g} s" if expired.is_set() else "was interrupted"

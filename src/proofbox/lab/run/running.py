@@ -29,7 +29,14 @@ from proofbox.config.settings import Settings, load
 from proofbox.core.ids import IdSource
 from proofbox.core.plurals import counted
 from proofbox.core.results import ErrorBody
-from proofbox.errors import EvidenceIncomplete, ProofboxError, RunInterrupted, SuiteNotPassed, UsageError
+from proofbox.errors import (
+    EngineUnavailable,
+    EvidenceIncomplete,
+    ProofboxError,
+    RunInterrupted,
+    SuiteNotPassed,
+    UsageError,
+)
 from proofbox.lab.attempt.sharing import refuse_to_share
 from proofbox.lab.reports.results import RunResults, read_run
 from proofbox.lab.reports.suite_run import SuiteRun, facts_of
@@ -321,8 +328,12 @@ def conduct_run(
     *,
     trust: bool = False,
     engine: str | None = None,
+    resume: str | None = None,
 ) -> SuiteRun:
-    """Conduct a planned run to its end and return the results. `engine` overrides the plan's."""
+    """Conduct a planned run to its end and return the results. `engine` overrides the plan's.
+
+    `resume` says how to resume the run if the engine is not available. Default: with `suite resume`.
+    """
 
     def forward(event: dict[str, Any]) -> None:
         if on_event is None:
@@ -338,6 +349,10 @@ def conduct_run(
         if on_event is not None:
             on_event(conductor.started())
         conductor.conduct(trust=trust)
+    except EngineUnavailable as error:  # the run is planned, so running the same command again would plan another one
+        hint = resume or f"resume with: proofbox suite resume {quote(str(out / run_id))}"
+        error.fix_hints = (*error.fix_hints, hint)
+        raise
     finally:
         conductor.close()
     return load_run(out / run_id)
