@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
 
@@ -15,9 +16,11 @@ from proofbox.core.files.locks import locked
 from proofbox.lab.garbage import CollectedGarbage
 from proofbox.lab.run.crews.cluster.places import (
     MAX_TEMPORARY,
+    MEASURING,
     RAY_MARKER,
     RAY_PREFIX,
     claim_worker_place,
+    measuring_place,
     ray_place,
     sweep_node,
     worker_places,
@@ -63,6 +66,34 @@ def test_gc_removes_the_files_of_killed_clusters_and_of_their_workers(temporary:
         left = {each.name for each in temporary.glob("proofbox-ray-*")}
         assert left == {"proofbox-ray-link", "proofbox-ray-file", alive.name}
     assert freed(collect_garbage(), "node") == {str(busy)}
+
+
+def test_files_of_the_checks_of_a_node_are_removed_with_them_or_with_a_killed_worker(temporary: Path) -> None:
+    with contextlib.ExitStack() as lock:
+        worker = claim_worker_place("run-1.worker-1", lock)
+        with measuring_place(worker):
+            made = Path(gettempdir())
+            assert (made.parent, made.stat().st_mode & 0o777) == (temporary, 0o755)
+        assert not made.exists()
+        assert Path(gettempdir()) == temporary
+        checks = measuring_place(worker)
+        checks.__enter__()  # the worker is killed before it leaves the block
+        left = Path(gettempdir())
+        (left / "file").touch()
+    tempfile.tempdir = str(temporary)
+    assert [place for place, _ in sweep_node()] == [str(worker)]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("target", ["precious", "pbm-1/../precious"])
+def test_link_to_other_files_removes_nothing(temporary: Path, target: str) -> None:
+    (temporary / "precious").mkdir()
+    with contextlib.ExitStack() as lock:
+        worker = claim_worker_place("run-1.worker-1", lock)
+    (worker / MEASURING).symlink_to(temporary / target)
+    sweep_node()
+    assert not worker.exists()
+    assert (temporary / "precious").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
@@ -26,6 +28,12 @@ RAY_MARKER = ".made-by-proofbox"
 MAX_TEMPORARY = 19
 """The longest path of a directory for temporary files below which Ray's sockets can be. Their paths, which are up to 88
 bytes longer, are limited to 107."""
+
+
+MEASURING = "measuring"
+"""The link in a worker's directory to the temporary files of the checks of its node."""
+MEASURE_PREFIX = "pbm-"
+"""Short, because the checks create sockets below it, whose paths are limited."""
 
 
 def ray_place() -> Scratch:
@@ -92,7 +100,36 @@ def claim_worker_place(name: str, lock: contextlib.ExitStack) -> Path:
             return above / name
 
 
+@contextlib.contextmanager
+def measuring_place(place: Path) -> Iterator[None]:
+    """Use a separate directory for temporary files while a node is measured, and remove it at the end.
+
+    It is not below the worker's directory, which other users can't enter: the checks must find that a box hides files,
+    not that their modes do. If the worker is killed, the directory is removed together with the worker's.
+    """
+    made, link, before = Path(gettempdir(), MEASURE_PREFIX + secrets.token_hex(4)), place / MEASURING, tempfile.tempdir
+    link.symlink_to(made)
+    try:
+        made.mkdir()
+        made.chmod(0o755)
+        tempfile.tempdir = str(made)
+        yield
+    finally:
+        tempfile.tempdir = before
+        _remove_measuring(link)
+
+
+def _remove_measuring(link: Path) -> None:
+    with contextlib.suppress(OSError):  # no link: nothing was measured
+        made = Path(os.readlink(link))
+        known = made.parent == Path(gettempdir()) and made.name.startswith(MEASURE_PREFIX)
+        if known and os.path.lexists(made) and made.lstat().st_uid == os.getuid():
+            remove_tree(made)
+        link.unlink()
+
+
 def remove_worker_place(place: Path) -> None:
+    _remove_measuring(place / MEASURING)
     remove_tree(place)
     _lock_of(place).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # others are there

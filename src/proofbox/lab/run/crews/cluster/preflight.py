@@ -16,6 +16,7 @@ from proofbox.evidence.bundle.identity import world
 from proofbox.lab.attempt.documents import NodeRecord
 from proofbox.lab.run import resources
 from proofbox.lab.run.crews.cluster.images import RunImages
+from proofbox.lab.run.crews.cluster.places import measuring_place
 from proofbox.lab.run.plan import Plan
 
 MAX_SKEW = 30.0
@@ -53,7 +54,8 @@ def measure_node(
     checks: dict[str, dict[str, str]] = {}
     try:
         for box in boxes if not problem else ():  # a missing image would be built or pulled
-            provider, outcomes = _measure(box)
+            with measuring_place(place):
+                provider, outcomes = _measure(box)
             checks[provider] = outcomes
             failed = [each for each, outcome in outcomes.items() if outcome == "failed"]
             problem = problem or (f"{provider} fails {', '.join(failed)}" if failed else "")
