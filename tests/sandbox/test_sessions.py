@@ -88,7 +88,7 @@ def groups_of(pid: int) -> list[Path]:
 
 
 def members(group: Path) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # the group was removed in the meantime
         return [pid for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
     return []
 

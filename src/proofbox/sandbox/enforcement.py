@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from proofbox.errors import PolicyRefused
+from proofbox.errors import PathRefused, PolicyRefused
 from proofbox.sandbox.contract import Box, BoxSpec, CheckedSpec, Enforcement, Isolation, Policy, Provider
 from proofbox.sandbox.covering import placed
 
@@ -26,7 +26,10 @@ def start_box(provider: Provider, spec: BoxSpec) -> Box:
         network=spec.policy.network or ("none" if enforced.network_none else "full"),
         access=spec.policy.access or "rw",
     )
-    mounts = tuple(placed(spec.project, policy)) if enforced.filesystem else ()
+    try:
+        mounts = tuple(placed(spec.project, policy)) if enforced.filesystem else ()
+    except FileNotFoundError as error:  # it was there when the policy was checked
+        raise PathRefused(f"{error.filename} was removed while the box started", op="start") from None
     return provider.start(CheckedSpec(**{**msgspec.structs.asdict(spec), "policy": policy}, placed=mounts))
 
 
