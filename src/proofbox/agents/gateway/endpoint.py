@@ -90,7 +90,7 @@ class ModelEndpoint:
     ) -> ModelEndpoint:
         """Read the key from a variable of this process, or from its file. Raises `AuthFailed` without a key."""
         base_url, name = access
-        if name is None:
+        if not name:
             return cls(base_url, None, record, key_header)
         source = os.environ if env is None else env
         key = with_key_files(source, [name]).get(name)

@@ -29,6 +29,7 @@ from proofbox.core.files.atomic import sync_directory
 from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.core.parsing.untrusted_json import parse_json
+from proofbox.core.plurals import counted
 from proofbox.errors import (
     BundleCorrupt,
     EngineLost,
@@ -152,7 +153,7 @@ class Driver(Worker):
             refused[node.name] = self._context.redactor.redact(reason)
             self._emit_node(node, "refused", refused[node.name])
             return
-        capacity = f"{node.slots} attempt{'s' if node.slots != 1 else ''}"
+        capacity = counted(node.slots, "attempt")
         self._emit_node(node, "admitted", f"{capacity}, {first.node.record and first.node.record.provider}")
 
     async def _start(self, node: ClusterNode, slots: int) -> RemoteWorker:

@@ -77,7 +77,7 @@ def measure_node(
         },
         problem=problem,
         disk_free=disk.f_bavail * disk.f_frsize,
-        keys=tuple(each for each in keys if with_key_files(os.environ, keys).get(each)),
+        keys=tuple(filter(with_key_files(os.environ, keys).get, keys)),
         measured_at=isoformat(SystemClock().now()),
     )
 
