@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from proofbox.agents.gateway.traffic import (
     read_body,
     read_partial_body,
 )
+from proofbox.agents.gateway.upstream import TRANSPORT_ERRORS, Upstream, UpstreamResponse
 from proofbox.agents.lines import LineSplitter
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.files.removal import remove_tree
@@ -51,7 +51,6 @@ from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 PREFIX = "/model"
 PORT = 4011
 """The port of the gateway on the loopback interface of a box."""
-CONNECT_SECONDS = 15.0
 MAX_ERROR_BODY = 1 << 20
 REMEMBERED = 10_000
 CONNECTIONS = 128
@@ -73,8 +72,6 @@ _RETURNED_HEADERS = frozenset(
     {"content-type", "retry-after", "x-should-retry", "x-request-id", "request-id"}
     | {"openai-model", "openai-processing-ms"}
 )
-_TIMEOUT = httpx2.Timeout(None, connect=CONNECT_SECONDS).as_dict()
-"""The agent decides how long to wait for a response."""
 _BREAKS = {"cut": "broke off its response", "unreachable": "can't be reached"}
 
 OnExchange = Callable[[Exchange], Awaitable[None]]
@@ -140,12 +137,7 @@ class ModelGateway:
     @contextlib.asynccontextmanager
     async def _serving(self, listener: anyio.abc.SocketListener) -> AsyncIterator[None]:
         async with (
-            # Not a client: it would follow redirects, read .netrc and keep cookies, which link requests of attempts.
-            httpx2.AsyncHTTPTransport(
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
-                proxy=self._proxy(),
-                verify=ssl.create_default_context(),  # the machine's trust store, including SSL_CERT_FILE
-            ) as self._transport,
+            Upstream(self._endpoint.base_url, self._proxy()) as self._upstream,
             listener,
             anyio.create_task_group() as tasks,
         ):
@@ -251,17 +243,13 @@ class ModelGateway:
         headers |= {"accept-encoding": "identity", **self._endpoint.authorization(key_header)}
         model = model_of(request.body)
         exchange.variant = None if model is None else (key_header, model, *map(request.header, _BETA_HEADERS))
-        url = self._endpoint.base_url + path
         try:
-            sent = httpx2.Request(
-                request.method, url, content=request.body or None, headers=headers, extensions={"timeout": _TIMEOUT}
-            )
-            async with contextlib.aclosing(await self._transport.handle_async_request(sent)) as response:
-                exchange.status = response.status_code
+            async with self._upstream.request(request.method, path, headers, request.body) as response:
+                exchange.status = response.status
                 exchange.windows = read_windows(response.headers, self._clock.now().timestamp())
                 exchange.retry_after = number_of(response.headers.get("retry-after"))
                 await self._return_response(response, exchange, responder)
-        except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
+        except (*TRANSPORT_ERRORS, httpx2.DecodingError) as error:
             # Record only the type of the error: the library's message could contain a secret.
             if exchange.outcome != "completed":
                 exchange.outcome = "cut" if responder.started else "unreachable"
@@ -269,8 +257,8 @@ class ModelGateway:
             await self._conclude(exchange)
             await responder.abort()
 
-    async def _return_response(self, response: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
-        if 300 <= response.status_code < 400:
+    async def _return_response(self, response: UpstreamResponse, exchange: Exchange, responder: Responder) -> None:
+        if 300 <= response.status < 400:
             exchange.outcome = "redirected"
             await self._conclude(exchange)
             await responder.send(502, b"proofbox: the endpoint sent a redirect, which the gateway does not follow\n")
@@ -280,9 +268,9 @@ class ModelGateway:
             for name, value in response.headers.items()
             if _is_forwarded(name, _RETURNED_HEADERS) and is_plain(value) and self._redactor.redact(value) == value
         }
-        if response.status_code >= 400:
+        if response.status >= 400:
             body = b""
-            async for piece in response.aiter_bytes():
+            async for piece in response.pieces():
                 body = (body + piece)[:MAX_ERROR_BODY]
             exchange.outcome = "http_error"
             body = self._redactor.redact(body, cut=True)
@@ -292,20 +280,26 @@ class ModelGateway:
                 exchange.error_code = exchange.error_code or "usage_limit_reached"
                 exchange.resets_at = number_of(response.headers.get("anthropic-ratelimit-unified-reset"))
             await self._conclude(exchange)
-            await responder.send(response.status_code, body, headers)
+            await responder.send(response.status, body, headers)
             return
-        await responder.start(response.status_code, headers)
+        await responder.start(response.status, headers)
         await self._stream(response, exchange, responder)
         await responder.finish()
 
-    async def _stream(self, response: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
+    async def _stream(self, response: UpstreamResponse, exchange: Exchange, responder: Responder) -> None:
         is_stream = "event-stream" in response.headers.get("content-type", "")
         reader, lines, body = StreamReader(exchange, self._on_call), LineSplitter(MAX_EVENT), bytearray()
-        clean, client = StreamRedactor(self._redactor), ClientDeparture(responder)
+        clean, client, pending = StreamRedactor(self._redactor), ClientDeparture(responder), bytearray()
+
+        async def flush() -> None:
+            if pending:
+                data = bytes(pending)
+                pending.clear()
+                await client.write(data)
 
         async def read() -> None:
             try:
-                async for piece in response.aiter_bytes():
+                async for piece in response.pieces(before_waiting=flush):
                     self._keep(exchange, piece)
                     if is_stream:
                         for line, cut in lines.feed(piece):
@@ -317,8 +311,10 @@ class ModelGateway:
                             await self._conclude(exchange)
                     elif len(body) <= MAX_EVENT:
                         body.extend(piece)
-                    await client.write(clean.feed(piece))
-            except httpx2.TransportError:
+                    pending.extend(clean.feed(piece))
+                await flush()
+            except TRANSPORT_ERRORS:
+                await flush()
                 if not client.has_left:
                     raise
                 return
