@@ -244,6 +244,8 @@ def test_every_number_is_read_alike_with_and_without_msgspec(number: str) -> Non
     assert_read_alike(number)
     assert_read_alike(f"[{number},-{number}]")
     assert_read_alike(f'{{"a":{number},"b":"11111111111111111111"}}')
+    assert_read_alike(f'{{"a":"11111111111111111111","b":-{number}}}')
+    assert_read_alike(f'{{"b":{number},"a":"11111111111111111111"}}')
 
 
 @record

@@ -20,9 +20,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proofbox.core import chain
+from proofbox.core.canonical import CanonicalError, canonical_bytes
 from proofbox.core.chain import (
     MAX_FINDINGS,
     MAX_LINE_BYTES,
+    ChainFollower,
     ChainReport,
     ChainWriter,
     TornTail,
@@ -446,6 +448,43 @@ def test_short_chain_is_judged_as_a_whole_as_it_is_line_by_line(templates: list[
     with patch("proofbox.core.canonical._PLAIN", None):
         assert intact_chain(data, NAME) is None
         assert [verify_chain(data, NAME, anchor[0], expected_count=anchor[1]) for anchor in anchors] == expected
+
+
+def follow(data: bytes, *, together: bool) -> tuple[list[dict[str, Any]], int, str, str]:
+    """Return the entries of a chain up to the first problem, their number, their head, and the problem."""
+    follower, entries, problem = ChainFollower(NAME), list[dict[str, Any]](), ""
+    lines = data.splitlines(keepends=True)
+    try:
+        for entry in follower.follow_lines(lines) if together else map(follower.follow, lines):
+            entries.append(entry)
+    except CanonicalError as error:
+        problem = str(error)
+    return entries, follower.count, follower.head, problem
+
+
+@given(st.lists(st.sampled_from(HOSTILE), max_size=4), st.sampled_from(["", "{", " "]))
+@example(HOSTILE[:1] * 3000, "")
+@example([*HOSTILE[:1] * 3000, HOSTILE[1]], "")
+@example([HOSTILE[0], '{"a":"' + "x" * 70_000 + '","prev":"PREV","seq":SEQ}', HOSTILE[0]], "")
+def test_lines_are_followed_together_as_they_are_one_by_one(templates: list[str], tail: str) -> None:
+    head, lines = origin(NAME), list[bytes]()
+    for number, template in enumerate(templates):
+        line = template.replace("PREV", head).replace("SEQ", str(number)).encode("utf-8", "surrogatepass")
+        head = sha256_hex(line)
+        lines.append(line + b"\n")
+    data = b"".join(lines) + tail.encode()
+    assert follow(data, together=True) == follow(data, together=False)
+
+
+def test_long_logs_are_parsed_in_blocks() -> None:
+    head, lines = origin(NAME), list[bytes]()
+    for number in range(3000):
+        lines.append(canonical_bytes({"a": [number], "prev": head, "seq": number}) + b"\n")
+        head = sha256_hex(lines[-1][:-1])
+    follower = ChainFollower(NAME)
+    with patch.object(ChainFollower, "follow", side_effect=AssertionError):
+        assert [entry["a"] for entry in follower.follow_lines(lines)] == [[number] for number in range(3000)]
+    assert (follower.count, follower.head) == (3000, head)
 
 
 def test_usual_logs_are_parsed_as_a_whole(good: tuple[bytes, str]) -> None:

@@ -30,13 +30,15 @@ MAX_VALUES = 1_000_000
 """Two bytes of JSON can take a hundred bytes of memory. With this limit the values of a document fit in 100 MB."""
 MAX_WIDE_BYTES = 1 << 23
 """Maximum size of a document with characters beyond the BMP: Python stores its text in four times the size."""
+MAX_PARSED_TOGETHER = 1 << 16
+"""Maximum size of log lines that are parsed together."""
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _OUTLINE = bytes.maketrans(b"123456789[", b"000000000{")
 """Makes all digits zeros, and all brackets that open braces, so that both are found in one pass."""
 _LONG_DIGITS = b"0" * 16
-_LONG_NUMBER = re.compile(rb"[:,\[]-?[0-9.]{16}")
+_IN_NUMBER = (b":", b",", b"{", b"-", b".", b"\n", b"")
+"""What the digits of a number may follow in an outline, and those of a digest can't."""
 _OPENING = (b"{", b"[")
-_FEW_LINES = 1 << 16  # bytes; longer logs are read line by line
 _SMALL = 32  # members; layouts of larger objects are not cached, so hostile ones can't fill the memory
 
 
@@ -178,7 +180,7 @@ def parse_strict(data: bytes) -> Any:
     `canonical_bytes(parse_strict(data))` with `data`.
     """
     check_values(data)
-    value = _parse_plain(data)
+    value = _parse_plain(data, canonical=False)
     if value is not None:
         return value
     try:
@@ -210,7 +212,7 @@ def parse_canonical(data: bytes) -> Any:
     """
     try:
         check_values(data)
-        value = _parse_plain(data)
+        value = _parse_plain(data, canonical=True)
         if value is not None:
             return value
         value = json.loads(data.decode("utf-8"))
@@ -219,16 +221,17 @@ def parse_canonical(data: bytes) -> Any:
         return None
 
 
-def _parse_plain(data: bytes) -> Any:
+def _parse_plain(data: bytes, *, canonical: bool) -> Any:
     """Parse JSON in canonical form with msgspec, in a fifth of the time; None for input that may be anything else.
 
     msgspec accepts duplicate names and numbers that it rounds, but then its own encoding differs from the input. That
     encoding is the canonical one, except for numbers of more than 15 digits, with an exponent or ending in `.0`, and
-    for the order of names with characters beyond the BMP.
+    for the order of names with characters beyond the BMP. Without `canonical`, which takes less time, numbers of the
+    last two kinds and members in any order are accepted, too.
     """
     if _PLAIN is None or data[:1] not in _OPENING or not _may_be_plain(data):
         return None
-    decode, encode = _PLAIN
+    decode, encode = _PLAIN if canonical else _STRICT
     try:
         value = decode(data)
         return value if encode(value) == data else None
@@ -241,7 +244,7 @@ def parse_lines(data: bytes) -> list[Any] | None:
 
     Together, small objects take half the time. Numbers by themselves are returned even if they are too large.
     """
-    if _PLAIN is None or len(data) > _FEW_LINES or not _may_be_plain(data):
+    if _PLAIN is None or len(data) > MAX_PARSED_TOGETHER or not _may_be_plain(data):
         return None
     try:
         values: list[Any] = _LINES[0](data)
@@ -251,14 +254,23 @@ def parse_lines(data: bytes) -> list[Any] | None:
 
 
 def _may_be_plain(data: bytes) -> bool:
-    """Return whether it has no numbers and names that msgspec may encode otherwise, and few enough brackets."""
+    """Return whether it has no numbers and names that msgspec may encode otherwise, and few enough brackets a line."""
     outline = data.translate(_OUTLINE)
     return (
-        outline.count(b"{") <= MAX_DEPTH
-        # Digests often have as many digits; a number follows a comma, a colon or a bracket.
-        and not (_LONG_DIGITS in outline and _LONG_NUMBER.search(data) is not None)
+        (outline.count(b"{") <= MAX_DEPTH or max(line.count(b"{") for line in outline.split(b"\n")) <= MAX_DEPTH)
+        and not (_LONG_DIGITS in outline and _has_long_number(outline))
         and (data.isascii() or _WIDE.search(data) is None)
     )
+
+
+def _has_long_number(outline: bytes) -> bool:
+    """Return whether it may have a number of 16 digits or more; digests often have as many."""
+    at = outline.find(_LONG_DIGITS)
+    while at >= 0:
+        if outline[max(0, at - 1) : at] in _IN_NUMBER:
+            return True
+        at = outline.find(_LONG_DIGITS, at + len(_LONG_DIGITS))
+    return False
 
 
 _Kind = TypeVar("_Kind")
@@ -386,4 +398,5 @@ else:
     _EXACT: Any = {"omit_defaults": True, "forbid_unknown_fields": True, "gc": False}
     _decoder, _encoder = Decoder(float_hook=_plain_float), Encoder(order="sorted")
     _PLAIN = _decoder.decode, _encoder.encode
+    _STRICT = Decoder().decode, Encoder().encode
     _LINES = _decoder.decode_lines, _encoder.encode_lines

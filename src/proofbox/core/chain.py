@@ -33,6 +33,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from proofbox.core.canonical import (
+    MAX_PARSED_TOGETHER,
     CanonicalError,
     canonical_bytes,
     encode_flat,
@@ -40,7 +41,7 @@ from proofbox.core.canonical import (
     parse_lines,
     parse_strict,
 )
-from proofbox.core.digest import digest_of, sha256_hex
+from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.core.files.atomic import sync_directory
 from proofbox.errors import CorruptError, UsageError
@@ -74,7 +75,7 @@ _datasync = getattr(os, "fdatasync", os.fsync)
 
 def origin(name: str) -> str:
     """Return the `prev` of the first line of the chain called `name`, which is also its head while it is empty."""
-    return digest_of({"format": FORMAT, "name": name})
+    return hashlib.sha256(b'{"format":"%s","name":%s}' % (FORMAT.encode(), canonical_bytes(name))).hexdigest()
 
 
 class TornTail(NamedTuple):
@@ -333,11 +334,15 @@ def intact_chain(data: bytes, name: str) -> tuple[list[dict[str, Any]], str] | N
 
     It is parsed as a whole. `ChainFollower` and `verify_chain` read any chain, and say what is wrong with it.
     """
+    return _continued(data, origin(name), 0)
+
+
+def _continued(data: bytes, head: str, count: int) -> tuple[list[dict[str, Any]], str] | None:
+    """Return the entries of some lines and the head after them; None unless they surely continue a chain."""
     entries = parse_lines(data)
     if entries is None:
         return None
-    head = origin(name)
-    for number, (entry, line) in enumerate(zip(entries, data.split(b"\n"), strict=False)):
+    for number, (entry, line) in enumerate(zip(entries, data.split(b"\n"), strict=False), count):
         if type(entry) is not dict or entry.get("prev") != head or type(seq := entry.get("seq")) is not int:
             return None
         if seq != number:
@@ -353,6 +358,20 @@ class ChainFollower:
         self.head = origin(name)
         self.count = 0
 
+    def follow_lines(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+        """Yield the next entries. Raises CanonicalError if a line, the one after `count`, does not continue the chain.
+
+        Short lines are parsed together, in half the time.
+        """
+        for block in _blocks(lines):
+            intact = _continued(b"".join(block), self.head, self.count)
+            if intact is None:
+                yield from map(self.follow, block)
+            else:
+                self.count += len(block)
+                self.head = intact[1]
+                yield from intact[0]
+
     def follow(self, line: bytes) -> dict[str, Any]:
         """Return the next entry. Raises CanonicalError if the line does not continue the chain."""
         body = line.removesuffix(b"\n")
@@ -366,6 +385,19 @@ class ChainFollower:
         self.head = sha256_hex(body)
         self.count += 1
         return value
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield lines in lists of up to `MAX_PARSED_TOGETHER` bytes; a longer line by itself."""
+    block, size = list[bytes](), 0
+    for line in lines:
+        size += len(line)
+        if size > MAX_PARSED_TOGETHER and block:
+            yield block
+            block, size = [], len(line)
+        block.append(line)
+    if block:
+        yield block
 
 
 _Line = tuple[bytes | None, str, bool]  # the bytes without LF (None if too long), their digest, whether LF ended them

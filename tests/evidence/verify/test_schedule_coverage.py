@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from proofbox.evidence.bundle.index import Artifact
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
+from proofbox.evidence.verify.check import check_bundle
 
 
 def outcome(verified: str) -> Outcome:
@@ -72,6 +74,15 @@ def cut_schedule(run: Path) -> None:
     rewrite_log(run, "schedule.jsonl", list(load_bundle(run).read_log("schedule.jsonl"))[:-1])
 
 
+def unchain(run: Path) -> None:
+    """Change a time in the schedule and list the result, without a new chain."""
+    schedule = run / "schedule.jsonl"
+    first, rest = schedule.read_bytes().split(b"\n", 1)
+    year = json.loads(first)["at"][:4].encode()
+    schedule.write_bytes(first.replace(b'"at":"' + year, b'"at":"2000') + b"\n" + rest)
+    rebuild(run)
+
+
 def unanchor(run: Path) -> None:
     """Make the schedule an ordinary file, as if it were not a log."""
 
@@ -106,6 +117,24 @@ def test_run_that_differs_from_its_schedule_is_refused_everywhere(
     for words in (["verify"], ["validate", "--strict"], ["report", "--strict"], ["bundle", "reindex", "--strict"]):
         assert main([*words, str(run)]) == 1, words
     capsys.readouterr()
+
+
+def test_schedule_with_a_broken_chain_is_refused_by_the_commands_that_check_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unchain(run)
+    assert ("chain_wrong_prev", "schedule.jsonl") in [(found.code, found.path) for found in verify(run).findings]
+    assert load_bundle(run).schedule is not None  # its entries are intact
+    assert not load_bundle(run).schedule_intact
+    assert main(["validate", str(run), "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert ("artifact_malformed", "schedule.jsonl") in [(each["code"], each["path"]) for each in findings]
+
+
+def test_chain_of_the_schedule_is_verified_when_it_is_read(run: Path) -> None:
+    assert load_bundle(run).schedule_intact
+    unanchor(run)
+    assert not check_bundle(str(run)).schedule_intact
 
 
 def test_unfinished_attempt_is_not_a_finding(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +37,8 @@ def test_each_file_of_an_attempt_is_opened_once(run: Path, reader: str, monkeypa
     really_open, opened = os.open, Counter[str]()
 
     def noted_open(path: Any, *args: Any, **options: Any) -> int:
-        opened[os.path.basename(os.fspath(path)) if "attempts/" in os.fspath(path) else ""] += 1
+        name = os.fspath(path)
+        opened[os.path.basename(name) if "attempts/" in name else f"run: {name}"] += 1
         return really_open(path, *args, **options)
 
     with monkeypatch.context() as patch:
@@ -44,3 +47,17 @@ def test_each_file_of_an_attempt_is_opened_once(run: Path, reader: str, monkeypa
     names = os.listdir(run / "attempts/m.1.e1")
     assert len(names) > 10
     assert {name: opened[name] for name in names} == dict.fromkeys(names, 1)
+    assert opened["run: schedule.jsonl"] == 2  # its digest is compared, and then its entries and its chain are read
+
+
+@pytest.mark.parametrize("command", [["suite", "resume"], ["attempt", "list"], ["validate"]])
+def test_reading_a_committed_run_loads_nothing_that_runs_or_checks_agents(run: Path, command: list[str]) -> None:
+    unneeded = ["asyncio", "importlib.metadata", "ssl", "proofbox.agents.runtimes.scripted.runtime"]
+    unneeded += ["proofbox.lab.suite.harbor.tasks", "proofbox.sandbox.conformance"]
+    script = (
+        "import sys; from proofbox.cli import main; code = main(sys.argv[1:]);"
+        f"print(sorted(set({unneeded!r}) & set(sys.modules))); sys.exit(code)"
+    )
+    line = [sys.executable, "-c", script, *command, str(run)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

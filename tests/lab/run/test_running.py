@@ -34,6 +34,7 @@ from proofbox.lab.run.conductor import Conductor
 from proofbox.lab.run.events import RunStarted, SuiteEvent
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.suite import opening
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -185,7 +186,8 @@ def test_coroutines_never_block_the_event_loop(
 ) -> None:
     spec(WORKS)
     ticker = Ticker(monkeypatch)
-    for name in ("open_suite", "create_run", "find_run", "read_run"):
+    ticker.watch(opening, "open_suite")
+    for name in ("create_run", "find_run", "read_run"):
         ticker.watch(running, name)
     ticker.watch(Conductor, "__init__")
     ticker.watch(Conductor, "conduct")

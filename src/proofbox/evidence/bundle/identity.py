@@ -8,8 +8,9 @@ import platform
 import sys
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
+from proofbox.core.canonical import MAX_INTEGER, limits
 from proofbox.core.digest import digest_of
 from proofbox.evidence.documents import shape
 
@@ -34,6 +35,26 @@ WORLD = shape.record(
         "tool": shape.table(shape.text(256)).meaning("The recording tool: `name`, `version` and its `python` version."),
     }
 )
+
+
+# The same for `object_parser`.
+_Count = Annotated[int, limits(ge=0, le=MAX_INTEGER)]
+_Digest = Annotated[str, limits(pattern=rf"\A{shape.SHA256.pattern}\Z")]
+_Texts = dict[str, Annotated[str, limits(max_length=256)]]
+
+
+class Process(TypedDict):
+    boot_id: Annotated[str, limits(max_length=64)]
+    host: _Digest
+    pid: _Count
+    pid_namespace: NotRequired[_Count]
+    start_ticks: _Count | None
+
+
+class World(TypedDict):
+    host: _Digest
+    platform: _Texts
+    tool: _Texts
 
 
 def process_identity() -> dict[str, Any]:

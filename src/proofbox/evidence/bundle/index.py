@@ -16,8 +16,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from operator import attrgetter, lt
-from typing import Annotated, Any
+from operator import lt
+from typing import Annotated, Any, Literal
 
 from proofbox.core.canonical import (
     MAX_INTEGER,
@@ -141,8 +141,7 @@ _MEMBERS = {
     "index_sha256": shape.sha256.meaning("SHA-256 of the canonical JSON of all other members."),
 }
 _DOCUMENT = shape.record(_MEMBERS)
-_REST_MEMBERS = [name for name in _MEMBERS if name != "artifacts"]
-_REST = shape.record({name: _MEMBERS[name] for name in _REST_MEMBERS})
+_REST = shape.record({name: check for name, check in _MEMBERS.items() if name != "artifacts"})
 declare(
     SCHEMA,
     at="BUNDLE/artifact_index.json",
@@ -156,21 +155,20 @@ declare(
 @record
 class _Members:
     artifacts: list[Artifact]
-    index_sha256: str
-    missing: list[str]
+    index_sha256: str  # compared with the computed one
+    missing: list[Annotated[str, limits(max_length=4096)]]
     repairs: _Count
     run_id: str
     schema_version: str
-    status: str
-    world_id: str
+    status: Literal["ok", "partial", "failed"]
+    world_id: Annotated[str, limits(pattern=rf"\A{shape.SHA256.pattern}\Z")]
 
 
 _parse_members = object_parser(_Members)
-_rest_values = attrgetter(*_REST_MEMBERS)
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\.){0,4096}+"'
 _NUMBER = r"(0|[1-9][0-9]{0,15})"
 _DIGEST = r'"([0-9a-f]{64})"'
-_CANONICAL_ENTRY = re.compile(
+_CANONICAL_ENTRY = (
     rf'\{{(?:"chain":\{{"count":{_NUMBER},"head":{_DIGEST}\}},)?"file_size":{_NUMBER},"path":({_STRING}),'
     rf'(?:"schema_version":({_STRING}),)?"sha256":{_DIGEST}\}}(?:,(?=\{{)|(?=\]))'
 )
@@ -187,36 +185,35 @@ def parse_index(data: bytes) -> Index:
             _REST(document, "index")
             if canonical_bytes(document) != b"{" + data[at:]:
                 raise ShapeError(_NOT_CANONICAL)
+            members = _Members(artifacts=[], **document)
         else:
             artifacts, at = _checked_entries(members.artifacts), data.rindex(_STATED)
-            document = dict(zip(_REST_MEMBERS, _rest_values(members), strict=True))
-            _REST(document, "index")
-        _check_digest(data, at, document["index_sha256"])
+        _check_digest(data, at, members.index_sha256)
     except ValueError as error:
         raise _problem(data, error) from None
-    refuse_other_schema(document, SCHEMA)
-    if not RUN_ID.fullmatch(document["run_id"]):
+    if members.schema_version != SCHEMA:
+        raise _other_schema(members.schema_version, SCHEMA)
+    if not RUN_ID.fullmatch(members.run_id):
         raise ShapeError("index.run_id is not a valid run id")
-    if document["missing"]:
-        _check_missing(document, artifacts)
+    if members.missing:
+        _check_missing(members.missing, members.status, artifacts)
     return Index(
-        run_id=document["run_id"],
-        world_id=document["world_id"],
-        status=document["status"],
+        run_id=members.run_id,
+        world_id=members.world_id,
+        status=members.status,
         artifacts=artifacts,
-        missing=tuple(document["missing"]),
-        repairs=document["repairs"],
-        digest=document["index_sha256"],
+        missing=tuple(members.missing),
+        repairs=members.repairs,
+        digest=members.index_sha256,
     )
 
 
-def _check_missing(document: Mapping[str, Any], artifacts: Container[str]) -> None:
-    missing = document["missing"]
+def _check_missing(missing: list[str], status: str, artifacts: Container[str]) -> None:
     if not all(map(is_artifact_path, missing)) or missing != sorted(set(missing)):
         raise ShapeError("index.missing is not a sorted list of paths inside the bundle")
     if any(path in artifacts for path in missing):
         raise ShapeError("index.missing names an artifact that index.artifacts lists")
-    if document["status"] == "ok":
+    if status == "ok":
         raise ShapeError("the index has status ok but lists missing artifacts")
 
 
@@ -239,7 +236,7 @@ def _parse_entries(text: str) -> tuple[dict[str, Artifact], int]:
     other one."""
     artifacts: list[Artifact] = []
     at, schemas = len(_START), dict[str | None, str | None]({None: None})
-    for found in _CANONICAL_ENTRY.finditer(text, at):
+    for found in re.compile(_CANONICAL_ENTRY).finditer(text, at):
         if found.start() != at:
             break
         count, head, size, path, schema, sha256 = found.groups()
@@ -351,7 +348,11 @@ def _too_many(index: Index, why: str) -> BundleTooLarge:
 def refuse_other_schema(document: Mapping[str, Any], known: str) -> None:
     version = document.get("schema_version")
     if version != known:
-        raise SchemaUnknown(f"schema_version is {str(version)[:100]!r}; expected {known!r}")
+        raise _other_schema(version, known)
+
+
+def _other_schema(version: object, known: str) -> SchemaUnknown:
+    return SchemaUnknown(f"schema_version is {str(version)[:100]!r}; expected {known!r}")
 
 
 def schema_of(data: bytes) -> str | None:

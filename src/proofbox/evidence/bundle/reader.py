@@ -66,7 +66,9 @@ class Bundle:
     directory: BundleDirectory = field(repr=False, compare=False)
     """The directory that was checked. All reads use it, even if `path` now names another directory."""
     schedule: Mapping[str, ScheduledAttempt] | None = field(default=None, repr=False, compare=False)
-    """The attempts that a run planned; None without a schedule. Its chain is not checked."""
+    """The attempts that a run planned; None without a schedule."""
+    schedule_intact: bool = field(default=False, repr=False, compare=False)
+    """Whether the chain of the schedule was verified, too."""
     contents: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     """The content of small artifacts during the visit of a check, which has just compared it with the index."""
     _parsed: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -175,11 +177,10 @@ class Bundle:
             yield from intact[0]
             return
         chain = ChainFollower(name)
-        for number, line in enumerate(self._lines(artifact), 1):
-            try:
-                yield chain.follow(line)
-            except CanonicalError as error:
-                raise BundleCorrupt(f"{path} line {number}: {error}", op="bundle read") from error
+        try:
+            yield from chain.follow_lines(self._lines(artifact))
+        except CanonicalError as error:
+            raise BundleCorrupt(f"{path} line {chain.count + 1}: {error}", op="bundle read") from error
         if (chain.head, chain.count) != (artifact.chain.head, artifact.chain.count):
             raise BundleCorrupt(f"{path} does not end where its index says", op="bundle read")
 
@@ -234,6 +235,7 @@ def as_bundle(found: BundleCheck, *, path: str | None = None) -> Bundle:
         nested,
         found.directory,
         found.schedule,
+        found.schedule_intact,
         found.contents,
     )
 

@@ -7,13 +7,22 @@ work is done; only the index shows that the bundle is committed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any, Literal, cast
 
-from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.canonical import (
+    CanonicalError,
+    canonical_bytes,
+    check_values,
+    limits,
+    object_parser,
+    parse_strict,
+    record,
+)
 from proofbox.core.documents import declare
-from proofbox.evidence.bundle.identity import PROCESS, WORLD
+from proofbox.evidence.bundle.identity import PROCESS, WORLD, Process, World
 from proofbox.evidence.bundle.index import refuse_other_schema
-from proofbox.evidence.bundle.paths import RUN_ID, is_artifact_path
+from proofbox.evidence.bundle.paths import MAX_PATH, RUN_ID, are_artifact_paths
 from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
 
@@ -86,19 +95,79 @@ declare(
 )
 
 
+# A campaign has thousands of statuses. The one of a bundle that did not fail has these members, which msgspec fills and
+# limits; times, the id and paths are checked afterwards.
+_Text = Annotated[str, limits(max_length=4096)]
+
+
+@record
+class _Members:
+    dry: bool
+    expected: tuple[_Text, ...]
+    failure: None
+    finished_at: str | None
+    partial_reasons: tuple[_Text, ...]
+    run_id: Annotated[str, limits(max_length=128)]
+    schema_version: str
+    started_at: str
+    state: Literal["in_progress", "complete", "failed"]
+    world: World
+    writer: Process
+
+
+_parse_members = object_parser(_Members)
+
+
 def parse_status(data: bytes) -> RunStatus:
     """Parse a status. Raises ShapeError (SchemaUnknown for an unsupported version)."""
     try:
-        document = parse_strict(data)
+        check_values(data)
+        members = _parse_members(data)
+        if members is None or members.schema_version != SCHEMA:
+            return _parse_any(data)
     except CanonicalError as error:
         raise ShapeError(str(error)) from error
+    shape.moment(members.started_at, "status.started_at")
+    if members.finished_at is not None:
+        shape.moment(members.finished_at, "status.finished_at")
+    _check_names(members.run_id, members.expected)
+    return RunStatus(
+        run_id=members.run_id,
+        state=members.state,
+        started_at=members.started_at,
+        writer=cast("dict[str, Any]", members.writer),
+        world=cast("dict[str, Any]", members.world),
+        dry=members.dry,
+        finished_at=members.finished_at,
+        expected=members.expected,
+        partial_reasons=members.partial_reasons,
+    )
+
+
+def _parse_any(data: bytes) -> RunStatus:
+    """Parse a status in any form."""
+    document = parse_strict(data)
     if type(document) is not dict:
         raise ShapeError("the status is not an object")
     refuse_other_schema(document, SCHEMA)
     _DOCUMENT(document, "status")
     del document["schema_version"]
-    if not RUN_ID.fullmatch(document["run_id"]) or not all(map(is_artifact_path, document["expected"])):
-        raise ShapeError("status contains an invalid run id or artifact path")
     document["expected"] = tuple(document["expected"])
     document["partial_reasons"] = tuple(document["partial_reasons"])
+    _check_names(document["run_id"], document["expected"])
     return RunStatus(**document)
+
+
+def _check_names(run_id: str, expected: tuple[str, ...]) -> None:
+    if not RUN_ID.fullmatch(run_id) or not _are_paths(expected):
+        raise ShapeError("status contains an invalid run id or artifact path")
+
+
+def _are_paths(paths: tuple[str, ...]) -> bool:
+    if len(paths) > _USUAL or max(map(len, paths), default=0) > MAX_PATH:
+        return are_artifact_paths(paths)
+    return _are_usual_paths(paths)
+
+
+_USUAL = 32
+_are_usual_paths = lru_cache(maxsize=64)(are_artifact_paths)  # the attempts of a run have the same

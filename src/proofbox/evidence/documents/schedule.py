@@ -15,9 +15,8 @@ without it is truncated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.documents import declare
@@ -76,8 +75,7 @@ declare(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledAttempt:
+class ScheduledAttempt(NamedTuple):
     """One attempt in the schedule. `index_sha256` is None unless it finished with a committed bundle."""
 
     attempt: str

@@ -26,12 +26,12 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from proofbox.core.canonical import CanonicalError, parse_strict
-from proofbox.core.chain import verify_chain
+from proofbox.core.chain import ChainFollower, verify_chain
 from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.text import path_fields
 from proofbox.evidence.bundle.directory import BundleDirectory
@@ -109,6 +109,8 @@ class BundleCheck:
     nested: dict[str, BundleCheck] = field(default_factory=dict)
     schedule: Mapping[str, ScheduledAttempt] | None = None
     """The attempts that a run planned; None if it has no schedule that can be read."""
+    schedule_intact: bool = False
+    """Whether the chain of the schedule was verified when it was read."""
     findings: list[BundleFinding] = field(default_factory=list)
     checked: CheckCounts = field(default_factory=CheckCounts)
     contents: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
@@ -422,19 +424,37 @@ def _check_base(bundle: BundleCheck, manifest: Artifact, require: Callable[[str]
 
 def _read_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> tuple[str, str] | None:
     """Set the schedule of a run. Return the code and the detail of a problem."""
+    chain = ChainFollower(f"{index.run_id}/{SCHEDULE}")
     try:
-        digest = hashlib.sha256()
-        lines = bundle.directory.lines(SCHEDULE, min(listed.file_size, MAX_SCHEDULE_BYTES), digest)
-        entries = (parse_strict(line.removesuffix(b"\n")) for line in lines)
-        planned = read_schedule(entries, cut_short=index.status == "failed")
+        try:
+            problem = _read_entries(bundle, index, listed, chain.follow_lines)
+        except CanonicalError:  # as a log it is damaged; its entries may be readable
+            return _read_entries(bundle, index, listed, _unchained)
     except OSError as error:
         return "too_large" if isinstance(error, TooLarge) else "unreadable", str(error)
     except (CanonicalError, ShapeError) as error:
         return "schedule_malformed", str(error)
+    anchor = listed.chain
+    bundle.schedule_intact = (
+        problem is None and anchor is not None and (chain.count, chain.head) == (anchor.count, anchor.head)
+    )
+    return problem
+
+
+def _read_entries(
+    bundle: BundleCheck, index: Index, listed: Artifact, parse: Callable[[Iterable[bytes]], Iterator[Any]]
+) -> tuple[str, str] | None:
+    digest = hashlib.sha256()
+    lines = bundle.directory.lines(SCHEDULE, min(listed.file_size, MAX_SCHEDULE_BYTES), digest)
+    planned = read_schedule(parse(lines), cut_short=index.status == "failed")
     if digest.hexdigest() != listed.sha256:
         return _PARSED_DIFFERS
     bundle.schedule = planned
     return None
+
+
+def _unchained(lines: Iterable[bytes]) -> Iterator[Any]:
+    return (parse_strict(line.removesuffix(b"\n")) for line in lines)
 
 
 def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact, problem: tuple[str, str] | None) -> None:
@@ -455,6 +475,8 @@ def _check_chains(bundle: BundleCheck, index: Index) -> None:
         if artifact.chain is None:
             continue
         bundle.checked.chains += 1
+        if path == SCHEDULE and bundle.schedule_intact:
+            continue
         try:
             fd = None if path in bundle.contents else bundle.directory.open(path)
         except OSError as error:

@@ -25,12 +25,15 @@ Found = tuple[str, str, str]
 MAX_TRACKED = 250_000
 """Maximum number of turns and of commands in one log that are matched with their ends."""
 _SHOWN = 100
+_TURNS = ("turn_started", "turn_ended")
+_COMMANDS = ("tool_call", "file_change", "item_started")
 
 
-def same(path: str, what: str, one: Any, other: Any) -> Iterator[Found]:
-    """Yield a finding if two documents state different values."""
-    if one != other:
-        yield "contradiction", path, f"{what}: {str(one)[:_SHOWN]} here, {str(other)[:_SHOWN]} elsewhere"
+def same(path: str, what: str, one: Any, other: Any) -> tuple[Found, ...]:
+    """Return a finding if two documents state different values."""
+    if one == other:
+        return ()
+    return (("contradiction", path, f"{what}: {str(one)[:_SHOWN]} here, {str(other)[:_SHOWN]} elsewhere"),)
 
 
 def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool, shared: bool) -> Iterator[Found]:
@@ -135,15 +138,20 @@ def _events(
     last: int | None = None
     ordered = True
     for event in events:
+        kind, number = event["event"], event["number"]
         # Gaps are allowed, because deltas are numbered but not recorded.
-        ordered = ordered and (last is None or event["number"] > last)
-        last = event["number"]
-        if event["event"] == "tool_call":
+        ordered = ordered and (last is None or number > last)
+        last = number
+        if kind == "tool_call":
             recorded.add(event["item"])
-        elif event["event"] in counts:
-            counts[event["event"]] += 1
-        turns.add(event)
-        commands.add(event)
+        elif kind in counts:
+            counts[kind] += 1
+        if kind in _TURNS:
+            turns.add(event)
+        elif kind in _COMMANDS:
+            commands.add(event)
+        else:
+            continue
         if turns.tracked > MAX_TRACKED or commands.tracked > MAX_TRACKED:
             yield "trace_too_long", EVENTS, f"more than {MAX_TRACKED} turns or commands; the rest is not checked"
             deque(events, maxlen=0)  # its tokens are counted
@@ -171,10 +179,11 @@ class _Turns:
         return len(self._started) + len(self._ended)
 
     def add(self, event: dict[str, Any]) -> None:
+        """Add an event of `_TURNS`."""
+        key = _key(event["turn"])
         if event["event"] == "turn_started":
-            self._started.setdefault(_key(event["turn"]), event["turn"][:_SHOWN])
-        elif event["event"] == "turn_ended":
-            key = _key(event["turn"])
+            self._started.setdefault(key, event["turn"][:_SHOWN])
+        else:
             self._ended[key] = event["turn"][:_SHOWN] if key in self._ended else None
 
     def findings(self) -> Iterator[Found]:
@@ -198,11 +207,12 @@ class _Commands:
         return len(self._open) + len(self._ended)
 
     def add(self, event: dict[str, Any]) -> None:
-        if event["event"] in ("tool_call", "file_change"):
+        """Add an event of `_COMMANDS`."""
+        if event["event"] != "item_started":
             key = _key(event["thread"], event["item"])
             self._ended.add(key)
             self._open.pop(key, None)
-        elif event["event"] == "item_started" and event["command"]:
+        elif event["command"]:
             key = _key(event["thread"], event["item"])
             if key not in self._ended:
                 self._open[key] = event["item"][:_SHOWN]

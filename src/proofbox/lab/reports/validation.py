@@ -233,11 +233,14 @@ def _schedule(bundle: Bundle) -> tuple[Mapping[str, ScheduledAttempt], str]:
     """Return the attempts that a run planned, and what is wrong with its schedule."""
     if SCHEDULE not in bundle.artifacts:
         return {}, ""
-    planned, entries = bundle.schedule, bundle.read_log(SCHEDULE)
+    planned, closed = bundle.schedule, bundle.index.status != "failed"
+    if planned is not None and closed and bundle.schedule_intact:
+        return planned, ""
     try:
-        if planned is None or bundle.index.status == "failed":
+        entries = bundle.read_log(SCHEDULE)
+        if planned is None or not closed:
             planned = read_schedule(entries)
-        deque(entries, maxlen=0)  # it may have been read already, without its chain
+        deque(entries, maxlen=0)  # it was read without its chain, which is damaged
     except (ShapeError, BundleError) as error:
         return {}, _malformed(error)
     return planned, ""

@@ -182,19 +182,23 @@ class Conductor:
         self._engine = chosen_engine(self._plan.engine, engine, None, ())
         self._crew = _crew(out, self._plan, self._engine, self._ids, self._emit)
         self._epoch = 0
-        credential = credential_of(self._plan)
-        gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
-        self._waiting = WaitReporter(self._ledger, gate, out / run_id, self._emit, self._clock)
 
     @functools.cached_property
     def _suite(self) -> Suite:
         return self._plan.suite()
 
+    @functools.cached_property
+    def _waiting(self) -> WaitReporter:
+        """Not needed for a committed run, and it loads the agent's runtime."""
+        credential = credential_of(self._plan)
+        gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
+        return WaitReporter(self._ledger, gate, self._out / self._run_id, self._emit, self._clock)
+
     def started(self) -> RunStarted:
         """Return the first event: how much there is to do."""
-        planned = self._ledger.attempts()
-        ended = sum(each.state == "ended" for each in planned)
-        return RunStarted(run_id=self._run_id, bundle=str(self._out / self._run_id), attempts=len(planned), ended=ended)
+        counts = self._ledger.counts()
+        bundle = str(self._out / self._run_id)
+        return RunStarted(run_id=self._run_id, bundle=bundle, attempts=sum(counts.values()), ended=counts["ended"])
 
     def conduct(self, *, trust: bool = False) -> Path:
         """Run the missing attempts, commit the run, and return the path of its bundle. Can be resumed if interrupted.

@@ -14,10 +14,7 @@ from shlex import quote
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import anyio
-import anyio.from_thread
 import msgspec
-from anyio.lowlevel import current_token
-from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.health.recommendation import default_chain
@@ -45,7 +42,6 @@ from proofbox.lab.run.conductor import Conductor, create_run, find_run, refuse_t
 from proofbox.lab.run.events import OnSuiteEvent, SuiteEvent
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, count_refused, is_conducted, ledger_path, refused_dir
-from proofbox.lab.suite.opening import open_suite
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import check_provider
 from proofbox.lab.suite.spec import Isolation, verifiers_of
@@ -114,6 +110,8 @@ def run_suite(
     After an exception, an interrupt, or `stop.set()` in another thread, which raises `RunInterrupted`, the committed
     attempts are kept and `resume_suite` runs the missing ones. In a running event loop, await `run_suite_async`.
     """
+    from proofbox.lab.suite.opening import open_suite  # with the formats of other systems, which only a new run needs
+
     for name, value in (("concurrency", concurrency), ("replicates", replicates)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1", op="suite")
@@ -387,6 +385,11 @@ def in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callabl
 
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        # Commands, which are not coroutines, would load these for nothing.
+        from anyio.from_thread import run_sync as run_in_loop
+        from anyio.lowlevel import current_token
+        from anyio.to_thread import run_sync
+
         options: dict[str, Any] = dict(kwargs)
         stop, ended = options.get("stop") or threading.Event(), threading.Event()
         begun = threading.Lock()  # taken by the thread or by a cancellation, whichever comes first
@@ -394,7 +397,7 @@ def in_thread(function: Callable[P, T], *, stoppable: bool, doc: str) -> Callabl
             options["stop"] = stop
         if (listener := options.get("on_event")) is not None:
             # By token, because the threads that read the workers' events are not anyio's.
-            options["on_event"] = functools.partial(anyio.from_thread.run_sync, listener, token=current_token())
+            options["on_event"] = functools.partial(run_in_loop, listener, token=current_token())
 
         def work() -> T:
             if not begun.acquire(blocking=False):

@@ -17,7 +17,7 @@ from proofbox.errors import RuntimeChecksFailed
 if TYPE_CHECKING:
     from proofbox.agents.conformance import RuntimeReport
     from proofbox.agents.runtimes.listing import RuntimeFacts
-    from proofbox.cli.commands.agents.documents import RuntimesDocument
+    from proofbox.cli.commands.agents.runtime_documents import RuntimesDocument
     from proofbox.sandbox.conformance.check import CheckResult
 
 
@@ -34,7 +34,7 @@ def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
     from proofbox.agents.runtimes.listing import list_runtimes
     from proofbox.agents.settings import RuntimeSettings
     from proofbox.agents.strategies import decide_chain
-    from proofbox.cli.commands.agents.documents import RuntimesDocument
+    from proofbox.cli.commands.agents.runtime_documents import RuntimesDocument
     from proofbox.config.settings import load
 
     found = list_runtimes(project)
@@ -61,7 +61,7 @@ def check(
       proofbox runtime check process --provider bubblewrap --only turns
     """
     from proofbox.agents.conformance import CHECKS, run_conformance
-    from proofbox.cli.commands.agents.documents import RuntimeCheckDocument
+    from proofbox.cli.commands.agents.runtime_documents import RuntimeCheckDocument
 
     done: list[CheckResult] = []
     with passing_line(shown=watched(as_json=json)) as show_line:
