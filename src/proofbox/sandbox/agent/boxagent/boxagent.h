@@ -197,7 +197,7 @@ void prepare_streams(void);
 void make_spare(void);
 bool spare_ready(const struct spawn *s);
 bool give_to_spare(struct command *c, struct spawn *s);
-bool request_unread(const struct spawn *s);
+bool request_unread(void);
 void end_spare(void);
 void reap_spare(pid_t pid, int status);
 void await_request(struct spawn *s);

@@ -114,7 +114,7 @@ void read_spawn(struct spawn *s) { /* a request that was checked; its strings st
 
 void release_spawn(struct spawn *s) { /* in the parent, which needs neither the streams nor the request any more */
     if (s->pty) s->out = s->err = -1; /* the same as s->in */
-    shut_later(&s->in), shut_later(&s->out), shut_later(&s->err), shut_later(&s->request_fd);
+    shut_later(&s->in), shut_later(&s->out), shut_later(&s->err);
     for (int i = 0; i < 2; i++) shut_later(&s->report[i]);
     if (s->request) explicit_bzero(s->request, s->size);
     if (s->request != s->small) free(s->request);
