@@ -19,14 +19,14 @@
 
 static void search_and_exec(struct spawn *s) {
     const char *file = s->argv[0], *path = NULL;
-    char candidate[PATH_MAX];
     if (!*file) { errno = ENOENT; return; }
     if (strchr(file, '/')) { execve(file, s->argv, s->envp); return; }
     for (char **e = s->envp; *e; e++)
         if (!strncmp(*e, "PATH=", 5)) path = *e + 5;
     if (!path) path = "/usr/local/bin:/usr/bin:/bin";
     int best = ENOENT;
-    size_t size = strlen(file) + 1;
+    size_t size = strlen(file) + 1, longest = strlen(path) + 1 + size;
+    char candidate[longest < PATH_MAX ? longest : PATH_MAX]; /* no larger, because each page of the stack costs a fault */
     for (;;) {
         const char *end = strchrnul(path, ':');
         size_t n = (size_t)(end - path);

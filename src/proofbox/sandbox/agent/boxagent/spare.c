@@ -132,7 +132,8 @@ bool request_unread(void) {
 
 /* In the spare. If there is no agent any more, it exits. */
 void await_request(struct spawn *s) {
-    _Alignas(4096) static uint8_t text[1 + MAX_SPARE_REQUEST + (MAX_SPARE_REQUEST / 4 + 3) * sizeof(char *)]; /* see request_room */
+    static uint8_t memory[4096 + 1 + MAX_SPARE_REQUEST + (MAX_SPARE_REQUEST / 4 + 3) * sizeof(char *)]; /* see request_room */
+    uint8_t *text = memory + (4096 - (uintptr_t)memory % 4096); /* a page begins here, so that a small request needs one page */
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
     struct iovec part = {text, 1 + MAX_SPARE_REQUEST};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
