@@ -253,10 +253,8 @@ class Peer:
     ) -> CommandRecord:
         record = self.commands[id] = CommandRecord()
         want = ExecFlag.STDIN * stdin | ExecFlag.STARTED * started | ExecFlag.PTY * (pty is not None)
-        command = wire.command(
-            [os.fsencode(word) for word in argv],
+        settings = wire.settings(
             cwd=os.fsencode(cwd),
-            env=env,
             want=ExecFlag(want),
             timeout_ms=round(timeout * 1000),
             grace_ms=round(grace * 1000),
@@ -265,6 +263,7 @@ class Peer:
             size=pty or (0, 0),
             limits=limits or {},
         )
+        command = wire.command(settings, [os.fsencode(word) for word in argv], wire.EncodedVariables(env))
         self.send(wire.execute(id, command))
         return record
 

@@ -27,7 +27,8 @@ from proofbox.errors import CommandNotFound, PolicyRefused, RequestInvalid, Sand
 from proofbox.sandbox.async_service import AsyncSession
 from proofbox.sandbox.client import async_connection as module
 from proofbox.sandbox.client.async_connection import AsyncConnection
-from proofbox.sandbox.client.requests import make_request
+from proofbox.sandbox.client.requests import make_request, make_settings
+from proofbox.sandbox.client.wire import EncodedVariables
 from proofbox.sandbox.contract import Event, ExecResult, Isolation, Output, Policy
 from proofbox.sandbox.service import Session
 
@@ -59,7 +60,8 @@ def with_box(loop: str, work: Callable[[Agent, AsyncConnection], Awaitable[None]
 async def run(
     connection: AsyncConnection, argv: list[str], on_output: Callable[[Output], None] | None = None, **options: Any
 ) -> ExecResult:
-    request = make_request(argv, cwd="/", env=ENV, streamed=on_output is not None, **options)
+    settings = make_settings("/", streamed=on_output is not None, **options)
+    request = make_request(argv, settings, EncodedVariables(ENV))
     call = await connection.run(request, on_output)
     return call.result(provider="test", isolation=Isolation.NONE, policy=Policy(), diagnostics={}, oom_killed=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,12 @@ import msgspec
 
 from proofbox.core.files.programs import locate_program
 from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
-from proofbox.sandbox import DEFAULT_OUTPUT_CAP
 from proofbox.sandbox.contract import Box, Diagnostic, ExecResult, Isolation, Policy
 from proofbox.sandbox.host import cgroups
-from proofbox.sandbox.options import COMMAND_OPTIONS, ExecOptions, refuse_unknown
 from proofbox.sandbox.paths import resolve_cwd
 
 if TYPE_CHECKING:
     from proofbox.sandbox.client.calls import ActiveCall
-    from proofbox.sandbox.client.requests import CommandRequest
 
 
 class BoxHandle(msgspec.Struct, frozen=True):
@@ -65,35 +62,6 @@ class BoxHandle(msgspec.Struct, frozen=True):
             forwards=forwards,
         )
 
-    def request(
-        self,
-        argv: Sequence[str | bytes],
-        options: ExecOptions,
-        environment: Mapping[bytes, bytes],
-        pty: tuple[int, int] | None = None,
-    ) -> CommandRequest:
-        """Build the request for a command; `environment` is `encode_env(inside.environment)`."""
-        from proofbox.sandbox.client.requests import encode_env, make_request
-
-        if not options and pty is None and not self.forwards:  # the most common call, and it should be a fast one
-            return make_request(argv, cwd=self.guest_project, env=environment)
-        refuse_unknown(options, COMMAND_OPTIONS)
-        extra = dict(options.get("env") or {})
-        if self.forwards:
-            extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | extra
-        return make_request(
-            argv,
-            cwd=self._guest_cwd(options.get("cwd")),
-            env={**environment, **encode_env(extra)} if extra else environment,
-            stdin=options.get("stdin"),
-            timeout=options.get("timeout"),
-            grace=options.get("grace", 0.0),
-            max_output=options.get("max_output", DEFAULT_OUTPUT_CAP),
-            pty=pty,
-            streamed=options.get("on_output") is not None,
-            limits=options.get("limits"),
-        )
-
     def oom_kills(self) -> int:
         return cgroups.oom_kills(self.memory_group)
 
@@ -121,7 +89,8 @@ class BoxHandle(msgspec.Struct, frozen=True):
                 return str(Path(guest) / host.relative_to(place))
         return None
 
-    def _guest_cwd(self, cwd: str | os.PathLike[str] | None) -> str:
+    def guest_cwd(self, cwd: str | os.PathLike[str] | None) -> str:
+        """Return the path in the box of a working directory on the host; None is the project."""
         if cwd is None:
             return self.guest_project
         host = resolve_cwd(self.project, cwd)

@@ -25,7 +25,7 @@ from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import PolicyRefused, ProofboxError, ProvisionFailed
 from proofbox.sandbox.client.connection import Connection
-from proofbox.sandbox.client.requests import encode_env, make_request
+from proofbox.sandbox.client.requests import encode_env, make_request, make_settings
 from proofbox.sandbox.contract import Box, BoxSpec, Event, Mount, OnEvent, Provider, stream_of
 from proofbox.sandbox.egress.box_proxy import BoxProxy
 from proofbox.sandbox.enforcement import start_box
@@ -127,9 +127,8 @@ def _run(
         stack.callback(box.destroy)
         argv = [_INSIDE] if script.startswith(b"#!") else ["/bin/sh", _INSIDE]
         env = encode_env({**box.environment, **environment})
-        call = Connection(stream_of(box), box.kill).run(
-            make_request(argv, cwd="/", env=env, timeout=PROVISION_TIMEOUT, max_output=2 * OUTPUT_SHOWN)
-        )
+        settings = make_settings("/", timeout=PROVISION_TIMEOUT, max_output=2 * OUTPUT_SHOWN)
+        call = Connection(stream_of(box), box.kill).run(make_request(argv, settings, env))
         if call.error is not None:
             raise call.error
         result = call.result(

@@ -180,13 +180,14 @@ def trial_project(provider: Provider) -> Iterator[Path]:
 
 def _run_trial(provider: Provider, policy: Policy) -> None:
     from proofbox.sandbox.client.connection import Connection
-    from proofbox.sandbox.client.requests import encode_env, make_request
+    from proofbox.sandbox.client.requests import encode_env, make_request, make_settings
 
     with trial_project(provider) as project:
         # The label contains the directory's name, which is unique: trials may run in parallel.
         box = start_box(provider, BoxSpec(label=project.name, project=project, policy=policy))
         try:
-            request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_TIMEOUT)
+            settings = make_settings(box.project, timeout=TRIAL_TIMEOUT)
+            request = make_request(["true"], settings, encode_env(box.environment))
             connection = Connection(stream_of(box), box.kill)
             connection.wait_for_hello(START_TIMEOUT)  # a virtual machine has to boot
             call = connection.run(request)

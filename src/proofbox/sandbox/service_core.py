@@ -114,11 +114,11 @@ class SessionCore(Generic[ConnectionT]):
         origin: OpenedBox | SessionRecord,
         on_end: Callable[[SessionInfo], None] | None = None,
     ) -> None:
-        from proofbox.sandbox.client.requests import encode_env
+        from proofbox.sandbox.client.requests import RequestBuilder
 
         self.connection = connection
         self.inside = origin.inside
-        self.environment = encode_env(origin.inside.environment)
+        self.requests = RequestBuilder(origin.inside)
         self.id = origin.id
         self.emit = service.opener.emit
         self._listened = service.opener.on_event is not None
@@ -135,10 +135,10 @@ class SessionCore(Generic[ConnectionT]):
         self, argv: Sequence[str | bytes], options: ExecOptions, pty: tuple[int, int] | None = None
     ) -> tuple[CommandRequest, int]:
         """Return the request for a command, and the box's count of kills at its memory limit before it."""
-        inside, environment = self.inside, self.environment
+        inside, requests = self.inside, self.requests
         if inside.memory_group is None and options.get("cwd") is None:  # reads no files
-            return inside.request(argv, options, environment, pty), 0
-        return await self._waiting.call(lambda: (inside.request(argv, options, environment, pty), inside.oom_kills()))
+            return requests.build(argv, options, pty), 0
+        return await self._waiting.call(lambda: (requests.build(argv, options, pty), inside.oom_kills()))
 
     async def result(self, call: ActiveCall, oom_kills_before: int) -> ExecResult:
         inside = self.inside

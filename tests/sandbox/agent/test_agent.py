@@ -194,16 +194,28 @@ def test_malformed_exec_ends_the_connection(data: bytes) -> None:
 
 
 def test_nul_bytes_unknown_flags_and_trailing_bytes_are_malformed() -> None:
-    good = {"cwd": b"/", "env": {}, "timeout_ms": 0, "grace_ms": 0, "caps": (0, 0), "window": 0, "size": (0, 0)}
+    def command(argv: list[bytes], want: int = 0, limits: int = 0) -> bytes:
+        settings = wire.settings(
+            cwd=b"/",
+            want=want,
+            timeout_ms=0,
+            grace_ms=0,
+            caps=(0, 0),
+            window=0,
+            size=(0, 0),
+            limits=dict.fromkeys(range(limits), 1),
+        )
+        return wire.command(settings, argv, wire.EncodedVariables())
+
     commands = [
-        wire.command([b"tr\0ue"], want=wire.ExecFlag(0), limits={}, **good),  # type: ignore[arg-type]
-        wire.command([b"true"], want=wire.ExecFlag(8), limits={}, **good),  # type: ignore[arg-type]
-        wire.command([b"true"], want=wire.ExecFlag(0), limits=dict.fromkeys(range(17), 1), **good),  # type: ignore[arg-type]
-        wire.command([b"true"], want=wire.ExecFlag(0), limits={}, **good) + b"x",  # type: ignore[arg-type]
+        command([b"tr\0ue"]),
+        command([b"true"], want=8),
+        command([b"true"], limits=17),
+        command([b"true"]) + b"x",
     ]
-    for command in commands:
+    for malformed in commands:
         with agent() as box:
-            box.peer.send(wire.execute(1, command))
+            box.peer.send(wire.execute(1, malformed))
             assert box.peer.until_ended() == "malformed EXEC"
 
 

@@ -90,10 +90,8 @@ def chunked(draw: st.DrawFn, data: bytes) -> list[bytes]:
 
 
 def exec_frame(id: int, argv: list[bytes], want: int = 0, timeout_ms: int = 0, limits: int = 0) -> bytes:
-    command = wire.command(
-        argv,
+    settings = wire.settings(
         cwd=b"/",
-        env={b"PATH": b"/usr/bin:/bin"},
         want=ExecFlag(want),
         timeout_ms=timeout_ms,
         grace_ms=0,
@@ -102,7 +100,8 @@ def exec_frame(id: int, argv: list[bytes], want: int = 0, timeout_ms: int = 0, l
         size=(1, 1),
         limits=dict.fromkeys(range(limits), 1 << 30),
     )
-    return wire.execute(id, command)
+    env = wire.EncodedVariables({b"PATH": b"/usr/bin:/bin"})
+    return wire.execute(id, wire.command(settings, argv, env))
 
 
 ids = st.integers(0, 3)

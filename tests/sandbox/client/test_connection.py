@@ -24,8 +24,8 @@ from proofbox.sandbox.client import connection as connection_module
 from proofbox.sandbox.client import wire
 from proofbox.sandbox.client.calls import ActiveCall
 from proofbox.sandbox.client.connection import Connection
-from proofbox.sandbox.client.requests import make_request
-from proofbox.sandbox.client.wire import Recv
+from proofbox.sandbox.client.requests import make_request, make_settings
+from proofbox.sandbox.client.wire import EncodedVariables, Recv
 from proofbox.sandbox.contract import ExecResult, Isolation, Output, Policy
 
 
@@ -43,7 +43,8 @@ def connection(box: Agent) -> Connection:
 def run(
     connection: Connection, argv: list[str], on_output: Callable[[Output], None] | None = None, **options: Any
 ) -> ExecResult:
-    request = make_request(argv, cwd="/", env=ENV, streamed=on_output is not None, **options)
+    settings = make_settings("/", streamed=on_output is not None, **options)
+    request = make_request(argv, settings, EncodedVariables(ENV))
     return outcome(connection.run(request, on_output))
 
 

@@ -25,7 +25,7 @@ from proofbox.errors import (
     ProviderUnknown,
     RequestInvalid,
 )
-from proofbox.sandbox.client.requests import RLIMITS, encode_env, make_request, parse_env
+from proofbox.sandbox.client.requests import RLIMITS, encode_env, make_request, make_settings, parse_env
 from proofbox.sandbox.service import Session
 
 
@@ -305,7 +305,7 @@ def test_any_request_is_encoded_or_refused(
     argv: list[str | bytes], env: dict[str, str], cwd: str, **options: Any
 ) -> None:
     try:
-        request = make_request(argv, cwd=cwd, env=encode_env(env), **options)
+        request = make_request(argv, make_settings(cwd, **options), encode_env(env))
     except RequestInvalid as error:
         assert error.fix_hints  # noqa: PT017
     else:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proofbox.errors import ProtocolError, SandboxError
 from proofbox.sandbox.client import wire
 from proofbox.sandbox.client.calls import ActiveCall, CollectedOutput
-from proofbox.sandbox.client.requests import make_request
+from proofbox.sandbox.client.requests import encode_env, make_request, make_settings
 from proofbox.sandbox.client.wire import ExecFlag, FrameDecoder, Recv, Send
 
 kinds = st.sampled_from(list(Recv))
@@ -69,7 +69,7 @@ def test_arbitrary_payloads_raise_only_protocol_errors(parse: Callable[[bytes], 
 
 @given(frames=frames)
 def test_any_frames_end_in_a_result_or_a_typed_error(frames: list[tuple[Recv, int, bytes]]) -> None:
-    call = ActiveCall(1, make_request(["true"], cwd="/", env={}, streamed=True))
+    call = ActiveCall(1, make_request(["true"], make_settings("/", streamed=True), encode_env({})))
     try:
         for kind, _, payload in frames:
             call.feed(kind, payload)
@@ -129,10 +129,8 @@ words = st.binary(max_size=50)
 def test_exec_frame_has_the_documented_layout(
     id: int, argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, limits: dict[int, int]
 ) -> None:
-    command = wire.command(
-        argv,
+    settings = wire.settings(
         cwd=cwd,
-        env=env,
         want=ExecFlag.PTY | ExecFlag.STDIN,
         timeout_ms=7,
         grace_ms=8,
@@ -141,7 +139,7 @@ def test_exec_frame_has_the_documented_layout(
         size=(12, 13),
         limits=limits,
     )
-    data = wire.execute(id, command)
+    data = wire.execute(id, wire.command(settings, argv, wire.EncodedVariables(env)))
     at = 0
 
     def take(layout: str) -> tuple[Any, ...]:

@@ -59,12 +59,12 @@ class AsyncConnection:
         call = self._calls.begin(id, request)
         try:
             await self._send(data)
-            if request.stdin is None and on_start is None:
+            if request.settings.stdin is None and on_start is None:
                 await self._wait(call, on_output)
             else:
                 async with anyio.create_task_group() as tasks:
-                    if request.stdin is not None:
-                        tasks.start_soon(self._send_stdin, call, request.stdin)
+                    if request.settings.stdin is not None:
+                        tasks.start_soon(self._send_stdin, call, request.settings.stdin)
                     if on_start is not None:
                         running = AsyncRunningCall(call)
                         tasks.start_soon(self._post, running)
@@ -113,11 +113,11 @@ class AsyncConnection:
             self._sock.close()
 
     async def _wait(self, call: ActiveCall, on_output: OnOutput | None) -> None:
-        timeout = call.request.timeout
+        timeout = call.request.settings.timeout
         if timeout is None:
             await self._wait_for_end(call, on_output)
             return
-        async with self._answered_within(timeout + call.request.grace + ANSWER_TIMEOUT):
+        async with self._answered_within(timeout + call.request.settings.grace + ANSWER_TIMEOUT):
             await self._wait_for_end(call, on_output)
 
     async def _wait_for_end(self, call: ActiveCall, on_output: OnOutput | None) -> None:

@@ -82,6 +82,8 @@ class CollectedOutput:
 class ActiveCall:
     """The state of one command. It changes only through `feed`; `finished` says whether there is a result."""
 
+    __slots__ = ("_streams", "error", "exit", "finished", "id", "request", "stdin_error", "stdin_window", "waiting")
+
     def __init__(self, id: int, request: CommandRequest) -> None:
         self.id = id
         self.request = request
@@ -104,7 +106,7 @@ class ActiveCall:
         elif kind is Recv.STDOUT or kind is Recv.STDERR:
             at, offset, data = wire.parse_chunk(payload)
             self._stream(kind).add(offset, data)
-            if self.request.streamed:
+            if self.request.settings.streamed:
                 self.waiting.append(Output("stdout" if kind is Recv.STDOUT else "stderr", data, at / 1000))
         elif kind is Recv.STDIN_ACK:
             self.stdin_window += wire.parse_count(payload)
@@ -154,7 +156,7 @@ class ActiveCall:
     def _stream(self, kind: Recv) -> CollectedOutput:
         stream = self._streams.get(kind)
         if stream is None:
-            stream = self._streams[kind] = CollectedOutput(self.request.cap)
+            stream = self._streams[kind] = CollectedOutput(self.request.settings.cap)
         return stream
 
     def _collected(self, kind: Recv, total: int) -> tuple[bytes, bool]:
@@ -188,12 +190,13 @@ class ActiveCalls:
         self._calls.pop(call.id, None)
 
     def dispatch(self, kind: Recv, id: int, payload: bytes) -> None:
-        if kind is Recv.HELLO:
+        call = self._calls.get(id)  # None: the frame is about no command, or its caller was interrupted
+        if call is not None:
+            call.feed(kind, payload)
+        elif kind is Recv.HELLO:
             self.hello = wire.parse_hello(payload)
         elif kind is Recv.FATAL:
             raise ProtocolError(f"the box agent failed: {payload[:500].decode('utf-8', 'replace')}", op="exec")
-        elif kind is not Recv.PONG and (call := self._calls.get(id)) is not None:  # None: the caller was interrupted
-            call.feed(kind, payload)
 
 
 class CommandFailure(msgspec.Struct, frozen=True):
@@ -230,7 +233,7 @@ def _never_ran(request: CommandRequest, stage: int, number: int) -> SandboxError
         )
         return known.kind(f"{command!r} did not start: {why}", op="exec", fix_hints=[known.hint], details=details)
     if stage == StartStage.CWD:
-        cwd = os.fsdecode(request.cwd)
+        cwd = os.fsdecode(request.settings.cwd)
         return PathRefused(
             f"cwd {cwd!r} can't be entered in the box: {why}",
             op="exec",

@@ -73,8 +73,8 @@ class Connection:
             self._send(data)
             if on_start is not None:
                 on_start(RunningCall(self, call))
-            if request.stdin is not None:
-                self._feed_stdin(call, request.stdin)
+            if request.settings.stdin is not None:
+                self._feed_stdin(call, request.settings.stdin)
             self._wait(call, on_output)
         except BaseException:
             self._abandon(call)
@@ -124,8 +124,9 @@ class Connection:
     # Reading
 
     def _wait(self, call: ActiveCall, on_output: OnOutput | None) -> None:
-        timeout = call.request.timeout
-        deadline = None if timeout is None else time.monotonic() + timeout + call.request.grace + ANSWER_TIMEOUT
+        settings = call.request.settings
+        timeout = settings.timeout
+        deadline = None if timeout is None else time.monotonic() + timeout + settings.grace + ANSWER_TIMEOUT
         while True:
             while call.waiting:
                 chunk = call.waiting.popleft()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterable, Mapping, Sequence
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
 from proofbox.errors import RequestInvalid
 from proofbox.sandbox import DEFAULT_OUTPUT_CAP
 from proofbox.sandbox.client import wire
+from proofbox.sandbox.options import COMMAND_OPTIONS, ExecOptions, refuse_unknown
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.box_handle import BoxHandle
 
 Stdin = bytes | str | BinaryIO | None
 
@@ -25,14 +29,15 @@ RLIMITS = {
     "stack": resource.RLIMIT_STACK,
 }
 
+_TEXT = (str, bytes)  # `str | bytes` would create an object with each check
+
 # Maximum output in flight to a streaming reader: a larger window only hides that the reader is slow.
 STREAM_WINDOW = 1 << 20
 
 
-class CommandRequest(msgspec.Struct, frozen=True):
-    """The request to the box agent for one command, without its id."""
+class CommandSettings(msgspec.Struct, frozen=True):
+    """How a command runs: its directory, streams and limits, checked and encoded."""
 
-    program: bytes
     cwd: bytes
     stdin: bytes | BinaryIO | None
     timeout: float | None
@@ -40,23 +45,19 @@ class CommandRequest(msgspec.Struct, frozen=True):
     cap: int
     streamed: bool
     encoded: bytes
+
+
+class CommandRequest(msgspec.Struct, frozen=True):
+    """The request to the box agent for one command, without its id."""
+
+    program: bytes
+    settings: CommandSettings
+    encoded: bytes
     """The command as the box agent reads it."""
 
 
-def make_request(
-    argv: Sequence[str | bytes],
-    *,
-    cwd: str,
-    env: Mapping[bytes, bytes],
-    stdin: Stdin = None,
-    timeout: float | None = None,
-    grace: float = 0.0,
-    max_output: int = DEFAULT_OUTPUT_CAP,
-    pty: tuple[int, int] | None = None,
-    streamed: bool = False,
-    limits: Mapping[str, int] | None = None,
-) -> CommandRequest:
-    if isinstance(argv, str | bytes):
+def make_request(argv: Sequence[str | bytes], settings: CommandSettings, env: wire.EncodedVariables) -> CommandRequest:
+    if isinstance(argv, _TEXT):
         raise RequestInvalid(
             "the command is a string, but must be a list of arguments",
             op="exec",
@@ -64,18 +65,37 @@ def make_request(
         )
     if not argv:
         raise RequestInvalid("no command was given", op="exec", fix_hints=["put it after --: proofbox exec -- ls -l"])
+    arguments = [_bytes(argument, "an argument") for argument in argv]
+    encoded = wire.command(settings.encoded, arguments, env)
+    if len(encoded) > wire.MAX_COMMAND:
+        raise RequestInvalid(
+            f"argv and environment take {len(encoded):,} bytes; the limit is {wire.MAX_COMMAND:,}",
+            op="exec",
+            fix_hints=["pass large data with --stdin or in a file in the project"],
+        )
+    return CommandRequest(arguments[0], settings, encoded)
+
+
+def make_settings(
+    cwd: str,
+    *,
+    stdin: Stdin = None,
+    timeout: float | None = None,
+    grace: float = 0.0,
+    max_output: int = DEFAULT_OUTPUT_CAP,
+    pty: tuple[int, int] | None = None,
+    streamed: bool = False,
+    limits: Mapping[str, int] | None = None,
+) -> CommandSettings:
     if timeout is not None and not 0 < timeout < 10**6:
         raise RequestInvalid(f"invalid timeout: {timeout} s", op="exec", fix_hints=["give seconds greater than 0"])
     if not 0 <= grace < 10**6:
         raise RequestInvalid(f"invalid grace: {grace} s", op="exec", fix_hints=["give 0 or more seconds"])
     if not 1 <= max_output < 2**62:
         raise RequestInvalid(f"invalid max_output: {max_output}", op="exec", fix_hints=["give 1 or more bytes"])
-    arguments = [_bytes(argument, "an argument") for argument in argv]
     directory = _bytes(cwd, "cwd")
-    encoded = wire.command(
-        arguments,
+    encoded = wire.settings(
         cwd=directory,
-        env=env,
         want=(0 if pty is None else wire.ExecFlag.PTY) + (0 if stdin is None else wire.ExecFlag.STDIN),
         timeout_ms=_milliseconds(timeout),
         grace_ms=_milliseconds(grace),
@@ -84,14 +104,7 @@ def make_request(
         size=pty or (0, 0),
         limits=_limits(limits) if limits else {},
     )
-    if len(encoded) > wire.MAX_COMMAND:
-        raise RequestInvalid(
-            f"argv and environment take {len(encoded):,} bytes; the limit is {wire.MAX_COMMAND:,}",
-            op="exec",
-            fix_hints=["pass large data with --stdin or in a file in the project"],
-        )
-    return CommandRequest(
-        program=arguments[0],
+    return CommandSettings(
         cwd=directory,
         stdin=stdin.encode() if isinstance(stdin, str) else stdin,
         timeout=timeout,
@@ -100,6 +113,40 @@ def make_request(
         streamed=streamed,
         encoded=encoded,
     )
+
+
+class RequestBuilder:
+    """Builds the requests of one session: what its commands have in common is checked and encoded once."""
+
+    def __init__(self, inside: BoxHandle) -> None:
+        self._inside = inside
+        self._usual = make_settings(inside.guest_project)
+        self._environment = encode_env(inside.environment)
+
+    def build(
+        self, argv: Sequence[str | bytes], options: ExecOptions, pty: tuple[int, int] | None = None
+    ) -> CommandRequest:
+        inside = self._inside
+        if not options and pty is None and not inside.forwards:  # the most common call, and it should be a fast one
+            return make_request(argv, self._usual, self._environment)
+        refuse_unknown(options, COMMAND_OPTIONS)
+        extra = dict(options.get("env") or {})
+        if inside.forwards:
+            extra = {name: os.environ[name] for name in inside.forwards if name in os.environ} | extra
+        settings = make_settings(
+            inside.guest_cwd(options.get("cwd")),
+            stdin=options.get("stdin"),
+            timeout=options.get("timeout"),
+            grace=options.get("grace", 0.0),
+            max_output=options.get("max_output", DEFAULT_OUTPUT_CAP),
+            pty=pty,
+            streamed=options.get("on_output") is not None,
+            limits=options.get("limits"),
+        )
+        environment = self._environment
+        if extra:
+            environment = wire.EncodedVariables({**environment, **encode_env(extra)})
+        return make_request(argv, settings, environment)
 
 
 def check_ttl(ttl: float) -> None:
@@ -140,7 +187,7 @@ def _variable(name: str, value: str) -> tuple[bytes, bytes]:
 
 
 def _bytes(value: str | bytes, what: str) -> bytes:
-    if not isinstance(value, str | bytes):
+    if not isinstance(value, _TEXT):
         raise RequestInvalid(
             f"{what} is a {type(value).__name__}, not text", op="exec", fix_hints=["pass a str or bytes"]
         )

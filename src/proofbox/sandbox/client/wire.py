@@ -18,7 +18,7 @@ STDIN_WINDOW = 256 << 10
 
 _HEADER = struct.Struct("<IBI")
 MAX_COMMAND = MAX_FRAME - _HEADER.size
-_EXEC = struct.Struct("<IIIQQIHH")
+_EXEC = struct.Struct("<IIIQQIHHB")
 _LIMIT = struct.Struct("<BQ")
 _HELLO = struct.Struct("<IHIII")
 _CHUNK = struct.Struct("<QQ")
@@ -115,30 +115,20 @@ def hello() -> bytes:
 
 
 class EncodedVariables(dict[bytes, bytes]):
-    """Variables that many commands have: they are encoded once."""
+    """Environment variables. Those that many commands have are encoded once."""
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        return _variables(self)
-
-
-def _variables(env: Mapping[bytes, bytes]) -> bytes:
-    return _strings([name + b"=" + value for name, value in env.items()])
+        return _strings([name + b"=" + value for name, value in self.items()])
 
 
 def _strings(values: Sequence[bytes]) -> bytes:
-    parts = [_U32.pack(len(values))]
-    for value in values:
-        parts.append(_U32.pack(len(value)))
-        parts.append(value)
-    return b"".join(parts)
+    return _U32.pack(len(values)) + b"".join([_U32.pack(len(value)) + value for value in values])
 
 
-def command(
-    argv: Sequence[bytes],
+def settings(
     *,
     cwd: bytes,
-    env: Mapping[bytes, bytes],
     want: int,
     timeout_ms: int,
     grace_ms: int,
@@ -147,18 +137,16 @@ def command(
     size: tuple[int, int],
     limits: Mapping[int, int],
 ) -> bytes:
+    """Encode how a command runs; `command` adds its arguments and environment."""
+    parts = [_EXEC.pack(want, timeout_ms, grace_ms, *caps, window, *size, len(limits))]
+    for resource, value in limits.items():
+        parts.append(_LIMIT.pack(resource, value))
+    return b"".join([*parts, _U32.pack(len(cwd)), cwd])
+
+
+def command(settings: bytes, argv: Sequence[bytes], env: EncodedVariables) -> bytes:
     """Encode a command to execute; `execute` adds its id."""
-    return b"".join(
-        (
-            _EXEC.pack(want, timeout_ms, grace_ms, *caps, window, *size),
-            bytes([len(limits)]),
-            *(_LIMIT.pack(resource, value) for resource, value in limits.items()),
-            _U32.pack(len(cwd)),
-            cwd,
-            _strings(argv),
-            env.encoded if isinstance(env, EncodedVariables) else _variables(env),
-        )
-    )
+    return settings + _strings(argv) + env.encoded
 
 
 def execute(id: int, command: bytes) -> bytes:

@@ -19,14 +19,14 @@
 
 static void search_and_exec(struct spawn *s) {
     const char *file = s->argv[0], *path = NULL;
-    char candidate[PATH_MAX];
     if (!*file) { errno = ENOENT; return; }
     if (strchr(file, '/')) { execve(file, s->argv, s->envp); return; }
     for (char **e = s->envp; *e; e++)
         if (!strncmp(*e, "PATH=", 5)) path = *e + 5;
     if (!path) path = "/usr/local/bin:/usr/bin:/bin";
     int best = ENOENT;
-    size_t size = strlen(file) + 1;
+    size_t size = strlen(file) + 1, longest = strlen(path) + 1 + size;
+    char candidate[longest < PATH_MAX ? longest : PATH_MAX]; /* no larger, because each page of the stack costs a fault */
     for (;;) {
         const char *end = strchrnul(path, ':');
         size_t n = (size_t)(end - path);
@@ -114,7 +114,7 @@ void read_spawn(struct spawn *s) { /* a request that was checked; its strings st
 
 void release_spawn(struct spawn *s) { /* in the parent, which needs neither the streams nor the request any more */
     if (s->pty) s->out = s->err = -1; /* the same as s->in */
-    shut_later(&s->in), shut_later(&s->out), shut_later(&s->err), shut_later(&s->request_fd);
+    shut_later(&s->in), shut_later(&s->out), shut_later(&s->err);
     for (int i = 0; i < 2; i++) shut_later(&s->report[i]);
     if (s->request) explicit_bzero(s->request, s->size);
     if (s->request != s->small) free(s->request);

@@ -203,6 +203,7 @@ bool settle(struct command *c, uint64_t now) {
 void touch_memory(void) {
     ((volatile struct command *)&first)->spawn.small[sizeof first.spawn.small - 1] = 0;
     ((volatile struct command *)&first)->id = 0;
+    errno = 0;
 }
 
 void forget(struct command *c) {
@@ -365,7 +366,7 @@ void hear_report(struct command *c) {
     if (n < 0) return;
     if (c->slot) { /* it failed, or its exec closed the pipe */
         shut_later(&c->report_fd);
-        if (c->given && !n && request_unread(&c->spawn)) return; /* a spare died: see reap */
+        if (c->given && !n && request_unread()) return; /* a spare died: see reap */
         confirm_spawn(c);
     } else if (n == 0) { /* the minder exited: its tree is dead, unless the minder itself was killed */
         shut(&c->report_fd);
@@ -390,7 +391,6 @@ static void replace_spare(struct command *c) { /* it died before it read the req
     return_slot(c->slot);
     c->slot = NULL;
     shut(&c->report_fd);
-    shut(&s->request_fd);
     c->pid = -1;
     s->stage = AT_SETUP;
     start_without_spare(c, s);
@@ -416,7 +416,7 @@ void reap(void) {
             if (c->slot && c->pid == pid && WIFEXITED(status) && WEXITSTATUS(status) != SPARE_FAILED) confirm_spawn(c);
             if (c->slot && c->pid == pid && starting(c)) hear_report(c); /* a failed start is not an exit */
             if (WIFSTOPPED(status)) {
-                if (c->slot && c->pid == pid && c->given && request_unread(&c->spawn)) kill(pid, SIGKILL); /* a spare */
+                if (c->slot && c->pid == pid && c->given && request_unread()) kill(pid, SIGKILL); /* a spare */
                 continue;
             }
             if (c->slot && c->pid == pid && c->given && !c->killing) { replace_spare(c); continue; }

@@ -39,11 +39,16 @@ void close_later(void) {
 
 bool closing(void) { return later_count > 0; }
 
-/* Memory that no child gets a copy of: a spare has no data of earlier requests, and a fork need not protect these pages. */
-uint8_t *unshared(size_t size) {
+/* Memory that no child gets a copy of: a spare has no data of earlier requests, and a fork need not protect these pages.
+ * What every box needs is here and not on the heap, so that a fork has no heap to copy. */
+void *unshared(size_t size) {
     void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED || madvise(data, size, MADV_DONTFORK)) die("out of memory");
     return data;
+}
+
+void unmap(void *data, size_t size) {
+    if (data) munmap(data, size);
 }
 
 uint8_t *room(struct buffer *b, size_t want) {
@@ -59,7 +64,7 @@ uint8_t *room(struct buffer *b, size_t want) {
             while (size - b->end < want) size *= 2;
             uint8_t *data = unshared(size);
             if (b->end) memcpy(data, b->data, b->end);
-            if (b->data) munmap(b->data, b->size);
+            unmap(b->data, b->size);
             b->data = data;
             b->size = size;
         }
@@ -70,7 +75,7 @@ uint8_t *room(struct buffer *b, size_t want) {
 size_t held(const struct buffer *b) { return b->end - b->start; }
 
 void drop(struct buffer *b) {
-    if (b->data) munmap(b->data, b->size);
+    unmap(b->data, b->size);
     *b = (struct buffer){0};
 }
 

@@ -43,8 +43,7 @@ static void end_everything(void) { /* if pid 1 of a namespace exits, the kernel 
 }
 
 static void add_peer(int rfd, int wfd) {
-    struct peer *p = calloc(1, sizeof *p);
-    if (!p) die("out of memory");
+    struct peer *p = unshared(sizeof *p);
     fcntl(rfd, F_SETFL, fcntl(rfd, F_GETFL) | O_NONBLOCK);
     fcntl(wfd, F_SETFL, fcntl(wfd, F_GETFL) | O_NONBLOCK);
     *p = (struct peer){.rfd = rfd, .wfd = wfd, .next = peers};
@@ -66,7 +65,7 @@ static void remove_ended_peers(void) {
         close(p->rfd);
         drop(&p->in);
         drop(&p->out);
-        free(p);
+        unmap(p, sizeof *p);
     }
 }
 
@@ -127,7 +126,10 @@ static void serve(void) {
         for (struct forward *f = forwards; f; f = f->next) n++;
         for (struct peer *p = peers; p; p = p->next) n += 2;
         for (struct command *c = commands; c; c = c->next) n += 4;
-        if (n > size && !(set = realloc(set, (size = n * 2) * sizeof *set))) die("out of memory");
+        if (n > size) {
+            unmap(set, size * sizeof *set);
+            set = unshared((size = n * 2) * sizeof *set);
+        }
         n = 0;
         set[n++] = (struct pollfd){signal_fd, POLLIN, 0};
         set[n++] = (struct pollfd){listen_fd, POLLIN, 0};
@@ -201,8 +203,8 @@ int main(int argc, char **argv) {
     int rfd = -1, wfd = -1, userns = -1, as_uid = -1, as_gid = -1, count = 0;
     bool seccomp = false, no_suid = false, landlock = false, carried = false;
     const char *home = NULL, *connect_to = NULL, *listen_on = NULL;
-    char **rw = calloc((size_t)argc + 1, sizeof *rw), **paths = calloc((size_t)argc + 1, sizeof *paths);
-    int *ports = calloc((size_t)argc + 1, sizeof *ports), port_count = 0;
+    char *rw[argc + 1], *paths[argc + 1];
+    int ports[argc + 1], port_count = 0;
     if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxagent %d\n", PROTOCOL) < 0;
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i], *b = i + 1 < argc ? argv[i + 1] : NULL, *c = i + 2 < argc ? argv[i + 2] : NULL;

@@ -36,7 +36,7 @@ bool remove_slot(const struct slot *s) {
 
 static void free_slot(struct slot *s) {
     shut(&s->dir), shut(&s->procs), shut(&s->kill);
-    free(s);
+    unmap(s, sizeof *s);
 }
 
 struct slot *get_slot(bool all_empty) {
@@ -45,8 +45,7 @@ struct slot *get_slot(bool all_empty) {
     char name[32], path[64];
     snprintf(name, sizeof name, "c%u", next_slot);
     if (mkdirat(cgroup_fd, name, 0755)) return NULL;
-    struct slot *s = calloc(1, sizeof *s);
-    if (!s) die("out of memory");
+    struct slot *s = unshared(sizeof *s);
     s->number = next_slot++;
     s->dir = openat(cgroup_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     snprintf(path, sizeof path, "%s/cgroup.procs", name);

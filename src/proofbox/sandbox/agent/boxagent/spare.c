@@ -9,11 +9,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/sockios.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -22,9 +20,10 @@
 enum { GROUP_MODE = 0755, SPARE_GROUP_MODE = 0700 }; /* the second tells the host that no command runs in this group */
 
 uint64_t spare_deadline = UINT64_MAX;
-static struct { pid_t pid; int request_fd, report_fd, out[2]; struct slot *slot; } spare = {-1, -1, -1, {-1, -1}, NULL};
+static struct { pid_t pid; int report_fd, out[2]; struct slot *slot; } spare = {-1, -1, {-1, -1}, NULL};
 static struct spawn next = {NO_STREAMS}; /* the next spare's ends of its streams, and the agent's */
-static int next_request_fd = -1, next_out[2] = {-1, -1};
+static int next_out[2] = {-1, -1};
+static int request_ends[2] = {-1, -1}; /* of a socket: the agent's end, and the end that all spares inherit, one after the other */
 static unsigned ended_commands;
 static bool wanted;
 
@@ -37,7 +36,6 @@ bool spare_due(void) {
 }
 
 static void forget_spare(void) {
-    shut(&spare.request_fd);
     shut(&spare.report_fd);
     for (int i = 0; i < 2; i++) shut(&spare.out[i]);
     if (spare.slot) fchmod(spare.slot->dir, GROUP_MODE), return_slot(spare.slot);
@@ -47,26 +45,27 @@ static void forget_spare(void) {
 }
 
 void prepare_streams(void) {
-    int ends[2];
-    if (cgroup_fd < 0 || !ended_commands || next.request_fd >= 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) return;
-    next_request_fd = ends[0];
-    next.request_fd = ends[1];
+    if (cgroup_fd < 0 || !ended_commands || next.report[0] >= 0) return;
+    if (request_ends[0] < 0 && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, request_ends)) return;
     files_as(run_uid, run_gid);
     bool opened = open_outputs(&next, next_out) && !pipe2(next.report, O_CLOEXEC | O_NONBLOCK);
     files_as(geteuid(), getegid());
     if (opened) return;
     release_spawn(&next);
-    shut(&next_request_fd);
     for (int i = 0; i < 2; i++) shut(&next_out[i]);
+}
+
+static void discard_request(void) { /* of a spare that died before it read it */
+    while (recv(request_ends[1], &(char){0}, 1, MSG_DONTWAIT) > 0) {}
 }
 
 void make_spare(void) {
     wanted = false;
     prepare_streams();
-    spare.request_fd = next_request_fd;
+    discard_request();
     for (int i = 0; i < 2; i++) spare.out[i] = next_out[i], next_out[i] = -1;
-    next_request_fd = -1;
-    if (next.request_fd >= 0 && (spare.slot = get_slot(true)) && !fchmod(spare.slot->dir, SPARE_GROUP_MODE))
+    next.request_fd = request_ends[1];
+    if (next.report[0] >= 0 && (spare.slot = get_slot(true)) && !fchmod(spare.slot->dir, SPARE_GROUP_MODE))
         spare.pid = spawn_child(&next, spare.slot->dir, &spare.report_fd);
     release_spawn(&next);
     if (spare.pid < 0) forget_spare();
@@ -112,7 +111,7 @@ static bool send_request(const struct spawn *s) {
         head->cmsg_len = CMSG_LEN(sizeof(int));
         memcpy(CMSG_DATA(head), &s->in, sizeof(int));
     }
-    return sendmsg(spare.request_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)(1 + s->size);
+    return sendmsg(request_ends[0], &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)(1 + s->size);
 }
 
 bool give_to_spare(struct command *c, struct spawn *s) {
@@ -120,24 +119,21 @@ bool give_to_spare(struct command *c, struct spawn *s) {
     c->pid = spare.pid;
     c->slot = spare.slot;
     c->report_fd = spare.report_fd;
-    s->request_fd = spare.request_fd;
     for (int i = 0; i < 2 && !s->pty; i++) c->out[i].fd = spare.out[i], spare.out[i] = -1;
-    spare.report_fd = spare.request_fd = -1;
+    spare.report_fd = -1;
     spare.slot = NULL;
     forget_spare();
     return true;
 }
 
-bool request_unread(const struct spawn *s) { /* is it in the spare's socket, or was it when the spare died? */
-    char byte;
-    int left = 0;
-    if (!ioctl(s->request_fd, SIOCOUTQ, &left) && left > 0) return true;
-    return recv(s->request_fd, &byte, 1, MSG_DONTWAIT) < 0 && errno == ECONNRESET;
+bool request_unread(void) {
+    return recv(request_ends[1], &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
 /* In the spare. If there is no agent any more, it exits. */
 void await_request(struct spawn *s) {
-    _Alignas(4096) static uint8_t text[1 + MAX_SPARE_REQUEST + (MAX_SPARE_REQUEST / 4 + 3) * sizeof(char *)]; /* see request_room */
+    static uint8_t memory[4096 + 1 + MAX_SPARE_REQUEST + (MAX_SPARE_REQUEST / 4 + 3) * sizeof(char *)]; /* see request_room */
+    uint8_t *text = memory + (4096 - (uintptr_t)memory % 4096); /* a page begins here, so that a small request needs one page */
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
     struct iovec part = {text, 1 + MAX_SPARE_REQUEST};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
