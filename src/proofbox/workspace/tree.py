@@ -141,12 +141,6 @@ class Directory:
             self._files = None
         return self._names, self._records
 
-    def add_packed(self, names: bytes, records: bytes) -> None:
-        """Add new files, packed as by `pack`."""
-        before, known = self.pack()
-        self._names = before + b"\0" + names if before else names
-        self._records = known + records
-
     @property
     def weight(self) -> int:
         """Return the number of files."""
