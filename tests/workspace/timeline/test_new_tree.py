@@ -20,12 +20,13 @@ import pytest
 from proofbox import Workspace
 from proofbox.errors import ProviderUnavailable, WorkspaceCorrupt
 from proofbox.sandbox.host.binaries import program
+from proofbox.workspace.scanning import scanner
 from proofbox.workspace.store import generation, large_objects, pack
 from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import rows_of
 from proofbox.workspace.timeline import new_tree
 from proofbox.workspace.timeline.new_tree import write_new
-from proofbox.workspace.tree import times_of
+from proofbox.workspace.tree import UNSETTLED, Directory, KnownFile, times_of
 
 SOURCES = Path(new_tree.__file__).parents[2] / "sandbox/agent/treewrite"
 
@@ -102,6 +103,23 @@ def test_fork_has_the_same_files_and_modes(ws: Workspace, root: Path, tmp_path: 
         assert contents(fork.path) == contents(root)
         assert fork.status().changes == ()
         assert fork.snapshot("sealed", sealed=True).id == ws.resolve("HEAD").id
+
+
+@pytest.mark.parametrize(("now", "shows_edits"), [(200, True), (101, True), (100, True), (90, True), (200, False)])
+def test_files_are_settled_if_every_later_change_alters_their_times(now: int, shows_edits: bool) -> None:
+    second = 1_000_000_000
+    ctimes = {"early": 50 * second + 1, "late": 100 * second + 1, "whole": 100 * second, "same": 100 * second + 1}
+    directory = Directory(ctime_ns=100 * second + 1)
+    directory.files.update({name: KnownFile(0, b"", 0, 0, ctime, 1) for name, ctime in ctimes.items()})
+    directory.dirs["below"] = Directory(ctime_ns=50 * second + 1)
+    scanner._settle(directory, now * second, shows_edits)
+    for name, ctime in ctimes.items():
+        # A file system may store whole seconds only.
+        latest = now * second - (2 * second if name == "whole" else 0)
+        settled = shows_edits and ctime < latest
+        assert directory.files[name].ctime_ns == (ctime if settled else UNSETTLED), name
+    assert directory.ctime_ns == (100 * second + 1 if now > 100 else UNSETTLED)
+    assert directory.dirs["below"].ctime_ns == 50 * second + 1
 
 
 @pytest.mark.usefixtures("writer")
