@@ -34,6 +34,7 @@ MAX_WIDE_BYTES = 1 << 23
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _OUTLINE = bytes.maketrans(b"123456789[", b"000000000{")
 """Makes all digits zeros, and all brackets that open braces, so that both are found in one pass."""
+_NO_SEPARATORS = bytes(set(range(256)) - set(b",[{"))
 _LONG_DIGITS = b"0" * 16
 _LONG_NUMBER = re.compile(rb"[:,\[]-?[0-9.]{16}")
 _OPENING = (b"{", b"[")
@@ -315,15 +316,14 @@ def check_values(data: bytes) -> None:
     """
     if len(data) > MAX_WIDE_BYTES and not data.isascii() and _WIDE.search(data) is not None:
         raise CanonicalError(f"more than {MAX_WIDE_BYTES} bytes with characters beyond the BMP")
-    if 2 * len(data) > MAX_VALUES and _occurrences(data, b",[{") + data.count(b"{") > MAX_VALUES:
+    if 2 * len(data) <= MAX_VALUES:
+        return
+    # One pass over the data: `bytes.count` takes four times as long if what it counts is frequent.
+    separators = data.translate(None, _NO_SEPARATORS)
+    if len(separators) + separators.count(b"{") > MAX_VALUES:
         raise CanonicalError(
             f"more than {MAX_VALUES} values, counting each comma and bracket once and each brace twice"
         )
-
-
-def _occurrences(data: bytes, wanted: bytes) -> int:
-    """Count bytes, in a quarter of the time of `bytes.count` if they are frequent."""
-    return len(data) - len(data.translate(None, wanted))
 
 
 def _check_depth(value: Any) -> None:
