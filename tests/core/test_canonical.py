@@ -18,6 +18,7 @@ from proofbox.core.canonical import (
     MAX_INTEGER,
     CanonicalError,
     canonical_bytes,
+    check_values,
     limits,
     object_parser,
     parse_canonical,
@@ -371,3 +372,17 @@ def assert_read_alike(spelling: str) -> None:
 
 def test_names_that_look_like_formatting_are_names() -> None:
     assert canonical_bytes({"%s": "%d", "100%": 1, "%%": "%"}) == b'{"%%":"%","%s":"%d","100%":1}'
+
+
+@pytest.mark.parametrize(
+    ("element", "weight"), [("1", 1), ('""', 1), ("[]", 2), ("{}", 3), ('{"a":1}', 3), ("[1,2]", 3)]
+)
+def test_commas_and_brackets_count_once_and_braces_twice(element: str, weight: int) -> None:
+    # Each element adds a comma as well; the outer list takes its bracket, and has one comma less.
+    count = 900 // weight
+    most = count * weight
+    data = f"[{','.join([element] * count)}]".encode()
+    with patch("proofbox.core.canonical.MAX_VALUES", most):
+        check_values(data)
+    with patch("proofbox.core.canonical.MAX_VALUES", most - 1), pytest.raises(CanonicalError, match="more than"):
+        check_values(data)

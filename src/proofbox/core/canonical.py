@@ -26,6 +26,7 @@ from typing import Any, TypeVar, cast, dataclass_transform, get_type_hints
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**53 - 1
+_LEAST = -MAX_INTEGER
 MAX_VALUES = 1_000_000
 """Two bytes of JSON can take a hundred bytes of memory. With this limit the values of a document fit in 100 MB."""
 MAX_WIDE_BYTES = 1 << 23
@@ -35,6 +36,7 @@ MAX_PARSED_TOGETHER = 1 << 16
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _OUTLINE = bytes.maketrans(b"123456789[", b"000000000{")
 """Makes all digits zeros, and all brackets that open braces, so that both are found in one pass."""
+_NO_SEPARATORS = bytes(set(range(256)) - set(b",[{"))
 _LONG_DIGITS = b"0" * 16
 _IN_NUMBER = (b":", b",", b"{", b"-", b".", b"\n", b"")
 """What the digits of a number may follow in an outline, and those of a digest can't."""
@@ -75,19 +77,19 @@ def encode_flat(members: dict[Any, Any]) -> bytes | None:
     if _PLAIN is None or len(members) > _SMALL:
         return None
     for item in members.values():
-        kind = type(item)
-        if kind is not str and not (
-            (kind is int and -MAX_INTEGER <= item <= MAX_INTEGER)
-            or item is None
-            or kind is bool
-            or (kind is float and 0.001 <= abs(item) < 1e15 and not item.is_integer())
-        ):
+        # Most are strings and integers; a call for each would double the cost.
+        if type(item) is not str and not (type(item) is int and _LEAST <= item <= MAX_INTEGER) and not _is_flat(item):
             return None
     try:
         data = _PLAIN[1](members)
     except (TypeError, ValueError):
         return None
     return data if data.isascii() else None
+
+
+def _is_flat(item: Any) -> bool:
+    kind = type(item)
+    return item is None or kind is bool or (kind is float and 0.001 <= abs(item) < 1e15 and not item.is_integer())
 
 
 def _encode(value: Any, depth: int) -> str:
@@ -326,15 +328,14 @@ def check_values(data: bytes) -> None:
     """
     if len(data) > MAX_WIDE_BYTES and not data.isascii() and _WIDE.search(data) is not None:
         raise CanonicalError(f"more than {MAX_WIDE_BYTES} bytes with characters beyond the BMP")
-    if 2 * len(data) > MAX_VALUES and _occurrences(data, b",[{") + data.count(b"{") > MAX_VALUES:
+    if 2 * len(data) <= MAX_VALUES:
+        return
+    # One pass over the data: `bytes.count` takes four times as long if what it counts is frequent.
+    separators = data.translate(None, _NO_SEPARATORS)
+    if len(separators) + separators.count(b"{") > MAX_VALUES:
         raise CanonicalError(
             f"more than {MAX_VALUES} values, counting each comma and bracket once and each brace twice"
         )
-
-
-def _occurrences(data: bytes, wanted: bytes) -> int:
-    """Count bytes, in a quarter of the time of `bytes.count` if they are frequent."""
-    return len(data) - len(data.translate(None, wanted))
 
 
 def _check_depth(value: Any) -> None:

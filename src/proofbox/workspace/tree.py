@@ -21,6 +21,7 @@ In memory names are `str` as Python represents file names, with undecodable byte
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import stat
@@ -40,6 +41,7 @@ UNSETTLED = -1
 _RECORD = struct.Struct("<I32sQqqQ")
 RECORD_SIZE = _RECORD.size
 _DIGEST_OF_RECORD = struct.Struct("<4x32s32x")
+_CTIME_OF_RECORD = struct.Struct("<52xq8x")
 _ROW = re.compile(rb"([1-7][0-7]{0,6}) ([^\0/]+)\0([\0-\xff]{32})")
 
 _INT64 = 1 << 63
@@ -133,6 +135,11 @@ class Directory:
         if not digests.isdisjoint(_DIGEST_OF_RECORD.iter_unpack(records)):
             yield from (name for name, record in self.records() if (record[1],) in digests)
 
+    def ctimes(self) -> set[int]:
+        """Return the different ctimes of the files."""
+        _, records = self.pack()
+        return set(itertools.chain.from_iterable(_CTIME_OF_RECORD.iter_unpack(records)))
+
     def pack(self) -> tuple[bytes, bytes]:
         """Pack `files` again. Return the packed names and the packed records."""
         if self._files is not None:
@@ -140,12 +147,6 @@ class Directory:
             self._records = b"".join([_RECORD.pack(*known) for known in self._files.values()])
             self._files = None
         return self._names, self._records
-
-    def add_packed(self, names: bytes, records: bytes) -> None:
-        """Add new files, packed as by `pack`."""
-        before, known = self.pack()
-        self._names = before + b"\0" + names if before else names
-        self._records = known + records
 
     @property
     def weight(self) -> int:

@@ -485,12 +485,15 @@ def settle(directory: Directory, root: str) -> None:
 def _settle(directory: Directory, now: int, times_show_edits: bool) -> None:
     for _, each in directory.walk():
         each.ctime_ns = _settled(each.ctime_ns, now)
-        unsettled = [
-            name for name, record in each.records() if not times_show_edits or _settled(record[4], now) == UNSETTLED
-        ]
-        for name in unsettled:
-            each.files[name] = each.files[name]._replace(ctime_ns=UNSETTLED)
-        each.pack()
+        # Files that were just written share a few times.
+        unsettled = {
+            ctime_ns for ctime_ns in each.ctimes() if not times_show_edits or _settled(ctime_ns, now) == UNSETTLED
+        }
+        if unsettled:
+            for name, known in each.files.items():
+                if known.ctime_ns in unsettled:
+                    each.files[name] = known._replace(ctime_ns=UNSETTLED)
+            each.pack()
 
 
 def _settled(ctime_ns: int, now: int) -> int:

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import itertools
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from proofbox.workspace.store import pack
 from proofbox.workspace.store.large_objects import LargeObjects
 from proofbox.workspace.store.lookup import Lookup
 
-_LENGTH_BITS = 44
 _UNSORTED = 4096
 _SMALL = 1 << 20
-_LENGTH = (1 << _LENGTH_BITS) - 1
+_OFFSET_BITS = 64
+_OFFSET = (1 << _OFFSET_BITS) - 1
+_TABLES = struct.Struct("=QQ")
 
 Record = tuple[bytes, bytes, bytes]
 """Kind, digest, payload."""
@@ -106,7 +108,7 @@ class Generation:
     def events(self, *, newest_first: bool = False, since: int = 0) -> Iterator[bytes]:
         found = self._events[since:]
         for digest, place in found[::-1] if newest_first else found:
-            yield b"".join(self._checked(digest, place >> _LENGTH_BITS, place & _LENGTH))
+            yield b"".join(self._checked(digest, *_unpacked(place)))
 
     def _checked(self, digest: bytes, offset: int, length: int) -> Iterator[bytes]:
         found = hashlib.sha256()
@@ -119,10 +121,15 @@ class Generation:
     def place(self, digest: bytes) -> tuple[int, int]:
         """Return the object's offset in the pack, or 0 for a large object, and its length."""
         place = self._places.get(digest)
-        found = self._lookup.find(digest) if place is None else (place >> _LENGTH_BITS, place & _LENGTH)
+        found = self._lookup.find(digest) if place is None else _unpacked(place)
         if found is None:
             raise WorkspaceCorrupt(f"object {digest.hex()} is missing", op="store")
         return found
+
+    def tables(self) -> list[bytes]:
+        """Return the places of all objects for `treewrite`: the sorted table, and those of objects added later."""
+        added = [digest + place.to_bytes(16, "little") for digest, place in self._places.items()]
+        return [_TABLES.pack(len(self._lookup.data), len(added)), self._lookup.data, *added]
 
     # Writing
 
@@ -169,8 +176,8 @@ class Generation:
         """Write a new lookup table of the synced objects if many are missing from the old one."""
         if not self.synced or not self.unsorted:
             return
-        fresh = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._places.items()]
-        events = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._events]
+        fresh = [(digest, *_unpacked(place)) for digest, place in self._places.items()]
+        events = [(digest, *_unpacked(place)) for digest, place in self._events]
         objects = itertools.chain(self._lookup.items(), fresh)
         self._lookup = Lookup.of(self._index_end, self._end, objects, events)
         self._places.clear()
@@ -229,7 +236,11 @@ def _damaged(digest: bytes) -> WorkspaceCorrupt:
 
 
 def _packed(offset: int, length: int) -> int:
-    return offset << _LENGTH_BITS | length
+    return length << _OFFSET_BITS | offset
+
+
+def _unpacked(place: int) -> tuple[int, int]:
+    return place & _OFFSET, place >> _OFFSET_BITS
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

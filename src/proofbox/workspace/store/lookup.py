@@ -33,7 +33,7 @@ class Lookup:
 
     def __init__(self, data: bytes = b"") -> None:
         self.index_end = self.pack_end = self._count = 0
-        self._data = data
+        self.data = data
         if data:
             _, self.index_end, self.pack_end, self._count, _, _ = _HEAD.unpack_from(data)
             self._fan = memoryview(data)[_HEAD.size : _HEAD.size + _FAN_BYTES].cast("I")
@@ -63,7 +63,7 @@ class Lookup:
         first = digest[0] << 8 | digest[1]
         start = self._body + self._fan[first] * _ITEM.size
         end = self._body + self._fan[first + 1] * _ITEM.size
-        data = self._data
+        data = self.data
         while start < end:
             if data[start : start + 32] == digest:
                 found: tuple[int, int] = _ITEM.unpack_from(data, start)[1:]
@@ -72,10 +72,10 @@ class Lookup:
         return None
 
     def items(self) -> Iterator[Item]:
-        return _ITEM.iter_unpack(memoryview(self._data)[self._body : self._body + self._count * _ITEM.size])
+        return _ITEM.iter_unpack(memoryview(self.data)[self._body : self._body + self._count * _ITEM.size])
 
     def events(self) -> Iterator[Item]:
-        return _ITEM.iter_unpack(memoryview(self._data)[self._body + self._count * _ITEM.size :])
+        return _ITEM.iter_unpack(memoryview(self.data)[self._body + self._count * _ITEM.size :])
 
     @classmethod
     def of(cls, index_end: int, pack_end: int, objects: Iterable[Item], events: Iterable[Item]) -> Lookup:
@@ -92,7 +92,7 @@ class Lookup:
     def write(self, path: Path) -> None:
         """Write the table without syncing it: a table that a power failure left damaged fails its checksum."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-        temporary.write_bytes(self._data)
+        temporary.write_bytes(self.data)
         temporary.replace(path)
 
 

@@ -72,6 +72,10 @@ class ObjectStore:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._files or digest in self._pending
 
+    def __len__(self) -> int:
+        """Return the number of objects that are written."""
+        return len(self._files)
+
     def size(self, digest: bytes) -> int:
         pending = self._pending.get(digest)
         return len(pending[2]) if pending else self._files.size(digest)
@@ -138,12 +142,9 @@ class ObjectStore:
         """Return the file that holds an object if it is stored separately."""
         return self._large.path(digest) if digest not in self._pending and self._files.is_large(digest) else None
 
-    def place(self, digest: bytes) -> tuple[int, int] | None:
-        """Return where an object is in the file `pack_fd`, as offset and length; None if it is not in that file."""
-        if digest in self._pending:
-            return None
-        offset, length = self._files.place(digest)
-        return (offset, length) if offset else None
+    def tables(self) -> list[bytes]:
+        """Return where the objects are in the file `pack_fd`, as `treewrite` reads it."""
+        return self._files.tables()
 
     @property
     def pack_fd(self) -> int:

@@ -1,8 +1,7 @@
 """Write a stored tree to a new directory.
 
-Processes of `treewrite`, a small C program, write the files in batches, while Python reads the trees and creates the
-directories. Python writes symbolic links and large files, a small number of files, and everything if `treewrite` is not
-available.
+`treewrite`, a small C program, writes all of it except large files. Python writes these, a small tree, and everything
+if `treewrite` is not available.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections import deque
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from proofbox.core.files.nofollow import directory_below, opened_directory
 from proofbox.errors import ProviderUnavailable, WorkspaceCorrupt
@@ -23,19 +20,15 @@ from proofbox.workspace.store.trees import rows_of
 from proofbox.workspace.timeline.restore import write_file
 from proofbox.workspace.tree import RECORD_SIZE, Directory, KnownFile, StoredEntry, int64, times_of
 
-if TYPE_CHECKING:
-    import subprocess
-    from typing import IO
-
-_FIRST_BATCH, _LARGEST_BATCH = 256, 4096
-"""Numbers of files. Batches grow, so that the first process starts early and later ones have more to do."""
-_BATCH_BYTES = 16 << 20
 _WORTH_A_PROCESS = 100
+"""The number of entries from which on `treewrite` is started."""
+_OBJECTS = 1000
+"""Telling `treewrite` the places of this many objects takes about as long as writing one file in Python."""
 _PROCESSES = 2, 8
 """The minimum and maximum number of processes. More than a few wait for each other in the file system."""
-_HEAD = struct.Struct("=III")
-_PLACE = struct.Struct("=I32sQQ")
-_DAMAGED = 250
+_HEAD = struct.Struct("=III32s4352s")
+_FOLDER = struct.Struct("=IIIII32sqQ??")
+_CORRUPT = {250: "object {} is damaged", 251: "object {} is missing", 252: "malformed tree {}"}
 
 
 def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
@@ -46,169 +39,124 @@ def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
     """
     # Relative to a descriptor: a path in a snapshot may already have the maximum length without a prefix.
     with opened_directory(root, None) as top:
-        writing = _NewTree(store, top)
+        written = _written_by_program(store, top, tree) if _is_worth_a_process(store, tree) else None
+        if written is None:
+            written = _Written(Directory(tree_id=tree), [])
+            _write(store, top, "", written.whole, written.incomplete)
+        # Children first: afterwards, a directory may not be searchable.
+        for path, directory in reversed(written.incomplete):
+            _complete(store, top, path, directory)
+    return written.whole
+
+
+class _Written(NamedTuple):
+    whole: Directory
+    incomplete: list[tuple[str, Directory]]
+    """Directories whose modes have to be set, parents first. Their files without an inode have not been written."""
+
+
+def _is_worth_a_process(store: ObjectStore, tree: bytes) -> bool:
+    missing = max(_WORTH_A_PROCESS, len(store) // _OBJECTS)
+    waiting = [tree]
+    while waiting and missing > 0:
+        rows = rows_of(store, waiting.pop())
+        missing -= len(rows)
+        waiting += [row[2] for row in rows if stat.S_ISDIR(int(row[1], 8))]
+    return missing <= 0
+
+
+def _written_by_program(store: ObjectStore, top: int, tree: bytes) -> _Written | None:
+    """Return None if the program can't be started."""
+    import subprocess  # only for many files
+
+    least, most = _PROCESSES
+    processes = max(least, min(most, os.cpu_count() or 1))
+    fds = [top, store.pack_fd]
+    with unnamed_file() as tables, unnamed_file() as answers:
         try:
-            whole = writing.directory("", tree, 0)
-            writing.finish()
-        finally:
-            writing.stop()
-    return whole
-
-
-class _Files(NamedTuple):
-    """New files of one directory."""
-
-    path: str
-    directory: Directory
-    names: list[bytes]
-    places: list[bytes]
-    """For each name: mode, digest, offset and length in the pack."""
-
-
-class _Batch(NamedTuple):
-    process: subprocess.Popen[bytes]
-    answers: IO[bytes]
-    parts: list[_Files]
-
-
-class _NewTree:
-    def __init__(self, store: ObjectStore, top: int) -> None:
-        self._store = store
-        self._top = top
+            command = [str(program("treewrite")), *map(str, fds), str(processes), tree.hex()]
+            tables.writelines(store.tables())
+            tables.flush()
+            process = subprocess.Popen(
+                command, stdin=tables, stdout=answers, stderr=subprocess.PIPE, pass_fds=fds, env={}
+            )
+        except (ProviderUnavailable, OSError):  # for example, too many processes
+            return None
         try:
-            self._treewrite: Path | None = program("treewrite")
-        except ProviderUnavailable:
-            self._treewrite = None
-        self._directories: list[tuple[str, Directory]] = []
-        self._waiting: list[_Files] = []
-        self._waiting_files = self._waiting_bytes = 0
-        self._room = _FIRST_BATCH
-        self._running: deque[_Batch] = deque()
-        least, most = _PROCESSES
-        self._processes = max(least, min(most, os.cpu_count() or 1))
-
-    def directory(self, path: str, tree: bytes, mode: int) -> Directory:
-        """Write everything below a directory that exists and is empty. `finish` has to be called after this."""
-        made = Directory(mode=mode, tree_id=tree)
-        self._directories.append((path, made))
-        files, others, below = _Files(path, made, [], []), [], []
-        size = 0
-        for row in rows_of(self._store, tree):
-            entry = StoredEntry.of_row(row)
-            place = self._store.place(entry.digest) if stat.S_ISREG(entry.mode) else None
-            if stat.S_ISDIR(entry.mode):
-                below.append((os.fsdecode(row[0]), entry))
-            elif place is None:
-                others.append((os.fsdecode(row[0]), entry))
-            else:
-                files.names.append(row[0])
-                files.places.append(_PLACE.pack(entry.mode, entry.digest, *place))
-                size += place[1]
-        if others:
-            self._write(path, made, others)
-        if files.names:
-            self._add(files, size)
-        if below:
-            with directory_below(self._top, path) as fd:
-                for name, _ in below:
-                    os.mkdir(name, 0o700, dir_fd=fd)
-        for name, entry in below:
-            made.dirs[name] = self.directory(f"{path}/{name}" if path else name, entry.digest, entry.mode)
-        return made
-
-    def finish(self) -> None:
-        """Wait until everything is written, and set the modes of the directories."""
-        self._start()
-        while self._running:
-            self._collect(self._running.popleft())
-        for path, directory in reversed(self._directories[1:]):
-            with directory_below(self._top, path) as fd:
-                os.fchmod(fd, stat.S_IMODE(directory.mode))
-                info = os.fstat(fd)
-            directory.ctime_ns, directory.ino = int64(info.st_ctime_ns), info.st_ino
-
-    def stop(self) -> None:
-        """End the processes after a failure."""
-        while self._running:
-            batch = self._running.popleft()
-            batch.process.kill()
-            batch.process.wait()
-            batch.answers.close()
-
-    def _add(self, files: _Files, size: int) -> None:
-        self._waiting.append(files)
-        self._waiting_files += len(files.names)
-        self._waiting_bytes += size
-        if self._waiting_files >= self._room or self._waiting_bytes >= _BATCH_BYTES:
-            self._start()
-
-    def _start(self) -> None:
-        """Have the waiting files written. At most one batch has to be complete before that."""
-        parts, count = self._waiting, self._waiting_files
-        self._waiting, self._waiting_files, self._waiting_bytes = [], 0, 0
-        self._room = min(2 * self._room, _LARGEST_BATCH)
-        if len(self._running) == self._processes:
-            self._collect(self._running.popleft())
-        batch = self._run(parts) if self._treewrite and count >= _WORTH_A_PROCESS else None
-        if batch is not None:
-            self._running.append(batch)
-            return
-        for files in parts:
-            entries = [StoredEntry._make(_PLACE.unpack(place)[:2]) for place in files.places]
-            names = map(os.fsdecode, files.names)
-            self._write(files.path, files.directory, list(zip(names, entries, strict=True)))
-
-    def _run(self, parts: list[_Files]) -> _Batch | None:
-        import subprocess  # only for many files
-
-        answers = unnamed_file()
-        with unnamed_file() as questions:
-            questions.write(b"".join([_question(files) for files in parts]))
-            questions.flush()
-            fds = [self._top, self._store.pack_fd]
-            command = [str(self._treewrite), *map(str, fds)]
-            try:
-                process = subprocess.Popen(command, stdin=questions, stdout=answers, pass_fds=fds, env={})
-            except OSError:  # for example, too many processes
-                answers.close()
-                return None
-        return _Batch(process, answers, parts)
-
-    def _collect(self, batch: _Batch) -> None:
-        code = batch.process.wait()
-        with batch.answers as answers:
-            answers.seek(0)
-            records = answers.read()
-        if code != 0:
-            raise _failure(code, batch.parts, len(records) // RECORD_SIZE)
-        at = 0
-        for files in batch.parts:
-            end = at + len(files.names) * RECORD_SIZE
-            files.directory.add_packed(b"\0".join(files.names), records[at:end])
-            at = end
-
-    def _write(self, path: str, directory: Directory, entries: list[tuple[str, StoredEntry]]) -> None:
-        with directory_below(self._top, path) as fd:
-            for name, entry in entries:
-                info = write_file(self._store, fd, name, entry)
-                directory.files[name] = KnownFile(entry.mode, entry.digest, *times_of(info))
-        directory.pack()
+            process.communicate()
+        except BaseException:
+            process.kill()
+            process.communicate()  # its other processes write until they end, too
+            raise
+        answers.seek(0)
+        data = answers.read()
+    if process.returncode != 0:
+        raise _failure(process.returncode, data)
+    return _known(data)
 
 
-def _question(files: _Files) -> bytes:
-    path = (os.fsencode(files.path) or b".") + b"\0"
-    names = b"\0".join(files.names) + b"\0"
-    return b"".join((_HEAD.pack(len(path), len(names), len(files.names)), path, names, *files.places))
-
-
-def _failure(code: int, parts: list[_Files], written: int) -> Exception:
-    """Return the error for the first file that a process did not write."""
-    for files in parts:
-        if written < len(files.names):
-            name, place = os.fsdecode(files.names[written]), files.places[written]
-            if code == _DAMAGED:
-                return WorkspaceCorrupt(f"object {_PLACE.unpack(place)[1].hex()} is damaged", op="store")
-            if code > 0:
-                return OSError(code, os.strerror(code), f"{files.path}/{name}" if files.path else name)
-        written -= len(files.names)
+def _failure(code: int, data: bytes) -> Exception:
+    if code == 1:
+        _, _, code, digest, path = _HEAD.unpack_from(data)
+        if code in _CORRUPT:
+            return WorkspaceCorrupt(_CORRUPT[code].format(digest.hex()), op="store")
+        if code:
+            return OSError(code, os.strerror(code), os.fsdecode(path.rstrip(b"\0")))
     return OSError(f"treewrite ended with {code}")
+
+
+def _known(data: bytes) -> _Written:
+    """Return the directories that the program has written."""
+    incomplete = []
+    above: list[tuple[str, Directory]] = []
+    at = _HEAD.size
+    while at < len(data):
+        depth, mode, name_size, names_size, count, tree, ctime_ns, ino, _, is_left = _FOLDER.unpack_from(data, at)
+        names = at + _FOLDER.size + name_size
+        records = names + names_size
+        name = os.fsdecode(data[names - name_size : names - 1])
+        at = records + count * RECORD_SIZE
+        made = Directory(mode, tree, ctime_ns, ino, (data[names : records - 1], data[records:at]))
+        del above[depth:]
+        path = name
+        if above:
+            folder, parent = above[-1]
+            parent.dirs[name] = made
+            path = f"{folder}/{name}" if folder else name
+        above.append((path, made))
+        if is_left:
+            incomplete.append((path, made))
+    return _Written(above[0][1], incomplete)
+
+
+def _write(
+    store: ObjectStore, top: int, path: str, directory: Directory, incomplete: list[tuple[str, Directory]]
+) -> None:
+    """Do the same in Python, for everything below a directory that exists and is empty."""
+    incomplete.append((path, directory))
+    for row in rows_of(store, directory.tree_id):
+        entry = StoredEntry.of_row(row)
+        name = os.fsdecode(row[0])
+        if stat.S_ISDIR(entry.mode):
+            directory.dirs[name] = Directory(entry.mode, entry.digest)
+        else:
+            directory.files[name] = KnownFile(*entry, 0, 0, 0, 0)
+    if directory.dirs:
+        with directory_below(top, path) as fd:
+            for name in directory.dirs:
+                os.mkdir(name, 0o700, dir_fd=fd)
+    for name, below in directory.dirs.items():
+        _write(store, top, f"{path}/{name}" if path else name, below, incomplete)
+
+
+def _complete(store: ObjectStore, top: int, path: str, directory: Directory) -> None:
+    with directory_below(top, path) as fd:
+        for name, known in directory.files.items():
+            if not known.ino:
+                info = write_file(store, fd, name, StoredEntry(known.mode, known.digest))
+                directory.files[name] = KnownFile(known.mode, known.digest, *times_of(info))
+        if path:
+            os.fchmod(fd, stat.S_IMODE(directory.mode))
+            info = os.fstat(fd)
+            directory.ctime_ns, directory.ino = int64(info.st_ctime_ns), info.st_ino
+    directory.pack()
