@@ -196,9 +196,9 @@ class Conductor:
 
     def started(self) -> RunStarted:
         """Return the first event: how much there is to do."""
-        counts = self._ledger.counts()
-        bundle = str(self._out / self._run_id)
-        return RunStarted(run_id=self._run_id, bundle=bundle, attempts=sum(counts.values()), ended=counts["ended"])
+        planned = self._ledger.attempts()  # reading all of them finds a damaged ledger before anything else is asked
+        ended = sum(each.state == "ended" for each in planned)
+        return RunStarted(run_id=self._run_id, bundle=str(self._out / self._run_id), attempts=len(planned), ended=ended)
 
     def conduct(self, *, trust: bool = False) -> Path:
         """Run the missing attempts, commit the run, and return the path of its bundle. Can be resumed if interrupted.
