@@ -229,7 +229,7 @@ def _parse_plain(data: bytes, *, canonical: bool) -> Any:
     msgspec accepts duplicate names and numbers that it rounds, but then its own encoding differs from the input. That
     encoding is the canonical one, except for numbers of more than 15 digits, with an exponent or ending in `.0`, and
     for the order of names with characters beyond the BMP. Without `canonical`, which takes less time, numbers of the
-    last two kinds and members in any order are accepted, too.
+    last two kinds and members in any order are also accepted.
     """
     if _PLAIN is None or data[:1] not in _OPENING or not _may_be_plain(data):
         return None

@@ -67,6 +67,15 @@ async def asking(gateway: ModelGateway, directory: Path) -> AsyncIterator[anyio.
         yield stream
 
 
+async def ask(endpoint: Endpoint, directory: Path) -> tuple[bytes, ModelGateway]:
+    """Send one request through a gateway. Return the whole response, and the gateway."""
+    async with endpoint.listening() as address:
+        gateway = ModelGateway(ModelEndpoint(f"http://{address}"))
+        async with asking(gateway, directory) as stream:
+            await stream.send(ASK)
+            return await read_until(stream, END), gateway
+
+
 async def read_until(stream: anyio.abc.SocketStream, end: bytes) -> bytes:
     received = b""
     while not received.endswith(end):
@@ -87,12 +96,7 @@ def test_chunks_that_arrive_together_are_passed_on_in_one_piece(tmp_path: Path) 
         await stream.send(HEAD + b"".join(map(chunk, EVENTS)) + END)
 
     async def work() -> None:
-        endpoint = Endpoint(answer)
-        async with endpoint.listening() as address:
-            gateway = ModelGateway(ModelEndpoint(f"http://{address}"))
-            async with asking(gateway, tmp_path / "gw") as stream:
-                await stream.send(ASK)
-                received = await read_until(stream, END)
+        received, gateway = await ask(Endpoint(answer), tmp_path / "gw")
         assert received.endswith(chunk(b"".join(EVENTS)) + END)
         [exchange] = gateway.exchanges
         assert exchange.outcome == "completed"
@@ -155,11 +159,7 @@ def test_encoded_response_is_decoded_and_counted(tmp_path: Path, coding: str) ->
 
     async def work() -> None:
         endpoint = Endpoint(answer)
-        async with endpoint.listening() as address:
-            gateway = ModelGateway(ModelEndpoint(f"http://{address}"))
-            async with asking(gateway, tmp_path / "gw") as stream:
-                await stream.send(ASK)
-                received = await read_until(stream, END)
+        received, gateway = await ask(endpoint, tmp_path / "gw")
         assert b"accept-encoding: identity" in endpoint.requests[0].lower()
         assert b"content-encoding" not in received
         assert received.endswith(chunk(events) + END)

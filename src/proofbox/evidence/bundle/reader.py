@@ -68,7 +68,7 @@ class Bundle:
     schedule: Mapping[str, ScheduledAttempt] | None = field(default=None, repr=False, compare=False)
     """The attempts that a run planned; None without a schedule."""
     schedule_intact: bool = field(default=False, repr=False, compare=False)
-    """Whether the chain of the schedule was verified, too."""
+    """Whether the chain of the schedule was verified as well."""
     contents: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     """The content of small artifacts during the visit of a check, which has just compared it with the index."""
     _parsed: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)

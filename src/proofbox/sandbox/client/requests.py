@@ -116,7 +116,7 @@ def make_settings(
 
 
 class RequestBuilder:
-    """Builds the requests of one session: what its commands have in common is checked and encoded once."""
+    """Builds the requests of one session. The parts that its commands have in common are checked and encoded once."""
 
     def __init__(self, inside: BoxHandle) -> None:
         self._inside = inside

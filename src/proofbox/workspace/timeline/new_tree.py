@@ -21,7 +21,7 @@ from proofbox.workspace.timeline.restore import write_file
 from proofbox.workspace.tree import RECORD_SIZE, Directory, KnownFile, StoredEntry, int64, times_of
 
 _WORTH_A_PROCESS = 100
-"""The number of entries from which on `treewrite` is started."""
+"""The minimum number of entries for which starting `treewrite` pays."""
 _OBJECTS = 1000
 """Telling `treewrite` the places of this many objects takes about as long as writing one file in Python."""
 _PROCESSES = 2, 8
@@ -86,7 +86,7 @@ def _written_by_program(store: ObjectStore, top: int, tree: bytes) -> _Written |
             process.communicate()
         except BaseException:
             process.kill()
-            process.communicate()  # its other processes write until they end, too
+            process.communicate()  # its other processes also write until they end
             raise
         answers.seek(0)
         data = answers.read()

@@ -142,7 +142,7 @@ void become(uid_t uid, gid_t gid) {
 }
 
 static void copy(int from, int to) {
-    char chunk[READ_CHUNK]; /* static, it would lie between variables that the agent writes after each fork, on one page less */
+    char chunk[READ_CHUNK]; /* not static: it would spread the variables that the agent writes after each fork over more pages */
     for (ssize_t n; (n = read(from, chunk, sizeof chunk)) > 0 || (n < 0 && errno == EINTR);)
         for (ssize_t done = 0; done < n;) {
             ssize_t written = write(to, chunk + done, (size_t)(n - done));

@@ -4,7 +4,7 @@
 enum { DAMAGED = 250, MISSING = 251, MALFORMED = 252 }; /* beside error numbers */
 
 struct place {
-    uint64_t offset, length; /* in the pack; offset 0: a large object, which has a file of its own */
+    uint64_t offset, length; /* in the pack; offset 0: a large object, stored in a separate file */
 };
 
 /* Take the tables of objects from a file and the pack with their content. Return an error number or 0. */
