@@ -1,12 +1,13 @@
 """The cost of driving an agent through proofbox, compared with a minimal client in the same run.
 
-    scripts/bench agents [--agent codex|claude|opencode] [--rounds N] [--check]
+    scripts/bench agents [--agent codex|claude|opencode] [--rounds N] [--together N] [--check]
 
 The same turns of the same program against the same fake model (in a separate process): once by a bare client that
 writes lines to the program and reads them, without a box, a gateway or a record; once by a session in a sealed box,
 with the gateway in between and a listener that keeps every event; and once by such a session outside any box, where a
 command's login shell reads the host's profile as it does for the bare client. Each ratio is the median of the ratios of
-turns in the same round (`_pairs.py`). With --check the run fails when one for a tool turn is past its threshold.
+turns in the same round (`_pairs.py`). With --together, that many threads of one Codex process have a turn at the same
+time, by the bare client and in a box. With --check the run fails when a ratio for tool turns is past its threshold.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ SHARED = ("PATH", "LANG", "TERM")
 each start, which takes a millisecond.
 """
 THRESHOLD = 1.15
+TOGETHER = 1.1
 TEXT_TURN = "[[say one two three]]"
 AGENTS: dict[str, type[AgentRuntime]] = {"codex": CodexAppServer, "claude": ClaudeCode, "opencode": AcpRuntime}
 TOOL_TURN = "[[run echo hello]] [[say one two three]]"
@@ -57,10 +59,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agent", choices=sorted(AGENTS), default="codex", help="default: codex")
     parser.add_argument("--rounds", type=int, default=60, help="turns of each, interleaved", metavar="N")
+    parser.add_argument("--together", type=int, default=0, help="concurrent turns of one Codex process", metavar="N")
     parser.add_argument("--check", action="store_true", help="exit 1 when the ratio is past its threshold")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place, fake_model() as url:
-        held = anyio.run(measure, Path(place), url, options.rounds, options.agent)
+        if options.together:
+            held = anyio.run(measure_together, Path(place), url, options.rounds, options.together)
+        else:
+            held = anyio.run(measure, Path(place), url, options.rounds, options.agent)
     return 1 if options.check and not held else 0
 
 
@@ -98,6 +104,20 @@ class Bare:
         await self.ask("turn/start", asked)
         while (await self._hear()).get("method") != "turn/completed":
             pass
+
+    async def start_thread(self, workspace: Path) -> str:
+        place = {"cwd": str(workspace), "approvalPolicy": "never", "sandbox": "danger-full-access"}
+        id: str = (await self.ask("thread/start", place))["thread"]["id"]
+        return id
+
+    async def turns(self, threads: list[str], prompt: str) -> None:
+        """Run a turn of each thread, all at the same time."""
+        for number, thread in enumerate(threads):
+            asked = {"threadId": thread, "input": [{"type": "text", "text": prompt}]}
+            await self._say({"id": f"turn-{number}", "method": "turn/start", "params": asked})
+        for _ in threads:
+            while (await self._hear()).get("method") != "turn/completed":
+                pass
 
     async def _say(self, message: object) -> None:
         await self._stdin.send(msgspec.json.encode(message) + b"\n")
@@ -149,8 +169,7 @@ async def bare(place: Path, url: str, agent: str) -> AsyncIterator[Bare]:
         if agent == "codex":
             await client.ask("initialize", {"clientInfo": {"name": "bare", "title": None, "version": "1"}})
             await client._say({"method": "initialized"})
-            place_said = {"cwd": str(workspace), "approvalPolicy": "never", "sandbox": "danger-full-access"}
-            client.thread = (await client.ask("thread/start", place_said))["thread"]["id"]
+            client.thread = await client.start_thread(workspace)
         elif agent == "opencode":
             await client.ask("initialize", CLIENT)
             client.thread = (await client.ask("session/new", {"cwd": str(workspace), "mcpServers": []}))["sessionId"]
@@ -170,10 +189,19 @@ class Ours:
     async def _keep(self, event: Event) -> None:
         self.events.append(event)
 
-    async def turn(self, prompt: str) -> None:
-        result = await self._session.wait_turn(await self._session.start_turn(self._thread, prompt))
+    async def turn(self, prompt: str, thread: str = "") -> None:
+        result = await self._session.wait_turn(await self._session.start_turn(thread or self._thread, prompt))
         if result.status != "completed":
             raise SystemExit(f"a turn ended as {result}")
+
+    async def start_threads(self, count: int) -> list[str]:
+        return [await self._session.start_thread() for _ in range(count)]
+
+    async def turns(self, threads: list[str], prompt: str) -> None:
+        """Run a turn of each thread, all at the same time."""
+        async with anyio.create_task_group() as tasks:
+            for thread in threads:
+                tasks.start_soon(self.turn, prompt, thread)
 
 
 @contextlib.asynccontextmanager
@@ -226,6 +254,27 @@ async def measure(place: Path, url: str, rounds: int, agent: str) -> bool:
         if len(calls) != rounds + 2:
             raise SystemExit(f"{len(calls)} tool calls were recorded of {rounds + 2}")
     return held
+
+
+async def measure_together(place: Path, url: str, rounds: int, count: int) -> bool:
+    async with bare(place, url, "codex") as client, ours(place, url, "codex", sandboxed=True) as boxed:
+        threads = {
+            "bare": [await client.start_thread(place / "bare-workspace") for _ in range(count)],
+            "in a box": await boxed.start_threads(count),
+        }
+        ways = {"bare": client.turns, "in a box": boxed.turns}
+        times: dict[str, list[float]] = {who: [] for who in ways}
+        for number in range(rounds + 2):  # the first two are warm-up rounds
+            for who in list(ways)[:: 1 if number % 2 else -1]:
+                began = time.perf_counter()
+                await ways[who](threads[who], TOOL_TURN)
+                if number > 1:
+                    times[who].append(time.perf_counter() - began)
+    ratio = paired_ratio(times["in a box"], times["bare"])
+    verdict = "ok" if ratio.value <= TOGETHER else "MISSED"
+    print(f"{count} tool turns together, {rounds} times each: bare {1000 * median(times['bare']):.0f} ms")
+    print(f"  in a box  {1000 * median(times['in a box']):.0f} ms, ratio {ratio}, at most {TOGETHER}: {verdict}")
+    return verdict == "ok"
 
 
 if __name__ == "__main__":

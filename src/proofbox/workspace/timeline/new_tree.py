@@ -21,7 +21,7 @@ from proofbox.workspace.timeline.restore import write_file
 from proofbox.workspace.tree import RECORD_SIZE, Directory, KnownFile, StoredEntry, int64, times_of
 
 _WORTH_A_PROCESS = 100
-"""The minimum number of entries for which starting `treewrite` pays."""
+"""Trees with fewer entries are written in Python: starting `treewrite` would take longer."""
 _OBJECTS = 1000
 """Telling `treewrite` the places of this many objects takes about as long as writing one file in Python."""
 _PROCESSES = 2, 8
