@@ -13,6 +13,9 @@
  *     --overlay PATH BYTES     cover PATH with a temporary copy-on-write layer in memory (BYTES: size limit, 0 for none)
  *     --layers PATH COUNT LOWER... UPPER WORK
  *                              cover PATH with COUNT layered directories, the first on top, and store changes in UPPER
+ *     --without PATH           remove what is mounted on PATH and below it: for every mount that it makes, bubblewrap reads
+ *                              the table of all mounts
+ *     --devices DIR            cover DIR with a new /dev, the same that bubblewrap makes with a mount for each device
  *     --stage DIR              cover DIR with an empty directory in memory, for mounts of --pin
  *     --pin PATH AT            mount PATH on AT, a new name in a staging directory; fail if PATH contains a symbolic
  *                              link. A process that can write to PATH's parents can later change what PATH refers to,
@@ -41,6 +44,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -217,6 +221,39 @@ static void stage(const char *path) {
     if (mount("proofbox", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0700")) die("tmpfs on", path);
 }
 
+static void without(const char *path) {
+    own_mounts();
+    if (umount2(path, MNT_DETACH) && errno != EINVAL && errno != ENOENT) die("unmounting", path); /* EINVAL: not a mount point */
+}
+
+static const struct { const char *name; unsigned minor, major; } nodes[] = {
+    {"null", 3, 1}, {"zero", 5, 1}, {"full", 7, 1}, {"random", 8, 1}, {"urandom", 9, 1}, {"tty", 0, 5},
+};
+static const char *const links[][2] = {
+    {"/proc/self/fd", "fd"}, {"/proc/self/fd/0", "stdin"}, {"/proc/self/fd/1", "stdout"}, {"/proc/self/fd/2", "stderr"},
+    {"/proc/kcore", "core"}, {"pts/ptmx", "ptmx"},
+};
+
+static void devices(const char *path) {
+    char host[32];
+    own_mounts();
+    if (mount("proofbox", path, "tmpfs", MS_NOSUID, "mode=0755")) die("tmpfs on", path);
+    if (chdir(path)) die("chdir", path);
+    mode_t mask = umask(0);
+    for (size_t n = 0; n < sizeof nodes / sizeof *nodes; n++) {
+        if (!mknod(nodes[n].name, S_IFCHR | 0666, makedev(nodes[n].major, nodes[n].minor))) continue;
+        snprintf(host, sizeof host, "/dev/%s", nodes[n].name); /* root in a container may not be allowed to create devices */
+        if (mknod(nodes[n].name, S_IFREG | 0444, 0)) die("creating", nodes[n].name);
+        attach(clone_tree(host), nodes[n].name);
+    }
+    for (size_t n = 0; n < sizeof links / sizeof *links; n++)
+        if (symlink(links[n][0], links[n][1])) die("linking", links[n][1]);
+    if (mkdir("pts", 0755) || mkdir("shm", 0755)) die("mkdir in", path);
+    umask(mask);
+    if (mount("devpts", "pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")) die("devpts in", path);
+    if (chdir("/")) die("chdir", "/");
+}
+
 static void pin(const char *path, const char *at) {
     struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS};
     struct stat found;
@@ -272,6 +309,12 @@ int main(int argc, char **argv) {
             unsigned count = number(a[2]);
             layers(a[1], a + 3, count, a[3 + count], a[4 + count]);
             i += 4 + (int)count;
+        } else if (!strcmp(a[0], "--without") && left >= 1) {
+            without(a[1]);
+            i += 1;
+        } else if (!strcmp(a[0], "--devices") && left >= 1) {
+            devices(a[1]);
+            i += 1;
         } else if (!strcmp(a[0], "--stage") && left >= 1) {
             stage(a[1]);
             i += 1;

@@ -100,7 +100,8 @@ class Bubblewrap:
         def argv(with_: InheritedDescriptors) -> list[str]:
             # An ordinary user would own the copies in the box, and could change them there.
             opened = dict(zip(copied_files(), with_.spare_fds[1:], strict=False)) if ids.root and tree is None else {}
-            launcher = launcher_command(spec, policy, ids, shifts, staged, with_, opened)
+            devices = _devices() if ids.root else None
+            launcher = launcher_command(spec, policy, ids, shifts, staged, with_, opened, devices)
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fds[0])]
             agent += [] if spec.home is not None else ["--home", BOX_HOME]
             agent += ["--seccomp", "--no-suid", *landlock_options(spec.project, policy)]
@@ -110,7 +111,7 @@ class Bubblewrap:
             net += directory(Path(DOORS_INSIDE)) if policy.doors else []
             net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{DOORS_INSIDE}/{d.port}")]
             home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
-            options = _box_options(spec.placed, staged, policy, ids, tree, opened)
+            options = _box_options(spec.placed, staged, policy, ids, tree, opened, devices)
             return [*launcher, bwrap, *options, *home, *net, *agent]
 
         return launch_composed(argv, spec, policy, tree, group, self.isolation)
@@ -291,10 +292,12 @@ def launcher_command(
     staged: Mapping[str, str],
     with_: InheritedDescriptors,
     opened: Mapping[str, int] = {},
+    devices: str | None = None,
 ) -> list[str]:
     """Return the part of a command line that runs boxlaunch before bubblewrap; empty if it has nothing to prepare.
 
-    `opened` are files that bubblewrap copies, and the descriptors that it reads them from.
+    `opened` are files that bubblewrap copies, and the descriptors that it reads them from. `devices` is the directory
+    where boxlaunch makes the box's /dev.
     """
     before = [*with_.enter, *ids.launch_options(shifts, with_.spare_fds[0])]
     before += [word for path, number in opened.items() for word in ("--open", str(number), path)]
@@ -308,12 +311,32 @@ def launcher_command(
         before += ["--overlay", str(spec.home), "0"]
     before += ["--stage", _stage()] if staged else []
     before += [word for source, place in staged.items() for word in ("--pin", source, place)]
+    if devices is not None:
+        before += ["--devices", devices, *without_sys(spec.placed)]
     return [str(program("boxlaunch")), *before, "--"] if before else []
+
+
+def without_sys(mounts: Sequence[BoxMount]) -> list[str]:
+    """Return the option that shortens the mount table: a box has no /sys, where a host has many mounts."""
+    sources = [each.source for each in mounts if each.source is not None]
+    return [] if any(source.is_relative_to("/sys") for source in sources) else ["--without", "/sys"]
 
 
 def _stage() -> str:
     """Return the empty directory over which boxlaunch mounts a staging area, in its own mount namespace."""
-    path = state_dir() / "stage"
+    return _mount_point("stage")
+
+
+def _devices() -> str:
+    """Return the empty directory over which boxlaunch mounts a box's /dev.
+
+    bubblewrap makes the same with seven mounts, and reads the table of all mounts for each.
+    """
+    return _mount_point("dev")
+
+
+def _mount_point(name: str) -> str:
+    path = state_dir() / name
     path.mkdir(mode=0o700, exist_ok=True)
     return str(path)
 
@@ -333,13 +356,14 @@ def _box_options(
     ids: BoxIds,
     tree: Path | None = None,
     opened: Mapping[str, int] = {},
+    devices: str | None = None,
 ) -> list[str]:
     options = namespace_options(policy, ids)
     if tree is None:
         options += with_copies(host_parts(policy.network or "none"), opened)
     else:
         options += image_parts(tree, [Path(mount.place) for mount in mounts], policy.network or "none")
-    options += [*proc_options(), "--dev", "/dev"]
+    options += [*proc_options(), *(("--dev", "/dev") if devices is None else ("--dev-bind", devices, "/dev"))]
     for path, mode in PRIVATE.items():
         options += ["--perms", mode, "--tmpfs", path]
     options += ["--ro-bind", str(program("boxagent")), _AGENT_INSIDE]
