@@ -50,44 +50,60 @@ def test_devices_are_those_that_bubblewrap_makes(project: Path) -> None:
 def test_devices_can_be_used_but_not_changed(project: Path) -> None:
     with Sandboxes(project).start_session(provider="bubblewrap") as box:
         assert box.exec(["sh", "-c", TRY_TO_CHANGE]).stdout == ""
-        used = box.exec(["sh", "-c", "echo lost > /dev/null; head -c 3 /dev/zero | od -An -tx1; cat /dev/zero > /dev/full"])
+        use = "echo lost > /dev/null; head -c 3 /dev/zero | od -An -tx1; cat /dev/zero > /dev/full"
+        used = box.exec(["sh", "-c", use])
         assert used.stdout.split() == ["00", "00", "00"]
         assert "No space left" in used.stderr
 
 
 def test_boxes_have_separate_terminals(project: Path) -> None:
-    opens = "import os, pathlib, pty; pty.openpty(); print(*sorted(os.listdir('/dev/pts'))); pathlib.Path('opened').touch()"
-    waits = "import pathlib, time\nwhile not pathlib.Path('seen').exists(): time.sleep(0.01)"
-    with Sandboxes(project) as boxes, ThreadPoolExecutor(1) as threads:
-        with boxes.start_session(provider="bubblewrap") as one, boxes.start_session(provider="bubblewrap") as other:
-            holding = threads.submit(one.exec, ["python3", "-c", f"{opens}\n{waits}"], timeout=60)
-            wait_until((project / "opened").exists, "the terminal")
-            assert other.exec(["ls", "/dev/pts"]).stdout.split() == ["ptmx"]
-            (project / "seen").touch()
-            assert holding.result().stdout.split() == ["0", "ptmx"]
+    hold = """if True:
+        import os, pathlib, pty, time
+        pty.openpty()
+        print(*sorted(os.listdir("/dev/pts")))
+        pathlib.Path("opened").touch()
+        while not pathlib.Path("seen").exists():
+            time.sleep(0.01)"""
+    with (
+        Sandboxes(project) as boxes,
+        ThreadPoolExecutor(1) as threads,
+        boxes.start_session(provider="bubblewrap") as one,
+        boxes.start_session(provider="bubblewrap") as other,
+    ):
+        holding = threads.submit(one.exec, ["python3", "-c", hold], timeout=60)
+        wait_until((project / "opened").exists, "the terminal")
+        assert other.exec(["ls", "/dev/pts"]).stdout.split() == ["ptmx"]
+        (project / "seen").touch()
+        assert holding.result().stdout.split() == ["0", "ptmx"]
 
 
 def test_devices_are_mounted_where_root_may_not_create_them(tmp_path: Path) -> None:
     place = tmp_path / "dev"
     place.mkdir()
-    done = subprocess.run(
-        ["setpriv", "--bounding-set", "-mknod", "--", program("boxlaunch"), "--devices", place, "--"]
-        + ["sh", "-c", 'stat -c %t:%T "$0/null" "$0/tty" && head -c 2 "$0/zero" | wc -c', place],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    show = ["sh", "-c", 'stat -c %t:%T "$0/null" "$0/tty" && head -c 2 "$0/zero" | wc -c', str(place)]
+    launch = [
+        "setpriv",
+        "--bounding-set",
+        "-mknod",
+        "--",
+        str(program("boxlaunch")),
+        "--devices",
+        str(place),
+        "--",
+        *show,
+    ]
+    done = subprocess.run(launch, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1:3", "5:0", "2"]
     assert os.listdir(place) == []
 
 
 def test_box_starts_without_the_mounts_of_sys(tmp_path: Path) -> None:
-    launch = program("boxlaunch")
+    launch = str(program("boxlaunch"))
     show = ["cut", "-d", " ", "-f", "5", "/proc/self/mountinfo"]
     listed = subprocess.run([launch, "--without", "/sys", "--", *show], capture_output=True, text=True, check=True)
     assert "/" in listed.stdout.split()
     assert not [each for each in listed.stdout.split() if each.startswith("/sys")]
-    subprocess.run([launch, "--without", tmp_path, "--without", tmp_path / "missing", "--", "true"], check=True)
+    subprocess.run([launch, "--without", str(tmp_path), "--without", f"{tmp_path}/missing", "--", "true"], check=True)
     assert os.path.ismount("/sys")
 
 
