@@ -121,3 +121,36 @@ def test_bundle_that_is_not_the_listed_one_is_not_visited(tmp_path: Path) -> Non
     with pytest.raises(BundleCorrupt):
         load_visiting(run, lambda outer, place, inner: visited.append(place))
     assert visited == []
+
+
+def test_equal_documents_are_parsed_once_and_wrong_ones_are_refused_each_time(tmp_path: Path) -> None:
+    large = "x" * 5000
+    outputs = {"a": "one", "b": "one", "c": "wrong", "d": "two", "e": "wrong", "f": "one", "g": large, "h": large}
+    with BundleWriter.create(tmp_path) as run:
+        for name, output in outputs.items():
+            with run.nested(f"attempts/{name}") as inner:
+                inner.write_json("result.json", {"output": output})
+    parsed: list[str] = []
+
+    def parse(document: dict[str, str]) -> tuple[str, ...]:
+        parsed.append(document["output"])
+        if document["output"] == "wrong":
+            raise ValueError(document["output"])
+        return (document["output"],)
+
+    read: dict[str, Any] = {}
+
+    def visit(_: BundleCheck, place: str, inner: BundleCheck) -> None:
+        bundle = as_bundle(inner)
+        try:
+            read[place] = bundle.read_as("result.json", parse)
+        except ValueError as error:
+            read[place] = str(error)
+        assert bundle.read_as("result.json", len) == 1  # another function has results of its own
+
+    bundle = load_visiting(run.path, visit)
+    assert read == {f"attempts/{name}": "wrong" if name in "ce" else (output,) for name, output in outputs.items()}
+    assert parsed == ["one", "wrong", "two", "wrong", large, large]
+    (run.path / "attempts/a/result.json").write_text("changed")
+    with pytest.raises(BundleCorrupt, match="has changed"):
+        bundle.nested["attempts/a"].read_as("result.json", parse)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.chain import ChainFollower, intact_chain
@@ -47,6 +47,10 @@ from proofbox.evidence.verify.check import BundleCheck, BundleFinding, Visit, ch
 MAX_UNVERIFIED_BYTES = 1 << 30
 """Maximum number of bytes that `open_bundle_unverified` reads; takes a few seconds."""
 _PIECE = 1 << 20
+_SMALL_DOCUMENT = 1 << 12
+_PARSED_DOCUMENTS = 64
+"""Maximum number of results that `read_as` keeps, of documents of up to `_SMALL_DOCUMENT` bytes."""
+_Result = TypeVar("_Result")
 _Path = str | os.PathLike[str]
 
 
@@ -71,8 +75,10 @@ class Bundle:
     """Whether the chain of the schedule was verified as well."""
     contents: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     """The content of small artifacts during the visit of a check, which has just compared it with the index."""
+    parsed: dict[tuple[object, str], Any] = field(default_factory=dict, repr=False, compare=False)
+    """The results of `read_as`, by function and digest, which the bundles of a visited run share."""
     _parsed: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """The JSON documents among them that were read."""
+    """The JSON documents in `contents` that were read."""
 
     @property
     def run_id(self) -> str:
@@ -158,6 +164,23 @@ class Bundle:
                 )
         return value
 
+    def read_as(self, path: str, parse: Callable[[Any], _Result]) -> _Result:
+        """Return what `parse` makes of a JSON document. Its result must not change or depend on anything else.
+
+        Attempts at the same mission often have equal small documents, which are parsed once during a visit.
+        """
+        artifact = self.artifact(path)
+        if path not in self.contents or artifact.file_size > _SMALL_DOCUMENT:
+            return parse(self.read_json(path))
+        key = parse, artifact.sha256
+        found: _Result | None = self.parsed.get(key)
+        if found is None:
+            found = parse(self.read_json(path))
+            if len(self.parsed) >= _PARSED_DOCUMENTS:
+                del self.parsed[next(iter(self.parsed))]
+            self.parsed[key] = found
+        return found
+
     def read_log(self, path: str, *, limit: int = MAX_LOG_BYTES) -> Iterator[dict[str, Any]]:
         """Yield the entries of a log in order, each with its `seq` and `prev`, and check its chain on the way.
 
@@ -237,6 +260,7 @@ def as_bundle(found: BundleCheck, *, path: str | None = None) -> Bundle:
         found.schedule,
         found.schedule_intact,
         found.contents,
+        found.parsed,
     )
 
 

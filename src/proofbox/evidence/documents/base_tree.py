@@ -166,12 +166,20 @@ def require_base(bundle: str, sha256: str) -> None:
     _read(_place_of(bundle, sha256), sha256)
 
 
+def complete_tree(document: Any) -> FinalTree | None:
+    """Return the tree of a complete manifest; None if it names a base. Raises ShapeError."""
+    if base_sha256(document) is not None:
+        return None
+    entries = parse_tree_manifest(document)
+    return FinalTree(document["tree_sha256"], len(entries), entries)
+
+
 def read_tree(document: Any, bundle: str) -> FinalTree:
     """Return the tree of a manifest of any version, in the bundle at a path. Raises ShapeError."""
-    sha256 = base_sha256(document)
-    if sha256 is None:
-        entries = parse_tree_manifest(document)
-        return FinalTree(document["tree_sha256"], len(entries), entries)
+    complete = complete_tree(document)
+    if complete is not None:
+        return complete
+    sha256 = document["base_sha256"]
     place = _place_of(bundle, sha256)
     info = os.stat(place)
     base = _parsed(place, sha256, (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns))

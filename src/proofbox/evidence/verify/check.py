@@ -115,6 +115,9 @@ class BundleCheck:
     checked: CheckCounts = field(default_factory=CheckCounts)
     contents: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     """The content of its small artifacts, as checked; empty except during a visit."""
+    parsed: dict[tuple[object, str], Any] = field(default_factory=dict, repr=False, compare=False)
+    """What readers made of small documents, by function and digest: see `Bundle.read_as`. The bundles of a check share
+    it."""
 
     @property
     def ok(self) -> bool:
@@ -233,6 +236,7 @@ def _check(
     visit = scope.visit if depth == MAX_NESTING else None
     for path, place in inside.items():
         inner = _check(directory.nested(place), scope, depth - 1, listed_base, visited=visit is not None)
+        inner.parsed = bundle.parsed
         if _add_nested(bundle, listed[path], place, inner) and visit is not None:
             visit(bundle, place, inner)
         inner.contents.clear()

@@ -23,7 +23,7 @@ from proofbox.errors import BundleError, ProofboxError
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.documents import outcome, tree
-from proofbox.evidence.documents.base_tree import read_tree
+from proofbox.evidence.documents.base_tree import complete_tree, read_tree
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import ScheduledAttempt, read_schedule
 from proofbox.evidence.documents.shape import ShapeError
@@ -296,7 +296,7 @@ def _malformed(error: Exception) -> str:
 
 def _outcome(bundle: Bundle) -> outcome.Outcome | None:
     try:
-        return outcome.parse_outcome(bundle.read_json(outcome.PATH))
+        return bundle.read_as(outcome.PATH, outcome.parse_outcome)
     except (BundleError, ShapeError):
         return None
 
@@ -333,7 +333,7 @@ def _planned(planned: Mapping[str, ScheduledAttempt], suite: Suite) -> Iterator[
 def _passed(bundle: Bundle, stated: outcome.Outcome | None) -> bool:
     if bundle.index.status == "failed" or artifacts.TORN in bundle.artifacts or outcome.PATH not in bundle.artifacts:
         return False
-    found = stated or outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    found = stated or bundle.read_as(outcome.PATH, outcome.parse_outcome)
     return (found.verified.result, found.infra.result) == ("passed", "ok")
 
 
@@ -363,7 +363,7 @@ def _consistency(bundle: Bundle, stated: outcome.Outcome | None, *, whole: bool)
     yield from same(artifacts.REPORT, "mission_id", report["mission_id"], attempt["mission_id"])
     named = artifacts.bundle_id(attempt["run_id"], attempt["attempt_id"])
     yield from same(artifacts.ATTEMPT, "the bundle's id", bundle.run_id, named)
-    recorded_outcome = stated or outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    recorded_outcome = stated or bundle.read_as(outcome.PATH, outcome.parse_outcome)
     claimed = {"success": "passed", "failure": "failed"}.get(report["claimed"], "unknown")
     yield from same(outcome.PATH, "claimed", recorded_outcome.claimed.result, claimed)
     verdict = recorded_outcome.verified.result
@@ -373,7 +373,7 @@ def _consistency(bundle: Bundle, stated: outcome.Outcome | None, *, whole: bool)
     diff = (attempt["final"] or {}).get("diff_sha256")
     if diff is not None and DIFFS.format(diff) not in bundle.artifacts:
         yield "diff_missing", artifacts.ATTEMPT, "the diff of the attempt is missing"
-    if tree.PATH in bundle.artifacts:
+    if tree.PATH in bundle.artifacts and bundle.read_as(tree.PATH, complete_tree) is None:
         read_tree(bundle.read_json(tree.PATH), bundle.path)
     for each in report.get("integrity", []) if whole else []:
         yield each["code"], EVENTS, each["message"]

@@ -143,7 +143,7 @@ def committed_result(
     if not complete or bundle.run_id != artifacts.bundle_id(run_id, attempt_id) or artifacts.TORN in bundle.artifacts:
         return None
     report = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1"), _ReportFields)
-    found = stated or outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    found = stated or bundle.read_as(outcome.PATH, outcome.parse_outcome)
     held = found.infra.result == "ok" if report.infra is None else found.infra.result == "failed"
     same = found.verified.result == {"none": "unknown"}.get(report.verified, report.verified)
     if not held or not same or report.attempt_id != attempt_id:
