@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from anyio.to_thread import run_sync
 
 from proofbox.agents.events import ApprovalDecision, Event, FileChange, ToolCall, TurnEnded
 from proofbox.core.text import preview
 from proofbox.errors import UsageError
 from proofbox.sandbox.contract import Mount
-from proofbox.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from proofbox.workspace.workspace import Workspace
 
 PREVIEW = 4096
 MAX_STEPS = 100_000
@@ -87,6 +88,8 @@ class StepRecorder:
         self.steps: list[Step] = []
 
     async def __call__(self, event: Event) -> None:
+        from anyio.to_thread import run_sync  # readers of steps need no event loop
+
         match event:
             case ApprovalDecision():
                 decision = StepDecision(event.method, _short(event.subject), event.answer, event.rule)

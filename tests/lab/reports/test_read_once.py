@@ -50,10 +50,24 @@ def test_each_file_of_an_attempt_is_opened_once(run: Path, reader: str, monkeypa
     assert opened["run: schedule.jsonl"] == 2  # its digest is compared, and then its entries and its chain are read
 
 
-@pytest.mark.parametrize("command", [["suite", "resume"], ["attempt", "list"], ["validate"]])
-def test_reading_a_committed_run_loads_nothing_that_runs_or_checks_agents(run: Path, command: list[str]) -> None:
-    unneeded = ["asyncio", "importlib.metadata", "ssl", "proofbox.agents.runtimes.scripted.runtime"]
-    unneeded += ["proofbox.lab.suite.harbor.tasks", "proofbox.sandbox.conformance"]
+RUNNING = ["asyncio", "importlib.metadata", "ssl", "proofbox.agents.runtimes.scripted.runtime"]
+RUNNING += ["proofbox.lab.suite.harbor.tasks", "proofbox.sandbox.conformance"]
+CONDUCTING = ["anyio", "platform", "statistics", "tempfile", "proofbox.evidence.bundle.writer"]
+CONDUCTING += ["proofbox.lab.run.conductor", "proofbox.sandbox.service", "proofbox.workspace.workspace"]
+
+
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        (["suite", "resume"], RUNNING),  # it conducts the run, unless that is committed
+        (["attempt", "list"], RUNNING + CONDUCTING),
+        (["validate"], RUNNING + CONDUCTING),
+        (["report"], RUNNING + CONDUCTING),
+    ],
+)
+def test_reading_a_committed_run_loads_nothing_that_runs_or_checks_agents(
+    run: Path, command: list[str], unneeded: list[str]
+) -> None:
     script = (
         "import sys; from proofbox.cli import main; code = main(sys.argv[1:]);"
         f"print(sorted(set({unneeded!r}) & set(sys.modules))); sys.exit(code)"

@@ -174,6 +174,7 @@ def test_damaged_bundle_fails_the_attempt_not_the_run(out: Path, name: str, dama
 
 DIES = """
 import os, sys
+from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.run import worker
 def die(*_):
@@ -208,7 +209,7 @@ def test_bundle_counts_if_its_worker_died_after_the_commit(out: Path) -> None:
 
 def test_uncommitted_verdict_of_a_dead_worker_is_kept_but_does_not_count(out: Path) -> None:
     made = planned(out)
-    work_until_death(made, out, "artifacts.BundleWriter._commit = die")
+    work_until_death(made, out, "BundleWriter._commit = die")
     run = conduct(made, out)
     assert results(made, out) == {"answer.1": LOST, "answer.1.r1": GOOD}
     torn = attempts(made, out)["answer.1"]

@@ -10,9 +10,8 @@ from suites import mission, plan, say
 
 from proofbox.cli import main
 from proofbox.errors import SuiteInvalid
-from proofbox.lab.run.conductor import find_run
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.run.plan import find_run, ledger_path
 
 PROCESS = {"process": {"command": ["/bin/sh", "-s"]}}
 

@@ -18,10 +18,10 @@ from proofbox.core.clock import SystemClock
 from proofbox.errors import WorkerLost
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.totals import final_attempts
-from proofbox.lab.run.conductor import Conductor, find_run
+from proofbox.lab.run.conductor import Conductor
 from proofbox.lab.run.crews.contract import EventForwarder
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.run.plan import find_run, ledger_path
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

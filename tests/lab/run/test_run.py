@@ -27,9 +27,9 @@ from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.attempt.artifacts import EXPECTED
 from proofbox.lab.run import conductor as run_module
-from proofbox.lab.run.conductor import Conductor, find_run
+from proofbox.lab.run.conductor import Conductor
 from proofbox.lab.run.ledger import Ended, Ledger
-from proofbox.lab.run.plan import Plan, ledger_path
+from proofbox.lab.run.plan import Plan, find_run, ledger_path
 from proofbox.lab.suite.harbor.task_tree import tree_sha256
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Final
 
 import msgspec
@@ -267,6 +266,8 @@ def _described(counters: StrategyCounters, problem: str) -> StrategyHealth:
 
 
 def _latency(values: list[float]) -> Latency | None:
+    from statistics import median  # a slow import, for few commands
+
     ordered = sorted(values)
     return Latency(round(median(ordered), 1), ordered[-(-len(ordered) * 95 // 100) - 1]) if ordered else None
 

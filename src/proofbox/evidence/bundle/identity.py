@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import sys
 from functools import cache, lru_cache
 from pathlib import Path
@@ -87,7 +86,9 @@ def is_alive(identity: dict[str, Any]) -> bool | None:
 @cache
 def world() -> dict[str, Any]:
     """Return the host, which results may depend on, and the recording tool."""
-    from importlib import metadata  # a slow import, needed only to write a bundle
+    # Slow imports, needed only to write a bundle.
+    import platform
+    from importlib import metadata
 
     try:
         version = metadata.version("proofbox")
@@ -121,7 +122,7 @@ def _host() -> str:
             continue
         if found:
             return _salted(found)
-    return _salted(platform.node())
+    return _salted(os.uname().nodename)
 
 
 def _salted(text: str) -> str:

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.documents import declare
 from proofbox.errors import UsageError
-from proofbox.evidence.bundle.log import BundleLog
 from proofbox.evidence.bundle.paths import is_artifact_path
 from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
+
+if TYPE_CHECKING:
+    from proofbox.evidence.bundle.log import BundleLog
 
 PATH = "schedule.jsonl"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,7 +15,6 @@ from proofbox.core.digest import sha256_file
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import ProofboxError, WorkerLost
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import outcome, tree
 from proofbox.lab.attempt.claims import Feedback
 from proofbox.lab.attempt.cleaning import encodable
@@ -35,17 +34,19 @@ from proofbox.lab.attempt.documents import (
     TornAttempt,
 )
 from proofbox.lab.attempt.expectations import UnmetCondition
-from proofbox.lab.attempt.final_tree import SharedBase, manifest_of
 from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
 from proofbox.lab.attempt.verifier import VerifierResult
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.suite.spec import Isolation, Mission, comparability
-from proofbox.workspace.model import Snapshot
-from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline.unified_diff import unified
-from proofbox.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from proofbox.evidence.bundle.writer import BundleWriter
+    from proofbox.lab.attempt.final_tree import SharedBase
+    from proofbox.workspace.model import Snapshot
+    from proofbox.workspace.store.objects import ObjectStore
+    from proofbox.workspace.workspace import Workspace
 
 ATTEMPT, PROMPT, RUNNER = "attempt.json", "prompt.txt", "runner.ref.json"
 FEEDBACK, REPORT = "feedback.json", "attempt.report.json"
@@ -247,6 +248,8 @@ def write_final(
     base: SharedBase | None = None,
 ) -> FinalSnapshot:
     """Write the agent's final tree. Return where it is stored, and how it differs from the tree that it was given."""
+    from proofbox.lab.attempt.final_tree import manifest_of  # readers of attempts need only the names of documents
+    from proofbox.workspace.timeline.unified_diff import unified
 
     def write(store: ObjectStore, old: bytes, new: bytes) -> dict[str, str]:
         bundle.write_json(tree.PATH, manifest_of(store, new, base))

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes
 from proofbox.errors import UsageError
 from proofbox.lab.attempt.claims import Feedback
-from proofbox.lab.attempt.final_tree import Find
 from proofbox.lab.suite.spec import CommandCondition, Expect, FileCondition, Mission
+
+if TYPE_CHECKING:
+    from proofbox.lab.attempt.final_tree import Find
 
 MATCHED_TEXT = 16 * 1024
 """The number of characters that a pattern is matched against, which bounds backtracking."""

@@ -32,10 +32,10 @@ from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.history import History
 from proofbox.workspace.timeline.new_tree import write_new
 from proofbox.workspace.tree import EMPTY_TREE, StoredEntry
-from proofbox.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from proofbox.lab.attempt.documents import AttemptRecord, FinalSnapshot
+    from proofbox.workspace.workspace import Workspace
 
 
 T = TypeVar("T")

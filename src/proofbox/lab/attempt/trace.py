@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,7 +36,6 @@ from proofbox.core.digest import sha256_hex
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import preview, printable
 from proofbox.evidence.bundle.log import BundleLog
-from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt.documents import (
     Durations,
     IntegrityFinding,
@@ -48,8 +47,10 @@ from proofbox.lab.attempt.documents import (
 )
 from proofbox.lab.attempt.expectations import ObservedCall
 from proofbox.lab.suite.spec import Budget
-from proofbox.workspace.timeline.unified_diff import unified
-from proofbox.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from proofbox.evidence.bundle.writer import BundleWriter
+    from proofbox.workspace.workspace import Workspace
 
 PREVIEW = 2048
 ACTIVITY = 80
@@ -280,6 +281,8 @@ class Trace:
         """Store what a step changed, and return the members of its entry that say where, or why it is not stored."""
         if step.snapshot_before == step.snapshot_after:
             return {}
+        from proofbox.workspace.timeline.unified_diff import unified  # readers of a trace compare no trees
+
         lines = self._workspace.compare(step.snapshot_before, step.snapshot_after, unified)
         text = "".join(f"{line.text}\n" for line in lines)
         data = self._redactor.redact(text).encode("utf-8", "replace")

@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
@@ -37,13 +37,12 @@ from proofbox.lab.suite.harbor.task_tree import tree_sha256
 from proofbox.lab.suite.spec import Verify, VerifyCommand
 from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.options import PolicyOptions
-from proofbox.sandbox.service import Sandboxes, Session
-from proofbox.workspace.scanning.stack import Stack
 from proofbox.workspace.search.globs import Glob
-from proofbox.workspace.store.objects import ObjectStore
-from proofbox.workspace.timeline.diff import differences
-from proofbox.workspace.timeline.restore import write_file
-from proofbox.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.service import Sandboxes, Session
+    from proofbox.workspace.scanning.stack import Stack
+    from proofbox.workspace.store.objects import ObjectStore
 
 KEPT = 16 << 10
 LINES, LINE = 10_000, 4096
@@ -101,6 +100,11 @@ def lay_out(
 
     `given` is the snapshot that the agent started from, `final` the one it left.
     """
+    # Readers of results need no workspace.
+    from proofbox.workspace.timeline.diff import differences
+    from proofbox.workspace.timeline.restore import write_file
+    from proofbox.workspace.workspace import Workspace
+
     protection = Protection(verify)
     laid_files = _OverlaidFiles(files)
     taken = [Glob(pattern) for pattern in verify.take]

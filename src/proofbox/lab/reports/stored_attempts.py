@@ -14,9 +14,8 @@ from proofbox.lab.attempt.adhoc.home import attempts_dir
 from proofbox.lab.reports.explain import evidence_problem
 from proofbox.lab.reports.results import attempt_by_evidence
 from proofbox.lab.reports.steps import load_attempt
-from proofbox.lab.run.conductor import find_run
 from proofbox.lab.run.ledger import Attempt, Ledger
-from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.run.plan import find_run, ledger_path
 
 
 class StoredAttempt(msgspec.Struct, frozen=True):

@@ -13,10 +13,9 @@ from proofbox.core.clock import SystemClock
 from proofbox.core.results import Document, ErrorBody
 from proofbox.errors import RunInterrupted
 from proofbox.evidence.bundle.paths import INDEX
-from proofbox.lab.run.conductor import find_run
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.placements import node_standings, placed_on
-from proofbox.lab.run.plan import count_refused, is_conducted, ledger_path
+from proofbox.lab.run.plan import count_refused, find_run, is_conducted, ledger_path
 
 
 class RunningAttempt(msgspec.Struct, frozen=True):

@@ -32,7 +32,6 @@ from proofbox.evidence.bundle.index import parse_index
 from proofbox.evidence.bundle.paths import INDEX, MAX_INDEX_BYTES, MAX_STATUS_BYTES, STATUS, read_bounded
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.evidence.bundle.status import parse_status
-from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents import outcome
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
@@ -162,6 +161,8 @@ def _commit(
     stopped: bool = False,
 ) -> None:
     """Commit what a worker left, without its verdict. Without a `cause`, the worker died, maybe while writing it."""
+    from proofbox.evidence.bundle.writer import BundleWriter  # readers of results write no bundle
+
     path = run_dir / attempt.path
     # If that document exists, an earlier conductor wrote the rest for the worker, and died as well.
     replaced = os.path.lexists(path / artifacts.TORN)

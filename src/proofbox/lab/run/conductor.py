@@ -35,7 +35,6 @@ from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.attempt.sharing import refuse_unshareable
 from proofbox.lab.attempt_metrics import count_health, health_of
-from proofbox.lab.campaign.layout import refuse_campaign
 from proofbox.lab.reports.summary import SUMMARY, summarize
 from proofbox.lab.run.closing import as_committed, close_altered, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
@@ -137,24 +136,6 @@ def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: C
         ledger.bound_lane(lane, limit)
     ledger.close()
     return path
-
-
-def find_run(place: Path, command: str = "proofbox attempt list") -> tuple[Path, str]:
-    """Return the output directory and the id of the run that `place` names by its directory, ledger or output.
-
-    Raises `RunUnknown`. If `place` is a campaign, the hint is the command with the run of one of its flows.
-    """
-    if place.name in ("", ".."):  # `.` or `..`
-        place = place.resolve()
-    if place.suffix == ".ledger":
-        return place.parent, place.stem
-    if ledger_path(place.parent, place.name).exists():
-        return place.parent, place.name
-    ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
-    if not ledgers:
-        refuse_campaign(place, command)
-        raise RunUnknown(f"no run at {place}", op="suite")
-    return place, ledgers[-1].stem
 
 
 class Conductor:

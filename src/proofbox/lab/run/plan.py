@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,17 +24,16 @@ from proofbox.core.parsing.untrusted_json import parse_json
 from proofbox.core.redaction.key_files import with_key_files
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.spec_files.text_files import Unreadable
-from proofbox.errors import CorruptError, ProofboxError, SuiteInvalid
-from proofbox.lab.attempt.context import RunContext
-from proofbox.lab.attempt.final_tree import share_base
-from proofbox.lab.attempt.sharing import SharedSession
-from proofbox.lab.run.fork_modes import ForkModes
+from proofbox.errors import CorruptError, ProofboxError, RunUnknown, SuiteInvalid
+from proofbox.lab.campaign.layout import refuse_campaign
 from proofbox.lab.run.ledger import Ledger, PlannedAttempt
-from proofbox.lab.run.template import Templates
 from proofbox.lab.suite.checks import LARGEST_PROMPT
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.reading import Suite, parse_suite
 from proofbox.lab.suite.spec import Isolation, Mission
+
+if TYPE_CHECKING:
+    from proofbox.lab.attempt.context import RunContext
 
 PLAN = "plan"
 WORK = ".work"
@@ -113,6 +112,24 @@ def ledger_path(out: Path, run_id: str) -> Path:
     return out / f"{run_id}{LEDGER_SUFFIX}"
 
 
+def find_run(place: Path, command: str = "proofbox attempt list") -> tuple[Path, str]:
+    """Return the output directory and the id of the run that `place` names by its directory, ledger or output.
+
+    Raises `RunUnknown`. If `place` is a campaign, the hint is the command with the run of one of its flows.
+    """
+    if place.name in ("", ".."):  # `.` or `..`
+        place = place.resolve()
+    if place.suffix == ".ledger":
+        return place.parent, place.stem
+    if ledger_path(place.parent, place.name).exists():
+        return place.parent, place.name
+    ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
+    if not ledgers:
+        refuse_campaign(place, command)
+        raise RunUnknown(f"no run at {place}", op="suite")
+    return place, ledgers[-1].stem
+
+
 def refused_dir(run_dir: Path) -> Path:
     """Return the directory with bundles from nodes whose attempts had been taken over. They do not count."""
     return Path(f"{run_dir}{REFUSED_SUFFIX}")
@@ -167,6 +184,13 @@ def run_context(
 
     `mounted`: attempts at large missions may be mounted over a template, whose manifest is in the run's bundle.
     """
+    # Readers of a plan run no attempts.
+    from proofbox.lab.attempt.context import RunContext
+    from proofbox.lab.attempt.final_tree import share_base
+    from proofbox.lab.attempt.sharing import SharedSession
+    from proofbox.lab.run.fork_modes import ForkModes
+    from proofbox.lab.run.template import Templates
+
     clock = clock or SystemClock()
     out = out.absolute()
     suite = plan.suite()

@@ -38,10 +38,10 @@ from proofbox.lab.attempt.sharing import refuse_to_share
 from proofbox.lab.reports.results import RunResults, read_run
 from proofbox.lab.reports.suite_run import SuiteRun, facts_of
 from proofbox.lab.reports.totals import Totals, final_attempts, totals
-from proofbox.lab.run.conductor import Conductor, create_run, find_run, refuse_to_share_on
+from proofbox.lab.run.conductor import Conductor, create_run, refuse_to_share_on
 from proofbox.lab.run.events import OnSuiteEvent, SuiteEvent
 from proofbox.lab.run.ledger import Ledger
-from proofbox.lab.run.plan import Plan, count_refused, is_conducted, ledger_path, refused_dir
+from proofbox.lab.run.plan import Plan, count_refused, find_run, is_conducted, ledger_path, refused_dir
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import check_provider
 from proofbox.lab.suite.spec import Isolation, verifiers_of

@@ -5,7 +5,6 @@ An attempt with an unknown provider or an invalid script would otherwise end as 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -111,6 +110,8 @@ def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: P
     found = None if mission.workspace is None else files.find(mission.workspace)
     if mission.workspace is None or found is None or found.outside or not found.real.is_file():
         return
+    import tempfile  # few missions have an archive
+
     with tempfile.TemporaryDirectory(prefix="proofbox-lint-", ignore_cleanup_errors=True) as scratch:
         try:
             with files.opened(found) as archive:

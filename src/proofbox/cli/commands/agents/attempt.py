@@ -147,9 +147,8 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 @contextmanager
 def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path]]:
     """Open the ledger of a run, and yield it with the run's directory."""
-    from proofbox.lab.run.conductor import find_run
     from proofbox.lab.run.ledger import Ledger
-    from proofbox.lab.run.plan import ledger_path
+    from proofbox.lab.run.plan import find_run, ledger_path
 
     out, run_id = find_run(run)
     with Ledger(ledger_path(out, run_id), read_only=read_only) as ledger:
