@@ -154,3 +154,21 @@ def test_equal_documents_are_parsed_once_and_wrong_ones_are_refused_each_time(tm
     (run.path / "attempts/a/result.json").write_text("changed")
     with pytest.raises(BundleCorrupt, match="has changed"):
         bundle.nested["attempts/a"].read_as("result.json", parse)
+
+
+def test_little_content_waits_in_memory_to_be_visited(tmp_path: Path) -> None:
+    names = [f"attempts/{number:02}" for number in range(60)]
+    with BundleWriter.create(tmp_path) as run:
+        for name in names:
+            with run.nested(name) as inner:
+                inner.write_bytes("output.txt", name.encode() * 10_000)
+    visited, sizes = list[str](), list[int]()
+
+    def visit(outer: BundleCheck, place: str, inner: BundleCheck) -> None:
+        assert as_bundle(inner).read_bytes("output.txt") == place.encode() * 10_000
+        visited.append(place)
+        sizes.append(sum(len(data) for each in outer.nested.values() for data in each.contents.values()))
+
+    load_visiting(run.path, visit)
+    assert visited == names
+    assert 2_000_000 < max(sizes) < 5_000_000  # of more than six million bytes

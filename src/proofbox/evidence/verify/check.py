@@ -234,12 +234,21 @@ def _check(
     if nested and not depth:
         bundle.found("inconsistent", min(nested.values()), f"bundles are nested deeper than {MAX_NESTING}")
     visit = scope.visit if depth == MAX_NESTING else None
+    waiting: list[tuple[str, BundleCheck]] = []
+    size = 0
     for path, place in inside.items():
         inner = _check(directory.nested(place), scope, depth - 1, listed_base, visited=visit is not None)
         inner.parsed = bundle.parsed
-        if _add_nested(bundle, listed[path], place, inner) and visit is not None:
-            visit(bundle, place, inner)
-        inner.contents.clear()
+        if not _add_nested(bundle, listed[path], place, inner) or visit is None:
+            inner.contents.clear()
+            continue
+        waiting.append((place, inner))
+        size += inner.checked.bytes
+        if size > _SMALL_FILES:
+            _visit(bundle, waiting, visit)
+            size = 0
+    if visit is not None:
+        _visit(bundle, waiting, visit)
     if schedule is not None:
         _check_schedule(bundle, bundle.index, schedule, problem)
     if scope.chains:
@@ -247,6 +256,14 @@ def _check(
     if not visited:
         bundle.contents.clear()
     return bundle
+
+
+def _visit(bundle: BundleCheck, waiting: list[tuple[str, BundleCheck]], visit: Visit) -> None:
+    """Visit nested bundles, and drop their content."""
+    for place, inner in waiting:
+        visit(bundle, place, inner)
+        inner.contents.clear()
+    waiting.clear()
 
 
 def _add_nested(bundle: BundleCheck, listed: Artifact, place: str, inner: BundleCheck) -> bool:
@@ -321,7 +338,10 @@ _PARSED_DIFFERS = "digest_mismatch", "the parsed bytes differ from the committed
 _SMALL_FILE = 1 << 18
 """Maximum size of a file that each thread reads at once."""
 _SMALL_FILES = 1 << 22
-"""Maximum size of the artifacts of one bundle that are kept in memory, so that they are read once."""
+"""Maximum size of the artifacts of one bundle that are kept in memory, so that they are read once.
+
+Bundles of together as much are visited one after the other: the processor then runs the same code many times in a row.
+"""
 
 
 def _check_files(bundle: BundleCheck, files: Sequence[Artifact], scope: _Scope, *, keep: bool) -> set[str]:
