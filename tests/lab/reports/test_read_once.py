@@ -52,7 +52,7 @@ def test_each_file_of_an_attempt_is_opened_once(run: Path, reader: str, monkeypa
 
 RUNNING = ["asyncio", "importlib.metadata", "ssl", "proofbox.agents.runtimes.scripted.runtime"]
 RUNNING += ["proofbox.lab.suite.harbor.tasks", "proofbox.sandbox.conformance"]
-CONDUCTING = ["anyio", "platform", "statistics", "tempfile", "proofbox.evidence.bundle.writer"]
+CONDUCTING = ["anyio", "platform", "statistics", "subprocess", "tempfile", "zipfile", "proofbox.evidence.bundle.writer"]
 CONDUCTING += ["proofbox.lab.run.conductor", "proofbox.sandbox.service", "proofbox.workspace.workspace"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -100,5 +99,7 @@ def single_errors(error: BaseException) -> Iterator[BaseException]:
 
 def _place(error: BaseException) -> dict[str, str]:
     """Return where the error was raised, for bug reports."""
+    import traceback  # for unexpected errors
+
     frames = traceback.extract_tb(error.__traceback__)
     return {"raised_at": f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"} if frames else {}

@@ -16,7 +16,6 @@ from proofbox.agents.registry import installed
 from proofbox.agents.runtimes.scripted.script import ScriptStep, step_problem
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.allowlist import parse_network
-from proofbox.core.archives.unpack import ArchiveRefused, unpack
 from proofbox.core.nearest import nearest
 from proofbox.core.spec_files.positions import Path
 from proofbox.core.spec_files.problems import Problems
@@ -110,7 +109,10 @@ def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: P
     found = None if mission.workspace is None else files.find(mission.workspace)
     if mission.workspace is None or found is None or found.outside or not found.real.is_file():
         return
-    import tempfile  # few missions have an archive
+    # Few missions have an archive.
+    import tempfile
+
+    from proofbox.core.archives.unpack import ArchiveRefused, unpack
 
     with tempfile.TemporaryDirectory(prefix="proofbox-lint-", ignore_cleanup_errors=True) as scratch:
         try:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proofbox.core.files.programs import is_inside, is_planted, locate_program
 from proofbox.core.interpreter import script_child
 from proofbox.errors import ToolError
 from proofbox.workspace.search.dialect import SearchPattern
+
+if TYPE_CHECKING:
+    import subprocess
 
 _WORKER = Path(__file__).with_name("worker.py")
 _RIPGREP = (
@@ -101,6 +103,8 @@ class RipgrepEngine:
         text: bytes = b"",
         files: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[bytes]:
+        import subprocess  # a slow import, and most commands search nothing
+
         try:
             return subprocess.run(
                 [self._program, *_RIPGREP, f"--regexp={pattern.rust}", *options],
@@ -125,6 +129,8 @@ class PythonEngine:
         return None
 
     def lines(self, pattern: SearchPattern, text: bytes, most: int, seconds: float) -> list[int]:
+        import subprocess
+
         head = f"{most} {pattern.python}\n".encode("ascii")
         child = script_child(_WORKER)
         try:
