@@ -37,7 +37,6 @@ from proofbox.lab.attempt.sharing import refuse_unshareable
 from proofbox.lab.attempt_metrics import count_health, health_of
 from proofbox.lab.reports.summary import SUMMARY, summarize
 from proofbox.lab.run.closing import as_committed, close_altered, close_torn
-from proofbox.lab.run.concurrency import bounds_of, lanes_of
 from proofbox.lab.run.crews.contract import Crew, EventForwarder, OnEvent
 from proofbox.lab.run.crews.local import LocalCrew
 from proofbox.lab.run.events import RunStarted
@@ -113,6 +112,8 @@ def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | Non
 
 
 def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: Clock | None) -> Path:
+    from proofbox.lab.run.concurrency import bounds_of, lanes_of  # a planned run has its lanes
+
     work = (out / WORK / plan.run_id).absolute()
     try:
         work.mkdir(parents=True)

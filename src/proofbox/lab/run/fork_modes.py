@@ -16,10 +16,8 @@ from proofbox.core.files.atomic import create_only
 from proofbox.core.files.nofollow import opened_directory
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import ProofboxError, SetupFailed
-from proofbox.lab.attempt.mission_box import PROVIDER, requested_options
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Mission
-from proofbox.sandbox.opening import BoxOpener
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 from proofbox.workspace.scanning.stack import Stack, has_private_mounts
 from proofbox.workspace.scanning.writeback import protects_on_writeback
@@ -57,6 +55,10 @@ def overlay_obstacle(
     mission: Mission, given: Path, settings: Settings, provider: str | None, *, shared: bool = False
 ) -> str:
     """Return why attempts at a mission can't be mounted over its files; empty if they can."""
+    # A template that exists has its mode.
+    from proofbox.lab.attempt.mission_box import PROVIDER, requested_options
+    from proofbox.sandbox.opening import BoxOpener
+
     if not has_private_mounts():
         return "only root can give a worker a private mount namespace"
     if shared:

@@ -21,7 +21,6 @@ from proofbox.core.files.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
 from proofbox.lab.attempt.final_tree import SharedBase
 from proofbox.lab.run.fork_modes import OVERLAY, ForkModes
-from proofbox.sandbox.containers.image_files import copy_from_image
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
@@ -204,6 +203,8 @@ def fill(source: TemplateSource, dest: Path) -> None:
     remove_tree(making)
     making.parent.mkdir(parents=True, exist_ok=True)
     if source.image is not None:
+        from proofbox.sandbox.containers.image_files import copy_from_image  # few missions start from an image
+
         copy_from_image(*source.image, making)
     _fill(source, making)
     over = OverlayWriter(making)
