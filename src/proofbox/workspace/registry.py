@@ -224,6 +224,21 @@ def stores_of(run: Path) -> set[str]:
     return found
 
 
+def forget_workspaces(work: Path, run: Path) -> set[str]:
+    """Unregister the templates and the workspaces of killed attempts in a work directory; return their stores.
+
+    The stores hold what attempts left, and stay. They now belong to the run.
+    """
+    # A received run may have a link in this place. The workspaces behind it do not belong to the run.
+    is_link = work.is_symlink() or work.parent.is_symlink()
+    found = [] if is_link else registered_below(work)
+    for each in found:
+        assign_store(each.store, run)
+        forget(each)
+    sweep()
+    return {each.store for each in found}
+
+
 def drop_store(store_id: str) -> list[LeftoverPath]:
     """Remove a store unless a workspace still uses it. Return the paths that could not be removed.
 

@@ -30,10 +30,11 @@ from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 from proofbox.lab.run.running import load_run
-from proofbox.lab.run.template import FORKS_OF_A_STORE, GIVEN, MAX_IDLE, Templates, forget_workspaces
+from proofbox.lab.run.template import FORKS_OF_A_STORE, GIVEN, MAX_IDLE, Templates
 from proofbox.lab.suite.reading import pinned_name
 from proofbox.sandbox.conformance.context import command_line, processes_with
 from proofbox.workspace import registry
+from proofbox.workspace.registry import forget_workspaces
 from proofbox.workspace.workspace import Workspace
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}

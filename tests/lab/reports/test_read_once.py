@@ -50,11 +50,11 @@ def test_each_file_of_an_attempt_is_opened_once(run: Path, reader: str, monkeypa
     assert opened["run: schedule.jsonl"] == 2  # its digest is compared, and then its entries and its chain are read
 
 
-RUNNING = ["asyncio", "importlib.metadata", "platform", "ssl", "statistics", "tempfile"]
+RUNNING = ["asyncio", "importlib.metadata", "platform", "ssl", "statistics", "tempfile", "zipfile"]
 RUNNING += ["proofbox.agents.runtimes.scripted.runtime", "proofbox.lab.suite.harbor.tasks"]
 RUNNING += ["proofbox.sandbox.conformance", "proofbox.sandbox.containers.image_files", "proofbox.sandbox.service"]
-CONDUCTING = ["anyio", "subprocess", "zipfile", "proofbox.evidence.bundle.writer"]
-CONDUCTING += ["proofbox.lab.run.conductor", "proofbox.workspace.workspace"]
+RUNNING += ["proofbox.workspace.workspace"]
+CONDUCTING = ["anyio", "subprocess", "proofbox.evidence.bundle.writer", "proofbox.lab.run.conductor"]
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.bundle.repair import reindex_repair
 from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.lab.reports.validation import validate
-from proofbox.lab.run import conductor as run_module
 from proofbox.lab.run import retention
 from proofbox.lab.run.conductor import Conductor
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 from proofbox.lab.run.retention import RetentionRules, collect, survey
+from proofbox.lab.suite import pinning
 from proofbox.lab.suite.pinning import pin
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace import registry
@@ -248,7 +248,7 @@ def test_run_being_planned_is_not_removed(tmp_path: Path, monkeypatch: pytest.Mo
         return pin(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "pin", planning)
+        patch.setattr(pinning, "pin", planning)
         made = plan(SUITE, out, tmp_path)
     ((freed, (work,)),) = found
     assert (freed, work.free, work.reason) == (0, False, "in use by a process")
@@ -443,7 +443,7 @@ def test_a_plan_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: object) -> dict[str, str]:
         raise OSError(errno.ENOSPC, "the disk is full")
 
-    monkeypatch.setattr(run_module, "pin", fail)
+    monkeypatch.setattr(pinning, "pin", fail)
     with pytest.raises(OSError, match="full"):
         plan(SUITE, tmp_path / "out", tmp_path)
     assert [path.name for path in (tmp_path / "out").rglob("*")] == [".work"]

@@ -58,15 +58,14 @@ from proofbox.lab.run.plan import (
     redactor_of,
     refuse_secrets,
 )
-from proofbox.lab.run.template import GIVEN, altered_missions, fill, forget_workspaces
 from proofbox.lab.run.waiting import WaitReporter
 from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.runnable import refuse_idle
 from proofbox.lab.suite.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.suite.spec import Isolation
 from proofbox.lab.suite.widening import require_consent
+from proofbox.workspace.registry import forget_workspaces
 
 CONDUCTOR = "conductor"
 MAX_LOST = 3
@@ -112,7 +111,10 @@ def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | Non
 
 
 def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: Clock | None) -> Path:
-    from proofbox.lab.run.concurrency import bounds_of, lanes_of  # a planned run has its lanes
+    # A planned run has its lanes, templates and files.
+    from proofbox.lab.run.concurrency import bounds_of, lanes_of
+    from proofbox.lab.run.template import GIVEN, fill
+    from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
 
     work = (out / WORK / plan.run_id).absolute()
     try:
@@ -328,6 +330,8 @@ class Conductor:
 
     def _close_altered(self) -> None:
         """Fail the attempts that were mounted over a template that has changed since."""
+        from proofbox.lab.run.template import altered_missions  # not for a committed run
+
         altered = altered_missions(self._out / WORK / self._run_id / TEMPLATES)
         for attempt in self._ledger.attempts():
             if attempt.mission not in altered or attempt.result is None or attempt.result.infra is not None:

@@ -30,7 +30,6 @@ from proofbox.evidence.bundle.paths import INDEX, list_runs
 from proofbox.lab.attempt.adhoc.home import HOME_SUFFIX, attempts_dir
 from proofbox.lab.run.plan import REFUSED_SUFFIX, WORK, conductor_lock, ledger_path
 from proofbox.lab.run.resources import size_of
-from proofbox.lab.run.template import forget_workspaces
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.scratch import abandoned_scratch
 from proofbox.sandbox.images.unused_files import engine_copies, image_files, signed_interpreters
@@ -201,7 +200,7 @@ def _collect_engine_image(item: RetentionItem) -> RetentionItem:
 def _remove_work(path: Path) -> str:
     """Remove a work directory, and its stores if the run itself no longer exists."""
     out = path.parent.parent
-    stores = forget_workspaces(path, out / path.name)
+    stores = registry.forget_workspaces(path, out / path.name)
     gone = not ledger_path(out, path.name).exists() and not (out / path.name).exists()
     left = _drop(stores) if gone else ""
     return _remove(path) or left
@@ -214,7 +213,7 @@ def _drop(stores: set[str]) -> str:
 
 def remove_run(path: Path) -> str:
     """Remove a run with its stores and its ledger. Return what could not be removed, and why."""
-    forget_workspaces(path.parent / WORK / path.name, path)
+    registry.forget_workspaces(path.parent / WORK / path.name, path)
     in_store = _drop(registry.stores_of(path))
     # The evidence first: a ledger without its run reports that, but a run without its ledger would look complete.
     left = _remove(path)

@@ -22,7 +22,6 @@ from proofbox.errors import SuiteInvalid, WorkspaceError
 from proofbox.lab.attempt.final_tree import SharedBase
 from proofbox.lab.run.fork_modes import OVERLAY, ForkModes
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
-from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
 GIVEN = "given"
@@ -180,21 +179,6 @@ def _is_as_given(lower: Path) -> bool:
     except (OSError, WorkspaceError):
         return False
     return found.id == lower.read_text() and not found.skipped and not found.unstable
-
-
-def forget_workspaces(work: Path, run: Path) -> set[str]:
-    """Unregister the templates and the workspaces of killed attempts in a work directory; return their stores.
-
-    The stores hold what attempts left, and stay. They now belong to the run.
-    """
-    # A received run may have a link in this place. The workspaces behind it do not belong to the run.
-    is_link = work.is_symlink() or work.parent.is_symlink()
-    found = [] if is_link else registry.registered_below(work)
-    for each in found:
-        registry.assign_store(each.store, run)
-        registry.forget(each)
-    registry.sweep()
-    return {each.store for each in found}
 
 
 def fill(source: TemplateSource, dest: Path) -> None:
