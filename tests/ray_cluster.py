@@ -32,6 +32,11 @@ class RayCluster(NamedTuple):
     place: Path
     process: subprocess.Popen[str]
 
+    @property
+    def worker_places(self) -> Path:
+        """The directory for all workers on its nodes. It is not the tests' own, where any `gc` removes what is left."""
+        return self.place / "tmp" / f"proofbox-nodes-{os.getuid()}"
+
     def command(self, line: str) -> None:
         """Give the cluster a command, and wait until it is done."""
         assert self.process.stdin is not None
@@ -61,7 +66,8 @@ def _start(nodes: int, cpus: int) -> RayCluster:
     # In /tmp, because paths of sockets are limited to 107 bytes.
     place = Path(tempfile.mkdtemp(prefix="r-", dir="/tmp"))
     token = secrets.token_hex(32)
-    env = {**os.environ, "RAY_TMPDIR": str(place), "RAY_USAGE_STATS_ENABLED": "0"}
+    (place / "tmp").mkdir()
+    env = {**os.environ, "TMPDIR": str(place / "tmp"), "RAY_TMPDIR": str(place), "RAY_USAGE_STATS_ENABLED": "0"}
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, **NO_SPARE_WORKERS}
     argv = [sys.executable, __file__, str(nodes), str(cpus)]
     process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -414,7 +414,7 @@ def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cl
     for line in run.stdout:
         if json.loads(line)["event"] == "running":
             break
-    place = Path(os.environ["TMPDIR"]) / f"proofbox-nodes-{os.getuid()}"
+    place = cluster.worker_places
     assert list(place.iterdir())
     assert worker_processes(cluster.token)
     os.killpg(run.pid, signal.SIGINT)
@@ -426,7 +426,7 @@ def test_interrupt_leaves_no_process_and_no_file_on_the_nodes(tmp_path: Path, cl
 
 
 def test_gc_removes_what_a_killed_worker_left_on_a_node(tmp_path: Path, cluster: RayCluster) -> None:
-    left = Path(os.environ["TMPDIR"]) / f"proofbox-nodes-{os.getuid()}" / "run-1.worker-1"
+    left = cluster.worker_places / "run-1.worker-1"
     left.parent.mkdir(mode=0o700)
     left.mkdir()
     (left / "data").write_bytes(b"0" * 10_000)
