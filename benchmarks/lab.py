@@ -46,7 +46,7 @@ CHILD_SUBREAPER = 36
 MAX_MEMORY_MB = 200
 FLAT = 1.1
 LARGE, EVIDENCE = 4.0, 1.2
-READERS = {"verify": 2.0, "report": 2.0, "validate": 2.7, "attempt list": 2.1, "suite resume": 2.2, "gc": 1.2}
+READERS = {"verify": 2.0, "report": 2.0, "validate": 2.7, "attempt list": 2.1, "suite resume": 2.4, "gc": 1.2}
 """The maximum ratio of each command's CPU time on a run to that of `READ`."""
 READ_ROUNDS = 5
 READ = """
