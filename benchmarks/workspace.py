@@ -44,7 +44,7 @@ IN_DIRECTORY = 20
 LIVE = {10_000: 10.0, 100_000: 20.0}
 MEMORY_MB = 150
 # `create_files` itself is only 2.5 to 4 times as fast as `cp -a`, so a fork can't be five times as fast.
-LEAST_FORK, LEAST_OF_FLOOR = 1.2, 0.5
+LEAST_FORK, LEAST_OF_FLOOR = 2.0, 0.5
 WORDS = [f"word{number}" for number in range(1000)]
 
 
