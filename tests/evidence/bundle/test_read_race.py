@@ -146,7 +146,7 @@ def test_equal_documents_are_parsed_once_and_wrong_ones_are_refused_each_time(tm
             read[place] = bundle.read_as("result.json", parse)
         except ValueError as error:
             read[place] = str(error)
-        assert bundle.read_as("result.json", len) == 1  # another function has results of its own
+        assert bundle.read_as("result.json", len) == 1  # results of another function are kept apart
 
     bundle = load_visiting(run.path, visit)
     assert read == {f"attempts/{name}": "wrong" if name in "ce" else (output,) for name, output in outputs.items()}

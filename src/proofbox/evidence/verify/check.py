@@ -340,7 +340,8 @@ _SMALL_FILE = 1 << 18
 _SMALL_FILES = 1 << 22
 """Maximum size of the artifacts of one bundle that are kept in memory, so that they are read once.
 
-Bundles of together as much are visited one after the other: the processor then runs the same code many times in a row.
+Nested bundles wait until they exceed it together, and are then visited one after the other: the processor runs the same
+code many times in a row.
 """
 
 
