@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proofbox.cli.commands.setup.contract import ContractDocument
+from proofbox.cli.schemas import OMITTED
 
 ERROR = "proofbox.error/1"
 OPENING = """# Schemas
@@ -17,7 +18,8 @@ refuses a version that it does not know; `docs/schema-versions.md` says when a v
 are read. As JSON Schema they are in `proofbox contract --json`, under `schemas` and
 `stored`.
 
-In the tables, *?* marks a member that may be absent. `sha256` is 64 lower-case hexadecimal digits, *time* is RFC 3339
+In the tables, *?* marks a member that may be absent; a member with a default value then has that one (null, false, 0,
+or empty, unless the JSON Schema says otherwise). `sha256` is 64 lower-case hexadecimal digits, *time* is RFC 3339
 in UTC. Where a stored document is: CONFIG, STATE and CACHE are `$XDG_CONFIG_HOME/proofbox` (`~/.config/proofbox`),
 `$XDG_STATE_HOME/proofbox` (`~/.local/state/proofbox`) and `$XDG_CACHE_HOME/proofbox` (`~/.cache/proofbox`); OUT is
 what `--out` names, RUN is `OUT/<run_id>`, BUNDLE the directory of any bundle, PROJECT a project's.
@@ -102,9 +104,10 @@ class Parts:
     def _rows(self, schema: Schema, definitions: Schema, prefix: str = "") -> Iterator[str]:
         required = set(schema.get("required", ()))
         for name, inner in schema["properties"].items():
-            # Members with a default are always written; others may be absent.
-            absent = "" if name in required or "default" in inner or "const" in inner else "?"
             meaning = _line(inner.get("description", ""))
+            # Members with a default are written, unless the schema says otherwise; others may be absent.
+            written = name in required or "const" in inner or ("default" in inner and not meaning.endswith(OMITTED))
+            absent, meaning = "" if written else "?", meaning.removesuffix(OMITTED).rstrip()
             yield f"| `{prefix}{name}`{absent} | {self._type(inner, definitions)} | {meaning} |"
             yield from self._inside(inner, definitions, f"{prefix}{name}")
 

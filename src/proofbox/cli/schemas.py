@@ -40,6 +40,8 @@ LOADED_LATE = (
     ),
 )
 """Modules that declare documents but are loaded by no command, only when an agent runs or a bundle is written."""
+OMITTED = "May be absent."
+"""The end of the description of a member that is absent if it has its default value."""
 _EXAMPLE = re.compile(r"\n\nFor example:\n(\n {4}.*)+")
 
 
@@ -82,6 +84,10 @@ def json_schema(shape: Any) -> dict[str, Any]:
         for name, meaning in {**NOUNS, **meanings(kind)}.items():
             if name in described:
                 described[name] = {**described[name], "description": meaning}
+        if issubclass(kind, msgspec.Struct) and kind.__struct_config__.omit_defaults:
+            for member in described.values():
+                if "default" in member:
+                    member["description"] = f"{member.get('description', '')} {OMITTED}".lstrip()
     top = refs[0] if len(refs) == 1 else {"anyOf": list(refs)}
     found: dict[str, Any] = _tidied({**top, "$defs": dict(sorted(definitions.items()))})
     return found
