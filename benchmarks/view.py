@@ -71,7 +71,7 @@ def write_attempt(out: Path, events: int, size: int) -> None:
     output = (line * (size // len(line) + 1))[:size]
     digest = sha256_hex(output)
     with BundleWriter.create(out, run_id="attempt-large") as bundle:
-        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "large", "states": []})
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/2", "attempt_id": "large", "states": []})
         bundle.write_bytes(f"outputs/{digest}.txt", output)
         with bundle.open_log("events.jsonl") as log, bundle.open_log("steps.jsonl") as steps:
             for n in range(events):
@@ -125,12 +125,12 @@ def write_result(run: BundleWriter, run_id: str, number: int) -> str:
     passed = result(number)["verified"]
     with run.nested(f"attempts/{id}.e1", run_id=bundle_id(run_id, id)) as bundle:
         named = {"attempt_id": id, "mission_id": f"mission-{number % 1000}", "replicate": number // 1000}
-        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", **named, "parent": None})
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/2", **named, "parent": None})
         outcome = Outcome(Verdict("passed", "agent", "claim"), Verdict(passed, "v", "c"), Verdict("ok", "p", "s"))
         bundle.write_json("outcome.json", outcome.as_json())
         figures = {"tokens": {}, "tool_calls": number % 9, "turn_ms": number % 5000}
         report = {"attempt_id": id, "retry_after": None, **figures, **result(number)}
-        bundle.write_json("attempt.report.json", {"schema_version": "proofbox.attempt_report/1", **report})
+        bundle.write_json("attempt.report.json", {"schema_version": "proofbox.attempt_report/2", **report})
     return index_sha256(bundle.path)
 
 

@@ -85,7 +85,7 @@ NOT_LEFT = {
     "proofbox.annotation/1": "notes of a person; tests/viewer/test_annotations.py",
     "proofbox.embedded_evidence/1": "inside an HTML file; tests/viewer/test_export.py",
     "proofbox.runtime_measurement/1": "of scripts/bench runtimes; tests/agents/health/test_recommendation.py",
-    "proofbox.attempt_cleanup/1": "only with cleanup commands; tests/lab/attempt/test_hooks.py",
+    "proofbox.attempt_cleanup/2": "only with cleanup commands; tests/lab/attempt/test_hooks.py",
     "proofbox.tree_manifest/2": "only with a mounted template; tests/evidence/documents/test_base_tree.py",
     "proofbox.claude_thread/1": "only with Claude Code; tests/agents/runtimes/test_claude_live.py",
     "proofbox.chain/1": "members of every line of a log: checked with it",
@@ -323,8 +323,8 @@ def test_stored_documents_match_their_schemas(story: Story) -> None:
         if name == "events.jsonl":
             entry = dict(document["event"] if isinstance(document["event"], dict) else document)
             entry["seq"] = entry.pop("number", entry.get("seq"))
-        elif name == "steps.jsonl":  # of a trial: like `proofbox.step/1`, without the schema member
-            name, entry = "proofbox.step/1", {"schema_version": "proofbox.step/1", "attempt": "", **document}
+        elif name == "steps.jsonl":  # of a trial: like `proofbox.step/2`, without the schema member
+            name, entry = "proofbox.step/2", {"schema_version": "proofbox.step/2", "attempt": "", **document}
         seen.add(name)
         wrong.setdefault(name, []).extend(complaints(stored[name].json_schema, entry))
     assert not {name: found[:3] for name, found in wrong.items() if found}

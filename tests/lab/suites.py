@@ -11,18 +11,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from proofbox.agents.events import Event
 from proofbox.agents.fakemodel import FakeModel
 from proofbox.agents.fakemodel.script import ResponseRule
 from proofbox.core.ids import IdSource
+from proofbox.lab.attempt.artifacts import ATTEMPT, REPORT
+from proofbox.lab.attempt.documents import AttemptRecord, AttemptReport, StepEntry, ToolCallEntry
+from proofbox.lab.attempt.reward import Reward
+from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
 from proofbox.lab.run.conductor import Conductor, create_run
 from proofbox.lab.run.crews import local
 from proofbox.lab.run.crews.contract import OnEvent
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
 
+KINDS: dict[str, Any] = {
+    ATTEMPT: AttemptRecord,
+    REPORT: AttemptReport,
+    CALLS: ToolCallEntry,
+    STEPS: StepEntry,
+    EVENTS: Event,
+}
 HEAD = '[suite]\nid = "test"\n'
 DIES_AT_FIRST = """
 real = worker.run_attempt
@@ -136,9 +149,26 @@ def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]
 
 
 def document(out: Path, made: Plan, attempt: Attempt, name: str) -> Any:
-    return json.loads((out / made.run_id / attempt.path / name).read_bytes())
+    """Return a document of an attempt, with the members that are absent because they have their default value."""
+    return _with_defaults(name, json.loads((out / made.run_id / attempt.path / name).read_bytes()))
 
 
 def lines(out: Path, made: Plan, attempt: Attempt, name: str) -> list[dict[str, Any]]:
+    """Return the entries of a log of an attempt, with the members that are absent."""
     text = (out / made.run_id / attempt.path / name).read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return [_with_defaults(name, json.loads(line)) for line in text.splitlines()]
+
+
+def _with_defaults(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {**found, **_members(msgspec.convert(found, KINDS[name]))} if name in KINDS else found
+
+
+def _members(value: Any) -> Any:
+    if isinstance(value, Reward):
+        return msgspec.to_builtins(value)  # it states only what was written
+    if isinstance(value, msgspec.Struct):
+        stated = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {name: _members(each) for name, each in stated.items() if each is not msgspec.UNSET}
+    if isinstance(value, dict):
+        return {name: _members(each) for name, each in value.items()}
+    return [*map(_members, value)] if isinstance(value, list | tuple) else value

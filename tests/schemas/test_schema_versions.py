@@ -198,7 +198,7 @@ READERS: dict[str, Callable[[bytes, Path], object]] = {
     **{
         name: in_bundle(name)
         for name in (
-            *("proofbox.attempt/1", "proofbox.attempt_report/1", "proofbox.feedback/1"),
+            *("proofbox.attempt/2", "proofbox.attempt_report/2", "proofbox.feedback/1"),
             *("proofbox.plan_manifest/1", "proofbox.runtime_results/1"),
         )
     },
@@ -220,13 +220,13 @@ NOT_READ = {
         ("proofbox.delivery_answer/1", "proofbox.delivery_record/1", "proofbox.delivery_request/1"), "only written"
     ),
     **dict.fromkeys(
-        ("proofbox.effect/1", "proofbox.model_exchange/1", "proofbox.step/1", "proofbox.tool_call/1"), "lines of a log"
+        ("proofbox.effect/1", "proofbox.model_exchange/1", "proofbox.step/2", "proofbox.tool_call/2"), "lines of a log"
     ),
     "proofbox.run_summary/1": "derived from the attempts and compared; another version is not compared",
     "proofbox.suite/1": "written by people, without a version",
     "proofbox.campaign/1": "written by people, without a version",
     "proofbox.campaign_regrade/1": "only written",
-    "proofbox.attempt_cleanup/1": "only its code is read, and counted",
+    "proofbox.attempt_cleanup/2": "only its code is read, and counted",
     **dict.fromkeys(
         ("proofbox.campaign_results/1", "proofbox.campaign_runs/1"),
         "derived from the runs and compared as a whole",

@@ -33,7 +33,7 @@ in_browser = pytest.mark.needs("bubblewrap", "chromium")
 
 def attempt(out: Path, output: bytes = b"hello\n") -> Path:
     with BundleWriter.create(out, run_id="attempt-1") as made:
-        made.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "a", "states": []})
+        made.write_json("attempt.json", {"schema_version": "proofbox.attempt/2", "attempt_id": "a", "states": []})
         made.write_bytes("prompt.txt", output)
         with made.open_log("events.jsonl") as log:
             log.append({"event": "message", "text": "<b>hi</b>", "at_ms": 1})

@@ -152,7 +152,7 @@ def test_outputs_and_steps_are_joined_by_occurrence_of_their_id(tmp_path: Path, 
 @pytest.mark.parametrize(("name", "command"), [("a b; id", "verify '{}'"), ("run-1\ntouch x\n", ""), ("a\x1b[2J", "")])
 def test_command_to_copy_is_quoted_and_has_one_visible_line(tmp_path: Path, name: str, command: str) -> None:
     with BundleWriter.create(tmp_path, run_id="run-1") as made:
-        made.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "a", "states": []})
+        made.write_json("attempt.json", {"schema_version": "proofbox.attempt/2", "attempt_id": "a", "states": []})
     place = made.path.rename(tmp_path / name)
     page = attempt_page(open_evidence(place))
     copied = [html.unescape(each) for each in re.findall('data-copy="([^"]*)"', page)]

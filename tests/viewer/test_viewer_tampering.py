@@ -43,7 +43,7 @@ def run(out: Path) -> Path:
         schedule.started("a.1")
         with made.nested(PATH, run_id=bundle_id("run-1", "a.1")) as inner:
             named = {"attempt_id": "a.1", "mission_id": "a", "replicate": 1, "parent": None, "states": []}
-            inner.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", **named})
+            inner.write_json("attempt.json", {"schema_version": "proofbox.attempt/2", **named})
             verdicts = Verdict("passed", "agent", "claim"), Verdict("passed", "v", "c"), Verdict("ok", "p", "s")
             inner.write_json("outcome.json", Outcome(*verdicts).as_json())
             report = {
@@ -54,7 +54,7 @@ def run(out: Path) -> Path:
                 "strategy": "scripted",
                 **PASSED,
             }
-            inner.write_json("attempt.report.json", {"schema_version": "proofbox.attempt_report/1", **report})
+            inner.write_json("attempt.report.json", {"schema_version": "proofbox.attempt_report/2", **report})
         schedule.finished("a.1", index_sha256(inner.path))
         schedule.close()
     plan = Plan(run_id="run-1", suite_name="s", suite_source="", base="", chain="", chain_origin="", concurrency=1)

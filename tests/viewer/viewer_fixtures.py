@@ -108,7 +108,7 @@ def hostile_attempt(out: Path, text: str = TEXT, name: str = NAME, line: str = "
         bundle.write_json(
             "attempt.json",
             {
-                "schema_version": "proofbox.attempt/1",
+                "schema_version": "proofbox.attempt/2",
                 "attempt_id": name,
                 "mission_id": name,
                 "run_id": name,
@@ -155,7 +155,7 @@ def _long_attempt(out: Path) -> str:
 
     texts = [b"\x1b[32m12 passed\x1b[0m\n" + b"".join(b"%d\n" % n for n in range(20_000)), LINE.encode()]
     with BundleWriter.create(out, run_id="attempt-long") as bundle:
-        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1", "attempt_id": "long", "states": []})
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/2", "attempt_id": "long", "states": []})
         with bundle.open_log("events.jsonl") as events, bundle.open_log("tool.calls.jsonl") as calls:
             for number, text in enumerate(texts):
                 digest = sha256_hex(text)

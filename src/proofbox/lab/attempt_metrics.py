@@ -60,8 +60,8 @@ class AttemptMetrics(msgspec.Struct, frozen=True):
 
 class _Call(msgspec.Struct, frozen=True):
     status: str
-    exit_code: int | None
-    duration_ms: float | None
+    exit_code: int | None = None
+    duration_ms: float | None = None
 
 
 class _Cleanup(msgspec.Struct, frozen=True):

@@ -123,7 +123,7 @@ def long_log(made: Evidence) -> None:
     report = json.loads(path.read_bytes())
     for name in ("tool_calls", "tool_calls_observed"):
         report[name] += CALLS
-    if call["duration_ms"] is not None:
+    if "duration_ms" in call:
         report["duration_ms"] = {"p50": call["duration_ms"], "p95": call["duration_ms"]}
     path.write_bytes(canonical_bytes(report))
     rebuild(made.attempt)

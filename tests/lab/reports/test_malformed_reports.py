@@ -11,7 +11,7 @@ import pytest
 from proofbox.cli import main
 from proofbox.evidence.bundle.writer import BundleWriter
 
-STATED: dict[str, Any] = {"schema_version": "proofbox.attempt_report/1", "attempt_id": "m.1", "mission_id": "m"}
+STATED: dict[str, Any] = {"schema_version": "proofbox.attempt_report/2", "attempt_id": "m.1", "mission_id": "m"}
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ STATED: dict[str, Any] = {"schema_version": "proofbox.attempt_report/1", "attemp
     [
         ({}, "missing required field"),
         ({"tokens": {"gateway": {"input_tokens": "many"}}}, "attempt.report.json of "),
-        ({"schema_version": "proofbox.attempt_report/9"}, "expected 'proofbox.attempt_report/1'"),
+        ({"schema_version": "proofbox.attempt_report/9"}, "expected 'proofbox.attempt_report/2'"),
     ],
 )
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -27,7 +27,7 @@ def test_malformed_report_is_refused(
     members: dict[str, Any], problem: str, form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with BundleWriter.create(tmp_path) as bundle:
-        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1"})
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/2"})
         bundle.write_json("attempt.report.json", {**STATED, **members})
     assert main(["report", str(tmp_path), *form]) == 1
     shown = "".join(capsys.readouterr())
@@ -36,9 +36,9 @@ def test_malformed_report_is_refused(
 
 
 def test_report_with_every_member_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = next((Path(__file__).parents[2] / "schemas" / "proofbox.attempt_report").glob("*1*.json"))
+    example = next((Path(__file__).parents[2] / "schemas" / "proofbox.attempt_report").glob("*.json"))
     with BundleWriter.create(tmp_path) as bundle:
-        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/1"})
+        bundle.write_json("attempt.json", {"schema_version": "proofbox.attempt/2"})
         bundle.write_json("attempt.report.json", msgspec.json.decode(example.read_bytes()))
     assert main(["report", str(tmp_path)]) == 0
     assert "TOKENS" in capsys.readouterr().out

@@ -32,7 +32,7 @@ SUITE = HEAD + mission(
     "answer", write("answer.txt", "42\n"), say("done"), verify={"commands": ["grep -qx 42 answer.txt"]}
 )
 REPORT = {
-    "schema_version": "proofbox.attempt_report/1",
+    "schema_version": "proofbox.attempt_report/2",
     "attempt_id": "answer.1",
     "mission_id": "answer",
     "strategy": "scripted",

@@ -198,8 +198,8 @@ def test_schedule_records_event_times_not_write_time(out: Path, tmp_path: Path) 
     assert sorted(at, key=lambda each: at[each]) == order
     assert len(set(at.values())) == len(order)
     for id, each in attempts(made, out).items():
-        states = document(out, made, each, "attempt.json")["states"]
-        assert at["started", id] <= states[0]["at"] <= states[-1]["at"] <= at["finished", id]
+        record = document(out, made, each, "attempt.json")
+        assert at["started", id] <= record["states"][0]["at"] <= record["written_at"] <= at["finished", id]
 
 
 def test_program_that_gives_up_is_not_an_infra_failure(out: Path, tmp_path: Path) -> None:

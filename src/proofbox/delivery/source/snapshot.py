@@ -26,7 +26,7 @@ from proofbox.workspace.tree import EMPTY_TREE
 from proofbox.workspace.workspace import Workspace
 
 ATTEMPT = "attempt.json"
-ATTEMPT_SCHEMA = "proofbox.attempt/1"
+ATTEMPT_SCHEMA = "proofbox.attempt/2"
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def workspace_files(place: str, name: str) -> Iterator[Iterator[FoundFile]]:
 def attempt_files(place: str) -> Iterator[Iterator[FoundFile]]:
     """Yield the files of an attempt's final snapshot. Two documents of its verified bundle are read:
 
-    attempt.json         {"schema_version": "proofbox.attempt/1", "final": {"store": …, "snapshot": …}}: the id of the
+    attempt.json         {"schema_version": "proofbox.attempt/2", "final": {"store": …, "snapshot": …}}: the id of the
                          workspace store on this machine that holds the tree, and the tree's id
     tree_manifest.json   the mode, size and SHA-256 of every file; no other files are delivered
     """

@@ -232,11 +232,18 @@ def _report(facts: FinishedAttempt) -> AttemptReport:
         turn_error=None if result is None or result.error is None else result.error.as_dict(),
         tokens=dict(facts.tokens),
         resources=Resources(
-            RequestedLimits.of(facts.mission.limits), session_facts.get("policy"), session_facts.get("observed")
+            RequestedLimits.of(facts.mission.limits),
+            _stated(session_facts.get("policy")),
+            _stated(session_facts.get("observed")),
         ),
         put_back=facts.checked.put_back,
         retry_after=facts.retry_after,
     )
+
+
+def _stated(members: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the members with a value."""
+    return None if members is None else {name: value for name, value in members.items() if value not in (None, [], ())}
 
 
 def write_final(

@@ -1,6 +1,7 @@
 """The JSON documents of a run and its attempts. Other modules fill them in.
 
-Values that a runtime reports about itself are marked `runtime_reported`; proofbox observed everything else.
+Values that a runtime reports about itself are marked `runtime_reported`; proofbox observed everything else. Members of
+structs with `omit_defaults` are absent if they have their default value.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class SuiteNamed(msgspec.Struct, frozen=True):
     """Digest of the parsed content, independent of formatting."""
 
 
-class RequestedLimits(msgspec.Struct, frozen=True):
+class RequestedLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limits that a mission sets, each in a fixed unit."""
 
-    memory_mb: int | None
-    cpus: float | None
-    pids: int | None
-    disk_mb: int | None
+    memory_mb: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    disk_mb: int | None = None
     """Limit of the workspace. It is measured several times a second; it is not a quota."""
 
     @classmethod
@@ -50,9 +51,9 @@ class RequestedLimits(msgspec.Struct, frozen=True):
 class Requested(RequestedLimits, frozen=True, kw_only=True):
     """The limits and settings that the mission requested for its box."""
 
-    provider: str | None
-    network: str | None
-    image: str | None
+    provider: str | None = None
+    network: str | None = None
+    image: str | None = None
 
 
 class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,23 +73,27 @@ class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
     """The last turn that the fork contains; empty if the fork started a new thread."""
 
 
-class AttemptEnvironment(EnvironmentRecord, frozen=True, kw_only=True):
+class AttemptEnvironment(EnvironmentRecord, frozen=True, kw_only=True, omit_defaults=True):
     """Names of the variables that the agent received, and of those withheld; no values."""
 
+    allowed: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
     boxed: tuple[str, ...] = ()
     """Variables that the box and proofbox added, such as HOME, PATH and PROOFBOX_FUNNEL."""
 
 
-class AttemptVerification(VerifierResult, frozen=True, kw_only=True):
+class AttemptVerification(VerifierResult, frozen=True, kw_only=True, omit_defaults=True):
     """The verifier's commands with their results, the restored paths, and the conditions that were not met."""
 
     result: Verified
     """Result of commands and conditions together. `none`: the mission has neither, or the result is unknown."""
-    unmet: tuple[UnmetCondition, ...]
+    unmet: tuple[UnmetCondition, ...] = ()
     """Conditions of `expect` that were not met."""
 
 
-class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the content of the agent's final tree is stored, and what the agent changed."""
 
     store: str
@@ -98,7 +103,7 @@ class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot that the agent started from."""
     method: Method
     """How the files were scanned; `sealed`: a full scan."""
-    not_in_it: tuple[SkippedPath, ...]
+    not_in_it: tuple[SkippedPath, ...] = ()
     """Paths that are missing from the snapshot, or that changed while it was taken, and why."""
     diff: str | UnsetType = UNSET
     """The redacted diff from the given tree; empty if nothing changed. Absent if it is a file."""
@@ -106,49 +111,55 @@ class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the diff in diffs/, if it has more than 2048 bytes; otherwise absent."""
 
 
-@stored("proofbox.attempt/1", at="BUNDLE/attempt.json of an attempt")
-class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
+@stored("proofbox.attempt/2", at="BUNDLE/attempt.json of an attempt")
+class AttemptRecord(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="schema_version",
+    tag="proofbox.attempt/2",
+):
     """An attempt: its place in the run, the strategies considered, its states, and why it ended."""
 
-    schema_version: str = "proofbox.attempt/1"
     attempt_id: str
     run_id: str
     """Empty if the attempt is not part of a run: it was made with `runtime try`."""
     suite: SuiteNamed
     mission_id: str
-    tags: tuple[str, ...]
+    tags: tuple[str, ...] = ()
     replicate: int
-    parent: str | None
+    parent: str | None = None
     """The attempt that this one retries."""
     epoch: int
     """Number of the conductor process that claimed the attempt, counted per run; the attempt's path ends with it."""
     isolation: Isolation
     comparable: bool
     """Whether its result can be compared with results of the system that the mission was written for."""
-    not_comparable: tuple[str, ...]
-    origin: Origin | None
+    not_comparable: tuple[str, ...] = ()
+    origin: Origin | None = None
     """Where the mission comes from, if it was written for another system; otherwise null."""
     chain: str
     considered: tuple[CandidateResult, ...]
     reason: str
-    detail: str
-    error: dict[str, Any] | None
+    detail: str = ""
+    error: dict[str, Any] | None = None
     """The infrastructure failure."""
     states: tuple[StateEntered, ...]
     """The states that the attempt entered, with times."""
-    timeout: float | None
+    timeout: float | None = None
     """Seconds for the agent's turn; null if it was not limited."""
     requested: Requested
     """As set by the mission; the report has what was enforced."""
-    policy: dict[str, Any]
+    policy: dict[str, Any] = {}
     """The options of the agent's box that were set, by the names of the flags. A fork uses them again."""
-    fork: ForkedFrom | None
+    fork: ForkedFrom | None = None
     """The attempt and step that this one continues; null if it is not a fork."""
-    environment: AttemptEnvironment | None
+    environment: AttemptEnvironment | None = None
     """The variables of the agent; null if no agent was started."""
     verification: AttemptVerification
     """What the verifier did and found."""
-    final: FinalSnapshot | None
+    final: FinalSnapshot | None = None
     """The agent's final files; null if no final snapshot was taken."""
     written_at: str
 
@@ -219,11 +230,11 @@ class RunnerRef(msgspec.Struct, frozen=True, kw_only=True):
     """Whether other attempts used the same session."""
 
 
-@stored("proofbox.attempt_cleanup/1", at="BUNDLE/cleanup.json of an attempt whose mission has cleanup commands")
+@stored("proofbox.attempt_cleanup/2", at="BUNDLE/cleanup.json of an attempt whose mission has cleanup commands")
 class CleanupRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the mission's cleanup commands did, after the result was decided."""
 
-    schema_version: str = "proofbox.attempt_cleanup/1"
+    schema_version: str = "proofbox.attempt_cleanup/2"
     ok: bool
     """Whether all commands passed."""
     code: str | None
@@ -257,21 +268,27 @@ class Resources(msgspec.Struct, frozen=True):
     requested: RequestedLimits
     """As set by the mission."""
     enforced: Any
-    """The policy of the box."""
+    """The policy of the box: the options that are set; null if there was no box."""
     observed: Any
-    """Peaks and kills as counted by the box's control groups; null if there was no box."""
+    """Peaks and kills as far as the box's control groups count them; null if there was no box."""
 
 
-@stored("proofbox.attempt_report/1", at="BUNDLE/attempt.report.json of an attempt")
-class AttemptReport(AttemptResult, frozen=True, kw_only=True):
+@stored("proofbox.attempt_report/2", at="BUNDLE/attempt.report.json of an attempt")
+class AttemptReport(
+    AttemptResult,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="schema_version",
+    tag="proofbox.attempt_report/2",
+):
     """The figures of an attempt. Figures of the trace are absent if no agent started."""
 
-    schema_version: str = "proofbox.attempt_report/1"
     attempt_id: str
     mission_id: str
     comparable: bool
-    not_comparable: tuple[str, ...]
-    reward: float | None
+    not_comparable: tuple[str, ...] = ()
+    reward: float | None = None
     """The reward written by the verifier's commands; null if none was written or the mission does not use one."""
     turns: int | UnsetType = UNSET
     """Number of turns started."""
@@ -282,7 +299,7 @@ class AttemptReport(AttemptResult, frozen=True, kw_only=True):
     """Calls that proofbox ran itself and that were started."""
     tool_failures: dict[str, int] | UnsetType = UNSET
     """By code: `exit_1`, `failed`, `declined`, `abandoned`."""
-    retries: dict[str, int] | UnsetType = UNSET
+    retries: dict[str, int] = msgspec.field(default_factory=dict)
     """Retried model requests, by code."""
     steps: int | UnsetType = UNSET
     duration_ms: Durations | UnsetType = UNSET
@@ -291,34 +308,40 @@ class AttemptReport(AttemptResult, frozen=True, kw_only=True):
     """Size of the redacted output of all tool calls."""
     no_progress: NoProgress | UnsetType = UNSET
     """Signs that the agent made no progress."""
-    integrity: tuple[IntegrityFinding, ...] | UnsetType = UNSET
+    integrity: tuple[IntegrityFinding, ...] = ()
     """Contradictions within the runtime's events, or between them and what proofbox observed."""
-    responses_without_usage: int | UnsetType = UNSET
+    responses_without_usage: int = 0
     """Model responses through the gateway that did not state their usage; they are not counted in `tokens`."""
-    responses_broken_off: int | UnsetType = UNSET
+    responses_broken_off: int = 0
     """Model responses that broke off; `tokens` includes the usage stated until then."""
-    turn_status: str | None
+    turn_status: str | None = None
     """How the last turn ended: completed, failed or interrupted, as reported by the runtime; null if no turn ended."""
-    turn_ms: float | None
+    turn_ms: float | None = None
     """Duration of the last turn in milliseconds, as reported by the runtime; null if no turn ended."""
-    turn_error: dict[str, Any] | None
+    turn_error: dict[str, Any] | None = None
     """The error of a failed turn, as reported by the runtime."""
     tokens: dict[str, TokenUsage]
     """Totals over all threads, by source: `gateway`, which is authoritative, or `runtime_reported`. `gateway` is absent
     if no response stated its usage."""
     resources: Resources
     """Limits and use of resources."""
-    put_back: tuple[str, ...]
+    put_back: tuple[str, ...] = ()
     """Protected paths that the agent had created or changed, and that were restored."""
-    retry_after: float | None
+    retry_after: float | None = None
     """Seconds after which a retry may succeed; null if it is not worth retrying."""
 
 
-@stored("proofbox.tool_call/1", at="BUNDLE/tool.calls.jsonl of an attempt, one per line")
-class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
+@stored("proofbox.tool_call/2", at="BUNDLE/tool.calls.jsonl of an attempt, one per line")
+class ToolCallEntry(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="schema_version",
+    tag="proofbox.tool_call/2",
+):
     """One tool call of an agent, with a bounded and redacted preview of its output."""
 
-    schema_version: str = "proofbox.tool_call/1"
     attempt: str
     session: str
     thread: str
@@ -327,23 +350,23 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The call's id, assigned by the runtime."""
     tool: str
     command: str
-    cwd: str
+    cwd: str = ""
     status: str
     """completed, failed, declined, or abandoned: its end was never reported."""
-    exit_code: int | None
-    duration_ms: float | None
-    late: bool
+    exit_code: int | None = None
+    duration_ms: float | None = None
+    late: bool = False
     """Whether the call ended after its turn."""
     source: str
     """`observed`: proofbox ran the call, or was asked to. Otherwise the runtime reported it."""
-    started: bool | None
+    started: bool | None = None
     """Whether an observed call ran: false if it was declined or refused, or if its program could not be started. Null
     if it was not observed from outside the box. Only calls with true count as observed."""
     output_preview: str
     """The first 2048 bytes, redacted."""
     output_bytes: int
     """Size of the whole output, redacted."""
-    output_sha256: str | None
+    output_sha256: str | None = None
     """Digest of the whole output in outputs/; null if the preview is complete."""
 
 
@@ -383,23 +406,23 @@ class ModelExchangeEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The body of the response."""
 
 
-class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
+class TurnEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn: str
     thread: str
     status: str
     """completed, failed or interrupted."""
-    code: str
+    code: str = ""
     """The code of the failure; empty if the turn did not fail."""
     last_step: int
     """The number of its last step, which recorded the final state of the turn."""
     snapshot: str
 
 
-@stored("proofbox.step/1", at="BUNDLE/steps.jsonl of an attempt, one per line")
+@stored("proofbox.step/2", at="BUNDLE/steps.jsonl of an attempt, one per line")
 class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A step with the snapshots before and after it, or the end of a turn."""
 
-    schema_version: str = "proofbox.step/1"
+    schema_version: str = "proofbox.step/2"
     attempt: str
     step: Step | UnsetType = UNSET
     """Absent on a line that ends a turn."""

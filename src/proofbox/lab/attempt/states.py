@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from proofbox.core.clock import Clock, isoformat
 from proofbox.errors import InternalError
@@ -26,11 +27,12 @@ Reason = Literal[
 STATES: tuple[State, ...] = get_args(State)
 
 
-class StateEntered(msgspec.Struct, frozen=True):
+class StateEntered(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     """One of claimed, preparing, running, stopping, verifying, committing and ended, in this order; states may be
     skipped."""
-    at: str
+    at: str | UnsetType = UNSET
+    """The time of day. Absent if it is that of the first state plus `at_ms`, to within a millisecond."""
     at_ms: float
     """Milliseconds since the attempt was claimed."""
 
@@ -42,6 +44,7 @@ class States:
         self._clock = clock
         self.now: State = "claimed"
         self._began = clock.monotonic()
+        self._began_at = clock.now()
         self.log: list[StateEntered] = []
         self._note()
 
@@ -53,5 +56,7 @@ class States:
         self._note()
 
     def _note(self) -> None:
-        at_ms = round((self._clock.monotonic() - self._began) * 1000, 3)
-        self.log.append(StateEntered(self.now, isoformat(self._clock.now()), at_ms))
+        at_ms, at = round((self._clock.monotonic() - self._began) * 1000, 3), self._clock.now()
+        follows = abs((at - self._began_at).total_seconds() * 1000 - at_ms) < 1  # the clock has not been set since
+        stated = UNSET if follows and self.log else isoformat(at)
+        self.log.append(StateEntered(state=self.now, at=stated, at_ms=at_ms))

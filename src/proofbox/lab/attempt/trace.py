@@ -315,7 +315,7 @@ class Trace:
 
     def _bounded(self, event: Event) -> Mapping[str, Any]:
         entry: dict[str, Any] = msgspec.to_builtins(event)
-        entry["number"] = entry.pop("seq")  # the log numbers its own lines, and not every event is logged
+        entry["number"] = entry.pop("seq", 0)  # the log numbers its own lines, and not every event is logged
         for name, value in entry.items():
             if isinstance(value, str):
                 entry[name] = self._redactor.preview(value, PREVIEW)[0]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
@@ -49,22 +50,24 @@ LINES, LINE = 10_000, 4096
 """The last lines of the output, and the beginning of each, that are searched for what a command must print."""
 
 
-class CommandRun(msgspec.Struct, frozen=True, kw_only=True):
+class CommandRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One command of the verifier and its result."""
 
     command: tuple[str, ...]
     passed: bool
     exit_code: int
-    timed_out: bool
+    timed_out: bool = False
     duration_ms: float
     why: str = ""
     """Why it did not pass."""
-    stdout: str
+    stdout: str = ""
     """Redacted. Only the first and last 16 KiB of a long output are kept, with the number of omitted bytes between."""
-    stderr: str
+    stderr: str = ""
     """Like `stdout`."""
-    stdout_sha256: str
-    stderr_sha256: str
+    stdout_sha256: str | UnsetType = UNSET
+    """The SHA-256 of its complete stdout; absent if it printed nothing."""
+    stderr_sha256: str | UnsetType = UNSET
+    """The SHA-256 of its complete stderr; absent if it printed nothing."""
 
 
 class VerifierResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,12 +254,8 @@ def combine_turns(
 def not_run(verify: Verify) -> VerifierResult:
     """Return the result of a turn that did not begin, because the one before it did not complete."""
     argv = [argv_of(each.run if isinstance(each, VerifyCommand) else each) for each in verify.commands[:1]]
-    empty, why = sha256_hex(b""), "the turn that it verifies did not begin"
-    nothing = {"stdout": "", "stderr": "", "stdout_sha256": empty, "stderr_sha256": empty}
-    runs = [
-        CommandRun(command=each, passed=False, exit_code=-1, timed_out=False, duration_ms=0.0, why=why, **nothing)
-        for each in argv
-    ]
+    why = "the turn that it verifies did not begin"
+    runs = [CommandRun(command=each, passed=False, exit_code=-1, duration_ms=0.0, why=why) for each in argv]
     return VerifierResult(passed=False, commands=tuple(runs))
 
 
@@ -281,8 +280,8 @@ def _run(session: Session, command: VerifyCommand, verify: Verify, redactor: Red
         why=why,
         stdout=_kept(result.stdout_bytes, redactor),
         stderr=_kept(result.stderr_bytes, redactor),
-        stdout_sha256=sha256_hex(result.stdout_bytes),
-        stderr_sha256=sha256_hex(result.stderr_bytes),
+        stdout_sha256=sha256_hex(result.stdout_bytes) if result.stdout_bytes else UNSET,
+        stderr_sha256=sha256_hex(result.stderr_bytes) if result.stderr_bytes else UNSET,
     )
 
 

@@ -196,7 +196,7 @@ def _failure(documents: dict[str, Any], replacement: str | None) -> Iterator[str
         if not run["passed"]:
             yield f"The verifier's command `{_shown(run['command'])}` did not pass: {run['why']}."
             for stream in ("stderr", "stdout"):
-                yield from _quoted(f"  its {stream} ended", _last_lines(run[stream]))
+                yield from _quoted(f"  its {stream} ended", _last_lines(run.get(stream, "")))
     reward = verification.get("reward") or {}
     if "problem" in reward:
         yield f"The verifier wrote no valid reward ({reward['problem']}): {reward['detail']}."
@@ -254,21 +254,22 @@ def _entries(bundle: Path, log: str) -> Iterator[dict[str, Any]]:
 
 
 def _call(call: dict[str, Any], bundle: Path) -> str:
-    ended = call["status"] if call["exit_code"] is None else f"exit {call['exit_code']}"
+    code, duration = call.get("exit_code"), call.get("duration_ms")
+    ended = call["status"] if code is None else f"exit {code}"
     if call.get("started") is False and call["status"] == "failed":
         ended = "never started"
-    took = "" if call["duration_ms"] is None else f", {call['duration_ms']:.0f} ms"
-    took += ", still running at the end of the turn" if call["late"] else ""
+    took = "" if duration is None else f", {duration:.0f} ms"
+    took += ", still running at the end of the turn" if call.get("late") else ""
     what = subject_of(call["tool"], call["command"][:200])
-    failed = call["status"] != "completed" or call["exit_code"] not in (None, 0)
-    why = _last_lines(_output(call, bundle).removesuffix(f"[exit {call['exit_code']}]"))[-1:] if failed else []
+    failed = call["status"] != "completed" or code not in (None, 0)
+    why = _last_lines(_output(call, bundle).removesuffix(f"[exit {code}]"))[-1:] if failed else []
     return f"{what} ({ended}{took})" + "".join(f": {_cut(each)}" for each in why)
 
 
 def _output(call: dict[str, Any], bundle: Path) -> str:
     """Return what a call printed: the stored output if the preview is cut."""
     preview: str = call["output_preview"]
-    if call["output_sha256"] is None:
+    if call.get("output_sha256") is None:
         return preview
     try:
         return read_bounded(bundle / OUTPUTS.format(call["output_sha256"]), MAX_BYTES).decode("utf-8", "replace")

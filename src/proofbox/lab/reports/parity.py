@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 class _Call(msgspec.Struct, frozen=True):
     command: str
     status: str
-    exit_code: int | None
+    exit_code: int | None = None
 
     def described(self, *, finished: bool) -> str:
         """Return the call for comparison. `finished`: the agent finished its turn.
@@ -56,8 +56,8 @@ class _Call(msgspec.Struct, frozen=True):
 class _Named(msgspec.Struct, frozen=True):
     mission_id: str
     replicate: int
-    parent: str | None
     attempt_id: str
+    parent: str | None = None
 
 
 class _Tree(msgspec.Struct, frozen=True):

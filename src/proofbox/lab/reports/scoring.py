@@ -46,7 +46,7 @@ class MetricsReport(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.report/1"
     run_id: str
     reports: tuple[dict[str, Any], ...]
-    """The `proofbox.attempt_report/1` of each attempt that has one and whose bundle did not fail."""
+    """The `proofbox.attempt_report/2` of each attempt that has one and whose bundle did not fail."""
     findings: tuple[EvidenceFinding, ...]
     notes: tuple[str, ...]
     """Remarks that are not findings: newer incomplete runs, and attempts that were replaced."""
@@ -141,7 +141,7 @@ def _load_run(path: _Path, command: str, read: Callable[[BundleCheck, str, Bundl
 def _report_of(bundle: Bundle) -> dict[str, Any] | BundleError:
     """Return the report of an attempt, or why it is unreadable, which matters only if the run verifies."""
     try:
-        found: dict[str, Any] = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
+        found: dict[str, Any] = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/2")
         msgspec.convert(found, AttemptReport)
     except msgspec.ValidationError as error:
         message = f"{artifacts.REPORT} of {bundle.run_id} is malformed: {error}"

@@ -32,7 +32,7 @@ def diff_attempt(attempt: str | os.PathLike[str], step: int | None = None) -> st
     """
     bundle = load_attempt(Path(attempt))
     if step is None:
-        final = {} if artifacts.TORN in bundle.artifacts else bundle.read_json(artifacts.ATTEMPT)["final"] or {}
+        final = {} if artifacts.TORN in bundle.artifacts else bundle.read_json(artifacts.ATTEMPT).get("final") or {}
         return read_diff(final, bundle.read_bytes)
     _, entry = _find(bundle, step)
     if entry.diff_omitted is not UNSET:

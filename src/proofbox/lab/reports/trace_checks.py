@@ -71,7 +71,7 @@ class _Calls:
     def _check(self, call: dict[str, Any]) -> Iterator[Found]:
         if call["attempt"] != self._attempt:
             yield "trace_foreign", CALLS, "a call names another attempt"
-        digest = call["output_sha256"]
+        digest = call.get("output_sha256")
         if digest is not None and OUTPUTS.format(digest) not in self._bundle.artifacts:
             yield "output_missing", CALLS, f"the whole output of {str(call['call'])[:_SHOWN]} is missing"
 
@@ -90,8 +90,9 @@ class _Tokens:
     def add(self, event: dict[str, Any]) -> dict[str, Any]:
         """Count an event, and return it."""
         if event["event"] == "usage" and not self.too_many:
-            self._threads.add(_key(event["source"], event["thread"]))
-            self._count.add(msgspec.convert(event, Usage))
+            usage = msgspec.convert(event, Usage)
+            self._threads.add(_key(usage.source, usage.thread))
+            self._count.add(usage)
         return event
 
     def findings(self, report: dict[str, Any]) -> Iterator[Found]:
@@ -101,7 +102,7 @@ class _Tokens:
             return
         yield from same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(self._count.by_source()))
         unstated = (self._count.without_usage, self._count.broken_off)
-        reported = (report["responses_without_usage"], report["responses_broken_off"])
+        reported = (report.get("responses_without_usage", 0), report.get("responses_broken_off", 0))
         yield from same(artifacts.REPORT, "responses of unknown usage", reported, unstated)
 
 
@@ -212,7 +213,7 @@ class _Commands:
             key = _key(event["thread"], event["item"])
             self._ended.add(key)
             self._open.pop(key, None)
-        elif event["command"]:
+        elif event.get("command"):
             key = _key(event["thread"], event["item"])
             if key not in self._ended:
                 self._open[key] = event["item"][:_SHOWN]

@@ -43,7 +43,8 @@ SOURCES = ("suite.toml", "suite.json")
 ATTEMPTS = "attempts/"
 MALFORMED = (KeyError, TypeError, AttributeError, ShapeError, ProofboxError, msgspec.ValidationError)
 """Errors that malformed documents raise when they are read."""
-_NAMING = (artifacts.ATTEMPT, artifacts.TORN)
+_NAMING: dict[str, dict[str, Any]] = {artifacts.ATTEMPT: {"parent": None}, artifacts.TORN: {}}
+"""The documents that name an attempt, with the defaults of the members that are checked."""
 
 
 def attempts_in(bundle: Bundle) -> dict[str, Bundle]:
@@ -201,7 +202,7 @@ def _read_attempt(
     naming, misplaced, suite = None, list[Found](), None
     if name is not None:
         naming = f"{planned.path}/{name}"
-        record = bundle.read_json(name)
+        record = {**_NAMING[name], **bundle.read_json(name)}
         misplaced = [*_misplaced(record, naming, run_id, planned, every)]
         suite = record["suite"] if name == artifacts.ATTEMPT else None
     if artifacts.TORN in bundle.artifacts:
@@ -352,8 +353,8 @@ def _consistency(bundle: Bundle, stated: outcome.Outcome | None, *, whole: bool)
 
     `stated` is its outcome, if that was read already.
     """
-    report = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
-    attempt = bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/1")
+    report = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/2")
+    attempt = bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/2")
     yield from same(artifacts.REPORT, "attempt_id", report["attempt_id"], attempt["attempt_id"])
     yield from same(artifacts.REPORT, "reason", report["reason"], attempt["reason"])
     feedback = bundle.read_json(artifacts.FEEDBACK, schema="proofbox.feedback/1")
@@ -370,7 +371,7 @@ def _consistency(bundle: Bundle, stated: outcome.Outcome | None, *, whole: bool)
     yield from same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
     yield from same(outcome.PATH, "infra failed", recorded_outcome.infra.result != "ok", report["infra"] is not None)
     yield from _verdict(attempt["verification"], report["verified"])
-    diff = (attempt["final"] or {}).get("diff_sha256")
+    diff = (attempt.get("final") or {}).get("diff_sha256")
     if diff is not None and DIFFS.format(diff) not in bundle.artifacts:
         yield "diff_missing", artifacts.ATTEMPT, "the diff of the attempt is missing"
     if tree.PATH in bundle.artifacts and bundle.read_as(tree.PATH, complete_tree) is None:

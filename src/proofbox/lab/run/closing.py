@@ -49,7 +49,7 @@ class _ReportFields(AttemptResult, frozen=True, kw_only=True):
     """The parts of an attempt's report that the ledger stores."""
 
     attempt_id: str
-    retry_after: float | None
+    retry_after: float | None = None
 
 
 class _TornError(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ def committed_result(
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
     if not complete or bundle.run_id != artifacts.bundle_id(run_id, attempt_id) or artifacts.TORN in bundle.artifacts:
         return None
-    report = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1"), _ReportFields)
+    report = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/2"), _ReportFields)
     found = stated or bundle.read_as(outcome.PATH, outcome.parse_outcome)
     held = found.infra.result == "ok" if report.infra is None else found.infra.result == "failed"
     same = found.verified.result == {"none": "unknown"}.get(report.verified, report.verified)

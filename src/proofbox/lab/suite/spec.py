@@ -293,7 +293,7 @@ def verifiers_of(mission: Mission) -> Iterator[tuple[tuple[str | int, ...], Veri
 def comparability(mission: Mission) -> dict[str, Any]:
     """Return whether its results can be compared with those of the system it was written for, and if not, why."""
     reasons = () if mission.origin is None else mission.origin.not_comparable
-    return {"comparable": not reasons, "not_comparable": list(reasons)}
+    return {"comparable": not reasons, "not_comparable": reasons}
 
 
 class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -221,7 +221,7 @@ def test_invalid_forks_are_refused(project: Path, tmp_path: Path, monkeypatch: p
         with pytest.raises(StepFilesGone, match="not on this machine"):
             fork_attempt(out, 1, tmp_path / "fork")
     steps = (out / "steps.jsonl").read_bytes()
-    (out / "steps.jsonl").write_bytes(steps.replace(b'"exit_code":null', b'"exit_code":1234'))
+    (out / "steps.jsonl").write_bytes(steps.replace(b'"changed":1', b'"changed":7'))
     with pytest.raises(BundleCorrupt):
         fork_attempt(out, 1, tmp_path / "fork")
     assert not (tmp_path / "fork").exists()

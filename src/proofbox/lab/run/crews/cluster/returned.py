@@ -41,9 +41,9 @@ class _Claims(msgspec.Struct, frozen=True, kw_only=True):
     suite: SuiteNamed
     mission_id: str
     replicate: int
-    parent: str | None
+    parent: str | None = None
     epoch: int
-    final: _FinalClaim | None
+    final: _FinalClaim | None = None
 
 
 def open_returned(archive: Path, dest: Path, index_sha256: str, attempt: Attempt, node: str, run: RunContext) -> Ended:
@@ -67,7 +67,7 @@ def open_returned(archive: Path, dest: Path, index_sha256: str, attempt: Attempt
 
 def _check_claims(bundle: Bundle, attempt: Attempt, node: str, run: RunContext) -> None:
     try:
-        record = msgspec.convert(bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/1"), _Claims)
+        record = msgspec.convert(bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/2"), _Claims)
         named = bundle.read_json(artifacts.NODE, schema="proofbox.node/1").get("name")
     except msgspec.ValidationError as error:
         raise _refused(f"{artifacts.ATTEMPT} is malformed: {error}") from error
