@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from proofbox.agents.event_log import completed
 from proofbox.agents.events import Event
 from proofbox.agents.fakemodel import FakeModel
 from proofbox.agents.fakemodel.script import ResponseRule
@@ -155,8 +156,8 @@ def document(out: Path, made: Plan, attempt: Attempt, name: str) -> Any:
 
 def lines(out: Path, made: Plan, attempt: Attempt, name: str) -> list[dict[str, Any]]:
     """Return the entries of a log of an attempt, with the members that are absent."""
-    text = (out / made.run_id / attempt.path / name).read_text()
-    return [_with_defaults(name, json.loads(line)) for line in text.splitlines()]
+    entries = map(json.loads, (out / made.run_id / attempt.path / name).read_text().splitlines())
+    return [_with_defaults(name, entry) for entry in (completed(entries) if name == EVENTS else entries)]
 
 
 def _with_defaults(name: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -131,6 +131,17 @@ def test_timeline_is_paged_and_shows_idle_time_and_model_requests(bundle: Path) 
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
+def test_usage_grows_per_thread_which_lines_state_if_it_changes(tmp_path: Path, first: int) -> None:
+    with BundleWriter.create(tmp_path, run_id="run-threads") as made, made.open_log("events.jsonl") as log:
+        threads = [{"thread": "child"}, {"thread": "main"}, {"thread": "child"}, {}]
+        for at_ms, (thread, tokens) in enumerate(zip(threads, [100, 10, 120, 135], strict=True)):
+            log.append({"event": "usage", "at_ms": at_ms, "total": {"input_tokens": tokens}, **thread})
+    shown = ["100 tokens in total", "10 tokens in total", "+20 tokens" if first == 0 else "120 tokens in total"]
+    entries = read_timeline(open_evidence(made.path), first).entries
+    assert [entry.facts[0] for entry in entries] == [*shown[first:], "+15 tokens"]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
 def test_outputs_and_steps_are_joined_by_occurrence_of_their_id(tmp_path: Path, first: int) -> None:
     commands = ["pytest", "edit", "curl"]
     with BundleWriter.create(tmp_path, run_id="run-reuse") as made:

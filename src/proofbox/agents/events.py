@@ -32,10 +32,10 @@ ToolStatus = Literal["completed", "failed", "declined", "abandoned"]
 TurnStatus = Literal["completed", "failed", "interrupted"]
 
 
-class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
     """The members of every event. `seq` counts the events of one session, from 1 and without gaps."""
 
-    session: str
+    session: str = ""
     seq: int = 0
     at_ms: float = 0.0
     """Milliseconds since the session began, by proofbox's clock."""
@@ -285,6 +285,7 @@ EVENT_TYPES: tuple[type[AgentEvent], ...] = tuple(each for each in Event.__args_
 declare(
     "events.jsonl",
     at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`",
-    meaning="The events of an agent session, one per line. Attempts leave out the deltas.",
+    meaning="The events of an agent session, one per line. Attempts leave out the deltas. Absent members have their"
+    " default value, except that `session`, `thread` and `turn` are as on the line before, and `number` is one more.",
     shape=EVENT_TYPES,
 )

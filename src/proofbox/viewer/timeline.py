@@ -168,8 +168,11 @@ def _entries(
 ) -> Iterator[TimelineEntry]:
     last_ms = number(before.get("at_ms"))
     totals: dict[tuple[str, str], int] = {}
+    thread = before.get("thread", None if first else "")  # of a later page, unknown until a line states it
     for line, found in enumerate(events, first):
-        event = {name: value[:MAX_VALUE] if isinstance(value, str) else value for name, value in found.items()}
+        thread = found.get("thread", thread)
+        members = {**found, "thread": thread}
+        event = {name: value[:MAX_VALUE] if isinstance(value, str) else value for name, value in members.items()}
         if not isinstance(event.get("output", ""), str):
             del event["output"]
         at_ms = number(event.get("at_ms"))
@@ -215,7 +218,7 @@ def _entry(
 
     match name:
         case "thread_started":
-            return entry("turn", f"Thread {event.get('origin', '')}", "forked_from")
+            return entry("turn", f"Thread {event.get('origin', 'start')}", "forked_from")
         case "turn_started":
             return entry("turn", "Turn started", "-", source="observed")
         case "turn_ended":

@@ -23,6 +23,7 @@ import pytest
 from forging import rebuild, repin, rewrite_log
 from suites import HEAD, command, conduct, mission, plan, say, write
 
+from proofbox.agents.event_log import completed
 from proofbox.cli import main
 from proofbox.core.canonical import MAX_VALUES, canonical_bytes
 from proofbox.core.chain import MAX_LINE_BYTES
@@ -106,7 +107,7 @@ def sparse_objects_in_the_store(made: Evidence) -> None:
 def long_log(made: Evidence) -> None:
     """An attempt of very many calls, consistent with itself."""
     calls = [json.loads(line) for line in (made.attempt / "tool.calls.jsonl").read_bytes().splitlines()]
-    events = [json.loads(line) for line in (made.attempt / "events.jsonl").read_bytes().splitlines()]
+    events = [*completed(map(json.loads, (made.attempt / "events.jsonl").read_bytes().splitlines()))]
     steps = [json.loads(line) for line in (made.attempt / "steps.jsonl").read_bytes().splitlines()]
     call = {**calls[-1], "output_preview": "x" * 300}
     event = next(each for each in reversed(events) if each["event"] == "tool_call")

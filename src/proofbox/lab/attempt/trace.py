@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proofbox.agents.approvals import subject_of
+from proofbox.agents.event_log import EntryShortener
 from proofbox.agents.events import (
     Delta,
     Event,
@@ -106,6 +107,7 @@ class Trace:
         self._calls: BundleLog = bundle.open_log(CALLS)
         self._steps: BundleLog = bundle.open_log(STEPS)
         self._events: BundleLog = bundle.open_log(EVENTS)
+        self._event_entries = EntryShortener()
         self._kept: set[str] = set()
         self._begun: set[str] = set()
         self._previous: tuple[str, str] | None = None
@@ -243,7 +245,7 @@ class Trace:
         due = self._events.count % CHECK_EVERY == CHECK_EVERY - 1
         if due and os.path.getsize(self._bundle.path / EVENTS) > MAX_EVENT_BYTES:
             raise self._full(f"{EVENTS} exceeds {MAX_EVENT_BYTES} bytes")
-        self._events.append(self._bounded(event))
+        self._events.append(self._event_entries.shorten(self._bounded(event)))
 
     def _log_exchange(self, event: ModelExchange) -> None:
         if self._exchanges is None:
@@ -313,7 +315,7 @@ class Trace:
             self._bundle.write_bytes(path, data)
         return digest
 
-    def _bounded(self, event: Event) -> Mapping[str, Any]:
+    def _bounded(self, event: Event) -> dict[str, Any]:
         entry: dict[str, Any] = msgspec.to_builtins(event)
         entry["number"] = entry.pop("seq", 0)  # the log numbers its own lines, and not every event is logged
         for name, value in entry.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.event_log import completed
 from proofbox.agents.events import Usage
 from proofbox.agents.usage import MAX_THREADS, TokenCount
 from proofbox.evidence.bundle.reader import Bundle
@@ -46,7 +47,8 @@ def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool,
     yield from calls.findings
     yield from (each for name in figures for each in same(CALLS, name, figures[name], report[name]))
     tokens = _Tokens(shared=shared)
-    yield from _events(map(tokens.add, bundle.read_log(EVENTS)), calls.recorded, report, whole=whole)
+    events = map(tokens.add, completed(bundle.read_log(EVENTS)))
+    yield from _events(events, calls.recorded, report, whole=whole)
     yield from tokens.findings(report)
     yield from _steps(bundle, calls.recorded.count)
     yield from _exchanges(bundle, id)
