@@ -8,6 +8,7 @@
 - the memory of the processes that run them, and of the one that conducts them, at the end of the longest run;
 - the CPU time of one attempt in a run of few and in a run of many: it must be the same;
 - the CPU time of the commands that read the longest run, compared with a loop that reads and hashes its files;
+- the bytes and files of the evidence of an attempt without files;
 - as root, the time and the evidence of an attempt on many files, compared with an attempt without files.
 
 With --check the run fails when a figure is past its threshold. `--many 10000` is the full count, and takes minutes.
@@ -46,6 +47,7 @@ CHILD_SUBREAPER = 36
 MAX_MEMORY_MB = 200
 FLAT = 1.1
 LARGE, EVIDENCE = 4.0, 1.2
+MAX_BYTES, MAX_FILES = 10_000, 12
 READERS = {"verify": 2.0, "report": 2.0, "validate": 2.7, "attempt list": 2.1, "suite resume": 2.4, "gc": 1.2}
 """The maximum ratio of each command's CPU time on a run to that of `READ`."""
 READ_ROUNDS = 5
@@ -116,6 +118,10 @@ def main() -> int:
     )
     flat = at_most(f"an attempt in a run of {options.many}, to one in a run of 100", ratio, FLAT)
     held.append(told("one attempt", each, f"at most {FLAT}", flat))
+    ok = at_most("bytes of evidence of an attempt", small[1], MAX_BYTES)
+    ok &= at_most("files of evidence of an attempt", small[2], MAX_FILES)
+    each = f"{small[1]:.0f} bytes in {small[2]} files"
+    held.append(told("evidence of an attempt", each, f"at most {MAX_BYTES} in {MAX_FILES}", ok))
     if large is not None:
         ratio, times = large[1] / small[1], large[0] / small[0]
         each = f"{large[0] * 1000:.0f} ms, without files {small[0] * 1000:.0f} ms: {times:.1f}; evidence: {ratio:.2f}"
@@ -198,8 +204,10 @@ def cpu_time(*argv: str) -> float:
     return cpu_seconds(resource.RUSAGE_CHILDREN) - before
 
 
-def one_by_one(out: Path, files: int, count: int = 9) -> tuple[float, float]:
-    """Seconds and bytes of evidence of an attempt on this many files, without the first, which creates the template."""
+def one_by_one(out: Path, files: int, count: int = 9) -> tuple[float, float, int]:
+    """Seconds, and bytes and files of evidence, of an attempt on this many files, without the first, which creates the
+    template.
+    """
     base = out.with_suffix(".suite")
     for number in range(files):
         path = base / f"files/{number // 2500}/{number // 50 % 50}/{number % 50}.py"
@@ -225,8 +233,8 @@ def one_by_one(out: Path, files: int, count: int = 9) -> tuple[float, float]:
     with Ledger(ledger_path(out, plan.run_id), read_only=True) as ledger:
         attempts = ledger.attempts()[1:]
     seconds = [(each.ended_at or 0.0) - (each.claimed_at or 0.0) for each in attempts]
-    sizes = [sum(file.stat().st_size for file in (path / each.path).rglob("*.*")) for each in attempts]
-    return median(seconds), median(sizes)
+    sizes = [[file.stat().st_size for file in (path / each.path).rglob("*.*")] for each in attempts]
+    return median(seconds), median(map(sum, sizes)), max(map(len, sizes))
 
 
 def told(name: str, figure: str, threshold: str, ok: bool) -> bool:
