@@ -146,9 +146,10 @@ def test_doctor_reports_and_stores_its_measurement(
 
 @pytest.mark.needs("claude")
 def test_doctor_finds_an_agent_that_lacks_only_its_key(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # other tests leave what they measured of this agent
     assert main(["doctor", "--quick", "--provider", "off"]) == 0
     [row] = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines() if line.startswith("claude_code ")]
     assert (row[1], row[3]) == ("yes", "yes")
