@@ -214,8 +214,9 @@ def test_random_bytes_are_parsed_or_refused(data: bytes) -> None:
     assert parse_strict(canonical_bytes(value)) == value
 
 
-NUMBERS = """0 -0 1 -1 1.0 -0.0 0.5 9.813 1e5 1E5 1e300 1e+300 1e-7 0.00001 0.000001 999999999999999 9007199254740991
-9007199254740993 18446744073709551616 100000000000000000000 1e400 NaN 01 1. 0.1234567890123456"""
+NUMBERS = """0 -0 1 -1 1.0 12.0 -0.0 0.5 0.001 0.0009 1000000000000000.5 9.813 1e5 1E5 1e300 1e+300 1e-7 0.00001
+0.000001 999999999999999 9007199254740991 9007199254740993 18446744073709551616 100000000000000000000
+1e400 NaN 01 1. 0.1234567890123456"""
 NAMES = st.sampled_from(["a", "b", "\u00e9", "\uffff", "\U0001f600", "\x7f", "/", "\x00", "\n", '"', "\u2028"])
 STRINGS = (NAMES | st.text(max_size=3)).map(lambda text: json.dumps(text, ensure_ascii=False)) | st.sampled_from(
     [r'"\ud800"', r'"\u0041"', r'"\/"', r'"\u000A"', '"\t"', '"']
@@ -244,6 +245,7 @@ def test_every_spelling_is_read_alike_with_and_without_msgspec(spelling: str) ->
 def test_every_number_is_read_alike_with_and_without_msgspec(number: str) -> None:
     assert_read_alike(number)
     assert_read_alike(f"[{number},-{number}]")
+    assert_read_alike(f'{{"a":[{number},-{number},{number}],"b":"8.0,","c":{number}}}')
     assert_read_alike(f'{{"a":{number},"b":"11111111111111111111"}}')
     assert_read_alike(f'{{"a":"11111111111111111111","b":-{number}}}')
     assert_read_alike(f'{{"b":{number},"a":"11111111111111111111"}}')

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring
 from operator import itemgetter
-from typing import Any, TypeVar, cast, dataclass_transform, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_type_hints
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**53 - 1
@@ -34,13 +34,10 @@ MAX_WIDE_BYTES = 1 << 23
 MAX_PARSED_TOGETHER = 1 << 16
 """Maximum size of log lines that are parsed together."""
 _WIDE = re.compile(rb"[\xf0-\xf4]")
-_OUTLINE = bytes.maketrans(b"123456789[", b"000000000{")
-"""Makes all digits zeros, and all brackets that open braces, so that both are found in one pass."""
+_INTEGRAL = re.compile(rb"\.0[,}\]](?<=[:,\[0-9][0-9]\.0.)")
+"""Finds numbers that end in `.0`, and some text. A search for a pattern that begins with a literal is fast."""
 _NO_SEPARATORS = bytes(set(range(256)) - set(b",[{"))
-_LONG_DIGITS = b"0" * 16
-_IN_NUMBER = (b":", b",", b"{", b"-", b".", b"\n", b"")
-"""What the digits of a number may follow in an outline, and those of a digest can't."""
-_OPENING = (b"{", b"[")
+_PLAIN_DEPTH = 6  # of most documents and logs; each further level doubles the time that msgspec takes to load the type
 _SMALL = 32  # members; layouts of larger objects are not cached, so hostile ones can't fill the memory
 
 
@@ -224,55 +221,38 @@ def parse_canonical(data: bytes) -> Any:
 
 
 def _parse_plain(data: bytes, *, canonical: bool) -> Any:
-    """Parse JSON in canonical form with msgspec, in a fifth of the time; None for input that may be anything else.
+    """Parse a small JSON object in canonical form with msgspec, in a fifth of the time; None for most other input.
 
     msgspec accepts duplicate names and numbers that it rounds, but then its own encoding differs from the input. That
-    encoding is the canonical one, except for numbers of more than 15 digits, with an exponent or ending in `.0`, and
-    for the order of names with characters beyond the BMP. Without `canonical`, which takes less time, numbers of the
-    last two kinds and members in any order are also accepted.
+    encoding is the canonical one of `_plain_object`, except for numbers ending in `.0`, and for the order of names with
+    characters beyond the BMP. Without `canonical`, such numbers and members in any order are also accepted.
     """
-    if _PLAIN is None or data[:1] not in _OPENING or not _may_be_plain(data):
+    if _PLAIN is None or not _has_plain_names(data) or (canonical and _INTEGRAL.search(data)):
         return None
     decode, encode = _PLAIN if canonical else _STRICT
     try:
         value = decode(data)
         return value if encode(value) == data else None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
-def parse_lines(data: bytes) -> list[Any] | None:
-    """Parse lines of canonical JSON, all ended by LF, as `_parse_plain` does; None for input that may be anything else.
+def parse_lines(data: bytes) -> list[dict[str, Any]] | None:
+    """Parse lines of canonical JSON objects, all ended by LF, as `_parse_plain` does; None for most other input.
 
-    Together, small objects take half the time. Numbers by themselves are returned even if they are too large.
+    Together, small objects take half the time.
     """
-    if _PLAIN is None or len(data) > MAX_PARSED_TOGETHER or not _may_be_plain(data):
+    if _PLAIN is None or len(data) > MAX_PARSED_TOGETHER or not _has_plain_names(data) or _INTEGRAL.search(data):
         return None
     try:
-        values: list[Any] = _LINES[0](data)
+        values: list[dict[str, Any]] = _LINES[0](data)
         return values if _LINES[1](values) == data else None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
-def _may_be_plain(data: bytes) -> bool:
-    """Return whether it has no numbers and names that msgspec may encode otherwise, and few enough brackets a line."""
-    outline = data.translate(_OUTLINE)
-    return (
-        (outline.count(b"{") <= MAX_DEPTH or max(line.count(b"{") for line in outline.split(b"\n")) <= MAX_DEPTH)
-        and not (_LONG_DIGITS in outline and _has_long_number(outline))
-        and (data.isascii() or _WIDE.search(data) is None)
-    )
-
-
-def _has_long_number(outline: bytes) -> bool:
-    """Return whether it may have a number of 16 digits or more; digests often have as many."""
-    at = outline.find(_LONG_DIGITS)
-    while at >= 0:
-        if outline[max(0, at - 1) : at] in _IN_NUMBER:
-            return True
-        at = outline.find(_LONG_DIGITS, at + len(_LONG_DIGITS))
-    return False
+def _has_plain_names(data: bytes) -> bool:
+    return data.isascii() or _WIDE.search(data) is None
 
 
 _Kind = TypeVar("_Kind")
@@ -379,14 +359,21 @@ def _float(literal: str) -> float:
     return value
 
 
-def _plain_float(literal: str) -> float:
-    if "e" in literal or literal.endswith(".0"):
-        raise ValueError(literal)
-    return float(literal)
-
-
 def _constant(literal: str) -> Any:
     raise CanonicalError(f"{literal} is not JSON")
+
+
+def _plain_object() -> Any:
+    """Return the type of objects whose numbers msgspec writes as RFC 8785 does, and whose depth it limits.
+
+    It checks them while it decodes, which takes no time. It writes other floats with an exponent, or in another form.
+    """
+    exact = Annotated[int, Meta(ge=_LEAST, le=MAX_INTEGER)]
+    scalar: Any = exact | Annotated[float, Meta(ge=0.001, lt=1e15)] | str | bool | None
+    value = scalar
+    for _ in range(_PLAIN_DEPTH - 1):
+        value = scalar | list[value] | dict[str, value]  # type: ignore[valid-type]
+    return dict[str, value]  # type: ignore[valid-type]
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant)
@@ -397,7 +384,7 @@ except ImportError:  # an auditor may have only the standard library
     _PLAIN = None
 else:
     _EXACT: Any = {"omit_defaults": True, "forbid_unknown_fields": True, "gc": False}
-    _decoder, _encoder = Decoder(float_hook=_plain_float), Encoder(order="sorted")
+    _decoder, _encoder = Decoder(_plain_object()), Encoder(order="sorted")
     _PLAIN = _decoder.decode, _encoder.encode
-    _STRICT = Decoder().decode, Encoder().encode
+    _STRICT = _decoder.decode, Encoder().encode
     _LINES = _decoder.decode_lines, _encoder.encode_lines

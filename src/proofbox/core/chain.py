@@ -68,6 +68,7 @@ declare(
     },
 )
 
+_ORIGIN = b'{"format":"%s","name":' % FORMAT.encode()
 _BLOCK = 1 << 16
 _Path = str | os.PathLike[str]
 _datasync = getattr(os, "fdatasync", os.fsync)
@@ -75,7 +76,7 @@ _datasync = getattr(os, "fdatasync", os.fsync)
 
 def origin(name: str) -> str:
     """Return the `prev` of the first line of the chain called `name`, which is also its head while it is empty."""
-    return hashlib.sha256(b'{"format":"%s","name":%s}' % (FORMAT.encode(), canonical_bytes(name))).hexdigest()
+    return hashlib.sha256(b"".join((_ORIGIN, canonical_bytes(name), b"}"))).hexdigest()
 
 
 class TornTail(NamedTuple):
@@ -343,9 +344,8 @@ def _continued(data: bytes, head: str, count: int) -> tuple[list[dict[str, Any]]
     if entries is None:
         return None
     for number, (entry, line) in enumerate(zip(entries, data.split(b"\n"), strict=False), count):
-        if type(entry) is not dict or entry.get("prev") != head or type(seq := entry.get("seq")) is not int:
-            return None
-        if seq != number:
+        seq = entry.get("seq")
+        if entry.get("prev") != head or seq != number or type(seq) is not int:
             return None
         head = hashlib.sha256(line).hexdigest()
     return entries, head
