@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from proofbox.core.chain import ChainWriter, origin
@@ -18,7 +17,7 @@ def rebuild(bundle: Path, *, change: Callable[[Index], Index] = lambda index: in
     old = parse_index((bundle / INDEX).read_bytes())
     own, _ = walk(bundle).split()
     artifacts = {path: _measured(bundle, path, old, old.artifacts.get(path)) for path in own - {INDEX}}
-    index = change(replace(old, artifacts=artifacts))
+    index = change(old._replace(artifacts=artifacts))
     (bundle / INDEX).write_bytes(index.to_bytes())
     return index
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -189,7 +189,7 @@ def _without_chains(index: Index) -> Index:
         path: Artifact(path, entry.file_size, entry.sha256, entry.schema_version)
         for path, entry in index.artifacts.items()
     }
-    return replace(index, artifacts=artifacts)
+    return index._replace(artifacts=artifacts)
 
 
 def _cut_log(scene: Scene) -> None:

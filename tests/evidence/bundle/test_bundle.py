@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -111,7 +110,7 @@ def test_log_with_a_missing_line_is_not_read(tmp_path: Path, chained: bool) -> N
             name: Artifact(name, entry.file_size, entry.sha256, entry.schema_version)
             for name, entry in index.artifacts.items()
         }
-        rebuild(path, change=lambda index: dataclasses.replace(index, artifacts=artifacts))
+        rebuild(path, change=lambda index: index._replace(artifacts=artifacts))
     loaded = load_bundle(path)
     with pytest.raises(BundleCorrupt, match=r"line 2: prev is not" if chained else "not listed as a log"):
         list(loaded.read_log("logs/events.jsonl"))

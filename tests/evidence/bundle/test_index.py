@@ -34,9 +34,9 @@ ARTIFACTS = st.builds(
 def test_written_index_is_read_back(artifacts: list[Artifact], missing: set[str]) -> None:
     absent = sorted(missing - {each.path for each in artifacts})
     index = index_of("run-1", B, "partial", artifacts, absent)
-    assert parse_index(index.to_bytes()) == index
+    assert parse_index(index.to_bytes())._replace(digest="") == index
     with without_msgspec():
-        assert parse_index(index.to_bytes()) == index
+        assert parse_index(index.to_bytes())._replace(digest="") == index
 
 
 def without_msgspec() -> AbstractContextManager[object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -206,7 +205,7 @@ def test_a_status_that_the_index_lists_as_huge_is_not_read(tmp_path: Path) -> No
     index = parse_index((bundle.path / "artifact_index.json").read_bytes())
     listed = index.artifacts["run_status.json"]
     huge = Artifact(listed.path, 1 << 40, listed.sha256, listed.schema_version)
-    forged = dataclasses.replace(index, artifacts={**index.artifacts, "run_status.json": huge})
+    forged = index._replace(artifacts={**index.artifacts, "run_status.json": huge})
     (bundle.path / "artifact_index.json").write_bytes(forged.to_bytes())
     os.truncate(bundle.path / "run_status.json", 1 << 40)
     with reading_at_most(1 << 20):

@@ -63,7 +63,7 @@ def test_a_repair_records_before_and_after(run: Path) -> None:
     assert entry["changes"] == changes
     assert {finding["code"] for finding in entry["findings"]} == {"digest_mismatch", "missing", "unlisted"}
     loaded = load_bundle(run)
-    assert (loaded.index, loaded.repaired, loaded.index.repairs) == (index, True, 1)
+    assert (loaded.index._replace(digest=""), loaded.repaired, loaded.index.repairs) == (index, True, 1)
     assert loaded.index.missing == ("b", "never.json"), "missing artifacts stay missing, and removed ones are added"
     assert loaded.index.status == "partial"
     assert verify(run).notes == ["the bundle was repaired after its commit (1×)"]

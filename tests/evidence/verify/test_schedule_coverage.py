@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -91,7 +90,7 @@ def unanchor(run: Path) -> None:
             path: Artifact(path, entry.file_size, entry.sha256, entry.schema_version)
             for path, entry in index.artifacts.items()
         }
-        return dataclasses.replace(index, artifacts=artifacts)
+        return index._replace(artifacts=artifacts)
 
     rebuild(run, change=without_chain)
 

@@ -15,7 +15,6 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +93,7 @@ def sparse_log_listed_in_the_index(made: Evidence) -> None:
     def grow(index: Index) -> Index:
         listed = index.artifacts["tool.calls.jsonl"]
         listed = Artifact(listed.path, HUGE, listed.sha256, listed.schema_version, listed.chain)
-        return replace(index, artifacts={**index.artifacts, listed.path: listed})
+        return index._replace(artifacts={**index.artifacts, listed.path: listed})
 
     (made.attempt / INDEX).write_bytes(grow(parse_index((made.attempt / INDEX).read_bytes())).to_bytes())
 

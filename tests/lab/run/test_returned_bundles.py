@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,7 +136,7 @@ def test_bundle_that_contains_another_one_is_refused(returned: Returned) -> None
     path = f"inner/{INDEX}"
     digest, size = sha256_file(returned.bundle / path)
     inner = Artifact(path, size, digest, "proofbox.artifact_index/1")
-    rebuild(returned.bundle, change=lambda index: replace(index, artifacts={**index.artifacts, path: inner}))
+    rebuild(returned.bundle, change=lambda index: index._replace(artifacts={**index.artifacts, path: inner}))
     assert load_bundle(returned.bundle).nested
     with pytest.raises(BundleError, match="other bundles"):
         returned.open()

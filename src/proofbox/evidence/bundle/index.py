@@ -13,11 +13,10 @@ import hashlib
 import re
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from operator import lt
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from proofbox.core.canonical import (
     MAX_INTEGER,
@@ -85,8 +84,9 @@ class SchemaUnknown(ShapeError):
     """The document has an unsupported schema version."""
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(NamedTuple):
+    """What an index states. Its digest is empty until it is written."""
+
     run_id: str
     world_id: str
     status: str
@@ -94,7 +94,7 @@ class Index:
     missing: tuple[str, ...] = ()
     repairs: int = 0
     """How many times the index was rebuilt after the commit. Never reset."""
-    digest: str = field(default="", compare=False)
+    digest: str = ""
 
     def to_bytes(self) -> bytes:
         document: dict[str, Any] = {

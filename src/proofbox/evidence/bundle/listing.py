@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from proofbox.errors import BundleNotFound
 from proofbox.evidence.bundle.identity import is_alive
@@ -24,8 +23,9 @@ from proofbox.evidence.bundle.status import RunStatus, parse_status
 from proofbox.evidence.documents.shape import ShapeError
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRun:
+class ListedRun(NamedTuple):
+    """A run of an output directory, as its documents describe it."""
+
     run_id: str
     path: str
     state: str
@@ -37,7 +37,7 @@ class ListedRun:
     dry: bool
 
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return self._asdict()
 
 
 def list_bundles(out: str | os.PathLike[str]) -> list[ListedRun]:

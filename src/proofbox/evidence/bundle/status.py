@@ -6,9 +6,8 @@ work is done; only the index shows that the bundle is committed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from proofbox.core.canonical import (
     CanonicalError,
@@ -29,8 +28,7 @@ from proofbox.evidence.documents.shape import ShapeError
 SCHEMA = "proofbox.run_status/1"
 
 
-@dataclass(frozen=True, slots=True)
-class RunStatus:
+class RunStatus(NamedTuple):
     run_id: str
     state: str
     """in_progress, complete or failed."""
@@ -42,7 +40,7 @@ class RunStatus:
     expected: tuple[str, ...] = ()
     failure: dict[str, str] | None = None
     """stage (the run's activity at the time), error (the exception's class), message."""
-    partial_reasons: tuple[str, ...] = field(default=())
+    partial_reasons: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         return canonical_bytes(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from proofbox.errors import BundleCorrupt, BundleExists, BundleInProgress
@@ -43,8 +42,7 @@ def require_left(directory: Path, before: RunStatus, *, abandoned: bool) -> None
 
 def continued(before: RunStatus, taker: RunStatus) -> RunStatus:
     """Return the new writer's status, with the original start time and the settings of both writers combined."""
-    return replace(
-        taker,
+    return taker._replace(
         run_id=before.run_id,
         started_at=before.started_at,
         expected=tuple(dict.fromkeys((*before.expected, *taker.expected))),

@@ -18,7 +18,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, TypedDict, Unpack
@@ -285,7 +284,7 @@ class BundleWriter:
         with self._mutex, self._locked("mark"):
             require_ours(self.path, self._status, "bundle mark_partial")
             self._partial.append(cleaned)
-            self._status = replace(self._status, partial_reasons=tuple(self._partial))
+            self._status = self._status._replace(partial_reasons=tuple(self._partial))
             write_document(self.path / STATUS, self._status.to_bytes())
 
     def withhold_secrets(self) -> tuple[str, ...]:
@@ -392,8 +391,7 @@ class BundleWriter:
             unsynced = []
         with self._locked("commit"):
             require_ours(self.path, self._status, "bundle commit")
-            self._status = replace(
-                self._status,
+            self._status = self._status._replace(
                 state="complete" if error is None else "failed",
                 finished_at=isoformat(self._clock.now()),
                 failure=None if error is None else self._failure(error),

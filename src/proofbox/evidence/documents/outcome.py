@@ -9,8 +9,7 @@ Each has a result, who established it, and how. `unknown` never counts as succes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from proofbox.core.documents import declare
 from proofbox.evidence.bundle.index import refuse_other_schema
@@ -32,8 +31,7 @@ _MEANINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """One of the three results. `by` is its source (`runtime_reported`: the agent's own claim), `how` the method."""
 
     result: str
@@ -48,8 +46,9 @@ class Verdict:
 UNKNOWN = Verdict("unknown")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
+    """The three results of an attempt."""
+
     claimed: Verdict = UNKNOWN
     verified: Verdict = UNKNOWN
     infra: Verdict = UNKNOWN

@@ -9,8 +9,7 @@ absolute; it is never guessed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from proofbox.core.documents import declare
 from proofbox.evidence.bundle.index import refuse_other_schema
@@ -21,8 +20,9 @@ PATH = "path_witnesses.json"
 SCHEMA = "proofbox.path_witnesses/1"
 
 
-@dataclass(frozen=True, slots=True)
-class PathWitness:
+class PathWitness(NamedTuple):
+    """A requested path, and the kernel's path for it."""
+
     requested_path: str
     observed_path: str | None
     observed_path_nofirmlink: str | None
