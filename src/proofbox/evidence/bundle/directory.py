@@ -11,11 +11,14 @@ import hashlib
 import os
 import stat
 import weakref
-from collections.abc import Container, Iterator
-from typing import Protocol
+from collections.abc import Container, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from proofbox.core.chain import MAX_LINE_BYTES
 from proofbox.evidence.bundle.paths import DirectoryContents, TooLarge, read_bounded, shown, walk
+
+if TYPE_CHECKING:
+    from proofbox.evidence.bundle.index import Artifact
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -46,20 +49,26 @@ class BundleDirectory:
         """Open the file at `path` for reading. Does not follow a link at `path`, and does not block on a FIFO."""
         return os.open(self._below + path, _READ, dir_fd=self._top.fd)
 
-    def read_matching(self, path: str, size: int, sha256: str) -> bytes | None:
-        """Read the small file at `path`; None unless it has this size and digest.
+    def read_matching(self, artifacts: Iterable[Artifact]) -> dict[str, bytes]:
+        """Read small files, and return the content of those that have the listed size and digest, by path.
 
-        No more than `size` + 1 bytes are read, of a file of any kind.
+        No more than one byte beyond the size is read, of a file of any kind.
         """
-        try:
-            fd = os.open(self._below + path, _READ, dir_fd=self._top.fd)
+        top, below = self._top.fd, self._below
+        found = {}
+        for artifact in artifacts:
+            path, size = artifact.path, artifact.file_size
             try:
-                data = os.read(fd, size + 1)
-            finally:
-                os.close(fd)
-        except OSError:
-            return None
-        return data if len(data) == size and hashlib.sha256(data).hexdigest() == sha256 else None
+                fd = os.open(below + path, _READ, dir_fd=top)
+                try:
+                    data = os.read(fd, size + 1)
+                finally:
+                    os.close(fd)
+            except OSError:
+                continue
+            if len(data) == size and hashlib.sha256(data).hexdigest() == artifact.sha256:
+                found[path] = data
+        return found
 
     def read(self, path: str, limit: int) -> bytes:
         """Read the whole regular file at `path`. Raises TooLarge beyond `limit` bytes, and OSError."""

@@ -157,12 +157,12 @@ def _open_below(top: int, below: str) -> int:
 
 def _scan(directory: int, below: str, found: DirectoryContents) -> list[str]:
     """Add the entries of a directory to `found`, and return its subdirectories."""
-    inside = []
+    inside, start, files = [], below and f"{below}/", found.files
     with os.scandir(directory) as entries:
         for entry in entries:
-            path = f"{below}/{entry.name}" if below else entry.name
+            path = start + entry.name
             if entry.is_file(follow_symlinks=False):
-                found.files.add(path)
+                files.add(path)
             elif entry.is_dir(follow_symlinks=False):
                 found.directories.add(path)
                 inside.append(path)

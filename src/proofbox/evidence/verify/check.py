@@ -350,28 +350,29 @@ def _check_files(bundle: BundleCheck, files: Sequence[Artifact], scope: _Scope, 
 
     The content of small ones stays in `contents`: of logs if their lines will be checked, and of all with `keep`.
     """
-    directory, budget, contents = bundle.directory, scope.budget, bundle.contents
+    directory, budget = bundle.directory, scope.budget
     status = (bundle.status_sha256, bundle.status_size) if bundle.committed else None
     todo = [each for each in files if each.path != STATUS or status != (each.sha256, each.file_size)]
-    kept, left = set(), _SMALL_FILES
+    kept, left = dict[str, Artifact](), _SMALL_FILES
     for each in todo:
-        if each.file_size <= left and (keep or (each.chain is not None and scope.chains)):
-            kept.add(each.path)
-            left -= each.file_size
+        size = each.file_size
+        if size <= left and (keep or (each.chain is not None and scope.chains)) and each.path != STATUS:
+            if budget.take(size):
+                kept[each.path] = each
+            left -= size
+    bundle.contents.update(directory.read_matching(kept.values()))
 
     def compare(artifact: Artifact) -> tuple[str, str] | None:
-        path, size = artifact.path, artifact.file_size
-        if not ((size <= _SMALL_FILE or path in kept) and budget.take(size)):
-            return _difference(directory, budget, artifact)
-        data = directory.read_matching(path, size, artifact.sha256)
-        if data is None:
-            return _difference(directory, ReadBudget(None), artifact)
-        if path in kept:
-            contents[path] = data
-        return None
+        if artifact.path not in kept:
+            if not (artifact.file_size <= _SMALL_FILE and budget.take(artifact.file_size)):
+                return _difference(directory, budget, artifact)
+            if directory.read_matching([artifact]):
+                return None
+        return _difference(directory, ReadBudget(None), artifact)
 
     differing = set()
-    for artifact, wrong in zip(todo, in_threads(compare, todo), strict=True):
+    rest = [each for each in todo if each.path not in bundle.contents]
+    for artifact, wrong in zip(rest, in_threads(compare, rest), strict=True):
         if wrong is None and artifact.path == STATUS and status is not None:
             wrong = _PARSED_DIFFERS
         if wrong is not None:
