@@ -30,7 +30,7 @@ from proofbox.errors import (
     NotFoundError,
 )
 from proofbox.evidence.bundle.directory import BundleDirectory
-from proofbox.evidence.bundle.index import Artifact, Index
+from proofbox.evidence.bundle.index import Anchor, Artifact, Index
 from proofbox.evidence.bundle.paths import (
     MAX_JSON_BYTES,
     MAX_LOG_BYTES,
@@ -182,30 +182,31 @@ class Bundle:
         return found
 
     def read_log(self, path: str, *, limit: int = MAX_LOG_BYTES) -> Iterator[dict[str, Any]]:
-        """Yield the entries of a log in order, each with its `seq` and `prev`, and check its chain on the way.
+        """Return the entries of a log in order, each with its `seq` and `prev`, and check its chain on the way.
 
         The log is read line by line. Whether it is complete is known only at its end: if it is not, that raises
         BundleCorrupt after its last entry.
         """
         for place, inner in self.nested.items():
             if path.startswith(place + "/"):
-                yield from inner.read_log(path[len(place) + 1 :], limit=limit)
-                return
+                return inner.read_log(path[len(place) + 1 :], limit=limit)
         artifact = self._within(path, limit)
         if artifact.chain is None:
             raise BundleCorrupt(f"{path} is not listed as a log", op="bundle read")
-        name = f"{self.run_id}/{path}"
-        intact = intact_chain(self.contents[path], name) if path in self.contents else None
-        if intact is not None and (len(intact[0]), intact[1]) == (artifact.chain.count, artifact.chain.head):
-            yield from intact[0]
-            return
-        chain = ChainFollower(name)
+        if path in self.contents:
+            intact = intact_chain(self.contents[path], f"{self.run_id}/{path}")
+            if intact is not None and (len(intact[0]), intact[1]) == (artifact.chain.count, artifact.chain.head):
+                return iter(intact[0])
+        return self._follow(artifact, artifact.chain)
+
+    def _follow(self, artifact: Artifact, anchor: Anchor) -> Iterator[dict[str, Any]]:
+        chain = ChainFollower(f"{self.run_id}/{artifact.path}")
         try:
             yield from chain.follow_lines(self._lines(artifact))
         except CanonicalError as error:
-            raise BundleCorrupt(f"{path} line {chain.count + 1}: {error}", op="bundle read") from error
-        if (chain.head, chain.count) != (artifact.chain.head, artifact.chain.count):
-            raise BundleCorrupt(f"{path} does not end where its index says", op="bundle read")
+            raise BundleCorrupt(f"{artifact.path} line {chain.count + 1}: {error}", op="bundle read") from error
+        if (chain.head, chain.count) != (anchor.head, anchor.count):
+            raise BundleCorrupt(f"{artifact.path} does not end where its index says", op="bundle read")
 
     def _lines(self, artifact: Artifact) -> Iterator[bytes]:
         path = artifact.path

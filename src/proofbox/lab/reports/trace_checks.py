@@ -26,8 +26,8 @@ Found = tuple[str, str, str]
 MAX_TRACKED = 250_000
 """Maximum number of turns and of commands in one log that are matched with their ends."""
 _SHOWN = 100
-_TURNS = ("turn_started", "turn_ended")
-_COMMANDS = ("tool_call", "file_change", "item_started")
+_TURNS = frozenset({"turn_started", "turn_ended"})
+_COMMANDS = frozenset({"tool_call", "file_change", "item_started"})
 
 
 def same(path: str, what: str, one: Any, other: Any) -> tuple[Found, ...]:
@@ -136,8 +136,8 @@ def _events(
     events: Iterator[dict[str, Any]], calls: _Sequence, report: dict[str, Any], *, whole: bool
 ) -> Iterator[Found]:
     recorded = _Sequence()
-    counts = {"turn_started": 0, "message": 0}
     turns, commands = _Turns(), _Commands()
+    started = messages = tracked = 0
     last: int | None = None
     ordered = True
     for event in events:
@@ -145,23 +145,24 @@ def _events(
         # Gaps are allowed, because deltas are numbered but not recorded.
         ordered = ordered and (last is None or number > last)
         last = number
-        if kind == "tool_call":
-            recorded.add(event["item"])
-        elif kind in counts:
-            counts[kind] += 1
-        if kind in _TURNS:
-            turns.add(event)
-        elif kind in _COMMANDS:
+        if kind in _COMMANDS:
+            if kind == "tool_call":
+                recorded.add(event["item"])
             commands.add(event)
+        elif kind in _TURNS:
+            started += kind == "turn_started"
+            turns.add(event)
         else:
+            messages += kind == "message"
             continue
-        if turns.tracked > MAX_TRACKED or commands.tracked > MAX_TRACKED:
+        tracked += 1
+        if tracked > MAX_TRACKED and (turns.tracked > MAX_TRACKED or commands.tracked > MAX_TRACKED):
             yield "trace_too_long", EVENTS, f"more than {MAX_TRACKED} turns or commands; the rest is not checked"
             deque(events, maxlen=0)  # its tokens are counted
             return
     yield from same(EVENTS, "tool calls", recorded, calls)
-    yield from same(EVENTS, "turns", counts["turn_started"], report["turns"])
-    yield from same(EVENTS, "messages", counts["message"], report["messages"])
+    yield from same(EVENTS, "turns", started, report["turns"])
+    yield from same(EVENTS, "messages", messages, report["messages"])
     if not ordered:
         yield "events_out_of_order", EVENTS, "an event's number is not greater than the one before"
     yield from turns.findings()

@@ -273,13 +273,14 @@ def _was_stopped(bundle: Bundle) -> bool:
 
 
 def _attempt(bundle: Bundle, stated: outcome.Outcome | None, strict: bool) -> Iterator[Found]:
-    missing = [name for name in artifacts.EXPECTED if name not in bundle.artifacts]
+    listed = bundle.artifacts
+    missing = [name for name in artifacts.EXPECTED if name not in listed]
     infra = _infra(bundle, stated)
     if bundle.index.status == "failed" and (strict or not infra):
         yield "attempt_failed", INDEX, "an exception ended it, so its documents do not count"
     if missing and (strict or not (infra or _never_begun(bundle))):
         yield from (("artifact_missing", name, "required in a complete attempt") for name in missing)
-    if artifacts.REPORT in bundle.artifacts:
+    if artifacts.REPORT in listed:
         yield from _readable(_consistency(bundle, stated, whole=strict or not infra), artifacts.REPORT)
 
 
