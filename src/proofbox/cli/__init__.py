@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 GARBAGE_THRESHOLD = 50_000
 """New objects until the garbage collector runs: loading modules creates many, and none of them is garbage."""
 
+READING = ("attempt list", "report", "validate", "verify")
+"""Commands that use nearly all of their objects until they end: the collector would find no garbage among them."""
+
 
 class Command:
     """One command. A plain class, because creating a NamedTuple class would double the startup time."""
@@ -205,10 +208,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """Run the console script and end the process."""
+    collect_rarely(sys.argv[1:])
+    leave(run_to_end())
+
+
+def collect_rarely(words: Sequence[str]) -> None:
+    """Make the garbage collector of this process run rarely, or not at all."""
     import gc
 
     gc.set_threshold(GARBAGE_THRESHOLD)
-    leave(run_to_end())
+    if " ".join(words).startswith(READING):
+        gc.disable()
 
 
 def run_to_end() -> int:
