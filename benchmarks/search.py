@@ -26,7 +26,7 @@ from statistics import median
 from _history import at_most
 
 from proofbox.errors import SearchTimedOut
-from proofbox.workspace.search import PythonEngine
+from proofbox.workspace.search.engines import PythonEngine
 from proofbox.workspace.search.indexed import PATIENCE
 from proofbox.workspace.tools.environments.files import FileTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree

@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 from proofbox.errors import SearchTimedOut
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.scanning.writeback import protects_on_writeback
-from proofbox.workspace.search import IndexedEngine, Search, SearchHits, best_engine, finder, indexed, packed, search
+from proofbox.workspace.search import finder, indexed, packed
 from proofbox.workspace.search.dialect import SearchPattern
-from proofbox.workspace.search.finder import MAX_FILE_SIZE
+from proofbox.workspace.search.engines import best_engine
+from proofbox.workspace.search.finder import MAX_FILE_SIZE, Search, SearchHits, search
+from proofbox.workspace.search.indexed import IndexedEngine
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 from proofbox.workspace.tools.environments.search_source import TreeSource
 

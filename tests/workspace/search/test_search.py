@@ -16,18 +16,10 @@ from pacing import SOON
 
 from proofbox.errors import PatternRefused, SearchTimedOut
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import (
-    PythonEngine,
-    RipgrepEngine,
-    Search,
-    SearchEngine,
-    SearchHits,
-    best_engine,
-    finder,
-    search,
-)
+from proofbox.workspace.search import finder
 from proofbox.workspace.search.dialect import SearchPattern, compile_pattern
-from proofbox.workspace.search.finder import MAX_FILE_SIZE
+from proofbox.workspace.search.engines import PythonEngine, RipgrepEngine, SearchEngine, best_engine
+from proofbox.workspace.search.finder import MAX_FILE_SIZE, Search, SearchHits, search
 from proofbox.workspace.tools.environments.files import FileTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 from proofbox.workspace.tools.environments.memory import MemoryEnvironment, MemoryTree

@@ -10,7 +10,7 @@ import pytest
 
 from proofbox import Sandboxes
 from proofbox.errors import CapabilityDenied, PolicyRefused
-from proofbox.workspace.search import PythonEngine, SearchEngine
+from proofbox.workspace.search.engines import PythonEngine, SearchEngine
 from proofbox.workspace.tools.conformance import CHECKS, GUARDED, Make, ToolFixture, run_conformance
 from proofbox.workspace.tools.contract import ToolEnvironment
 from proofbox.workspace.tools.environments.host import HostEnvironment, SandboxEnvironment

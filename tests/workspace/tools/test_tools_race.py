@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from proofbox.errors import CapabilityDenied, ProofboxError, ToolPathRefused
-from proofbox.workspace.search import PythonEngine, best_engine
+from proofbox.workspace.search.engines import PythonEngine, best_engine
 from proofbox.workspace.tools.environments import handles
 from proofbox.workspace.tools.environments.files import FileTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree

@@ -4,20 +4,3 @@
 Python (`worker`). `indexed` has ripgrep search a packed copy of the text of many files (`packed`). Matched and
 displayed content is always read through the caller's own file descriptors.
 """
-
-from proofbox.workspace.search.engines import PythonEngine, RipgrepEngine, SearchEngine, best_engine
-from proofbox.workspace.search.finder import MatchedLine, Search, SearchHits, SearchSource, search
-from proofbox.workspace.search.indexed import IndexedEngine
-
-__all__ = [
-    "IndexedEngine",
-    "MatchedLine",
-    "PythonEngine",
-    "RipgrepEngine",
-    "Search",
-    "SearchEngine",
-    "SearchHits",
-    "SearchSource",
-    "best_engine",
-    "search",
-]

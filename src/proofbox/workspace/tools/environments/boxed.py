@@ -25,7 +25,7 @@ from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard, require
 from proofbox.workspace.capabilities.compiling import BoxRules, compile_rules, needs_walk, uncovered
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import SearchEngine
+from proofbox.workspace.search.engines import SearchEngine
 from proofbox.workspace.tools.environments.commands import CommandTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 

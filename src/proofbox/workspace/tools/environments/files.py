@@ -11,7 +11,9 @@ from typing import BinaryIO, NamedTuple, cast
 from proofbox.core.text import path_fields, printable
 from proofbox.errors import ArgumentsInvalid, FileAbsent, FileTooLarge, ProofboxError
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import IndexedEngine, Search, SearchEngine, search
+from proofbox.workspace.search.engines import SearchEngine
+from proofbox.workspace.search.finder import Search, search
+from proofbox.workspace.search.indexed import IndexedEngine
 from proofbox.workspace.tools.contract import (
     LARGEST_FILE,
     LISTING_LIMIT,

@@ -12,7 +12,7 @@ from proofbox.sandbox.contract import ExecResult
 from proofbox.sandbox.options import ExecOptions
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import SearchEngine
+from proofbox.workspace.search.engines import SearchEngine
 from proofbox.workspace.tools.environments.commands import CommandTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 from proofbox.workspace.tools.tree import Access, AllowAll, Guard
