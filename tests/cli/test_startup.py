@@ -97,6 +97,15 @@ def test_everything_of_the_preloaded_libraries_can_be_used() -> None:
     ]
 
 
+def test_only_classes_without_a_docstring_load_inspect() -> None:
+    script = (
+        "import sys; from proofbox.cli.preloading import preload_dataclasses; preload_dataclasses();"
+        "from dataclasses import dataclass, make_dataclass; dataclass(type('A', (), {'__doc__': 'One.'}));"
+        "print('inspect' in sys.modules, make_dataclass('B', ['b']).__doc__, 'inspect' in sys.modules)"
+    )
+    assert run(script) == "False B(b: 'typing.Any') True\n"
+
+
 def test_preloading_leaves_loaded_modules_as_they_are() -> None:
     script = (
         "import platform, textwrap, urllib.parse; from proofbox.cli.preloading import preload; preload();"

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 import msgspec
 
 from proofbox.agents.contract import AgentRuntime
-from proofbox.agents.gateway.endpoint import ModelAccess
 from proofbox.agents.registry import Registry
 from proofbox.agents.strategies import Chain
 from proofbox.core.nearest import nearest
 from proofbox.errors import AgentError, UsageError
+
+if TYPE_CHECKING:
+    from proofbox.agents.gateway.endpoint import ModelAccess
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -60,6 +62,8 @@ def model_access(runtime: AgentRuntime, settings: Mapping[str, Any]) -> ModelAcc
 
     Raises `UsageError` for invalid settings.
     """
+    from proofbox.agents.gateway.endpoint import ModelAccess  # commands that read evidence access no model
+
     if isinstance(runtime, _HasDefaultModel):
         return runtime.model_access(settings)
     url, key = settings.get("base_url"), settings.get("api_key_env")

@@ -13,6 +13,7 @@ from proofbox.cli import COMMANDS, GROUPS, Command, redirect_to_null
 from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
 from proofbox.cli.parameters import CommandSignature
 from proofbox.cli.parser import bind, quoted
+from proofbox.cli.preloading import preload_dataclasses
 from proofbox.core.nearest import nearest
 from proofbox.errors import InternalError, IoFailed, NotFoundError, ProofboxError, UsageError
 
@@ -33,6 +34,8 @@ def parse(words: Sequence[str]) -> Callable[[], int | None]:
 
         return partial(print, command_help(command, function.__doc__ or "", signature))
     arguments, options = bind(signature, words[len(command.path.split()) :], command.path)
+    if command.target.startswith(("agents.", "evidence.")):
+        preload_dataclasses()
     return partial(function, *arguments, **options)
 
 

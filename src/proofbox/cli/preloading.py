@@ -41,6 +41,11 @@ def preload() -> None:
         )
 
 
+def preload_dataclasses() -> None:
+    """Import dataclasses without inspect, which they need only for classes without a docstring."""
+    _import_with("dataclasses", DeferredModule("inspect"))
+
+
 def _import_with(name: str, *deferred: DeferredModule, **absent: None) -> None:
     """Import a module while others are replaced or cannot be imported. Modules that are loaded stay as they are."""
     replaced = {each.__name__: each for each in deferred} | absent

@@ -53,8 +53,9 @@ def test_each_file_of_an_attempt_is_opened_once(run: Path, reader: str, monkeypa
 RUNNING = ["asyncio", "importlib.metadata", "platform", "ssl", "statistics", "tempfile", "zipfile"]
 RUNNING += ["proofbox.agents.runtimes.scripted.runtime", "proofbox.lab.suite.harbor.tasks"]
 RUNNING += ["proofbox.sandbox.conformance", "proofbox.sandbox.containers.image_files", "proofbox.sandbox.service"]
-RUNNING += ["proofbox.workspace.workspace"]
-CONDUCTING = ["anyio", "subprocess", "proofbox.evidence.bundle.writer", "proofbox.lab.run.conductor"]
+RUNNING += ["proofbox.sandbox.client.wire", "proofbox.workspace.search.finder", "proofbox.workspace.workspace"]
+CONDUCTING = ["anyio", "inspect", "ipaddress", "subprocess"]
+CONDUCTING += ["proofbox.evidence.bundle.writer", "proofbox.lab.run.conductor"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ CONDUCTING = ["anyio", "subprocess", "proofbox.evidence.bundle.writer", "proofbo
     [
         (["suite", "resume"], RUNNING),  # it conducts the run, unless that is committed
         (["attempt", "list"], RUNNING + CONDUCTING),
-        (["validate"], RUNNING + CONDUCTING),
+        (["validate"], RUNNING + CONDUCTING + ["proofbox.lab.attempt.runner_files", "proofbox.lab.run.plan"]),
         (["report"], RUNNING + CONDUCTING),
     ],
 )

@@ -10,7 +10,6 @@ import base64
 import json
 import re
 from string import ascii_letters, digits
-from urllib.parse import quote, quote_plus
 
 MIN_SECRET = 6  # shorter values occur by chance, and redacting them would make the text unreadable
 _MIN_BASE64 = 8
@@ -21,6 +20,8 @@ def spellings(secret: bytes) -> set[bytes]:
     secret = secret.strip(b" \t\r\n")  # as in a value read from a file
     if len(secret) < MIN_SECRET:
         return set()
+    from urllib.parse import quote, quote_plus  # commands that read evidence have no secrets
+
     forms = {secret}
     for quoted in (quote(secret, safe=""), quote(secret), quote_plus(secret)):
         forms.add(quoted.encode())

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 from proofbox.lab.suite.spec import Verify, VerifyCommand
@@ -109,6 +110,18 @@ class Protection:
 @lru_cache(maxsize=256)
 def _glob(pattern: str) -> Glob:
     return Glob(pattern)  # compiled once: every attempt at a mission has the same patterns
+
+
+class OverlaidFiles:
+    """The files that are copied over the agent's; Python must not load anything in their place."""
+
+    def __init__(self, files: Path | None) -> None:
+        self._paths = frozenset() if files is None else frozenset(str(p.relative_to(files)) for p in files.rglob("*"))
+        self._modules = {imported_as(path, is_link=False) for path in self._paths} - {None}
+
+    def shadowed_by(self, path: str, *, is_link: bool) -> bool:
+        """Return whether Python would load a path of the agent instead of one of these files."""
+        return path not in self._paths and imported_as(path, is_link=is_link) in self._modules
 
 
 def imported_as(path: str, *, is_link: bool) -> str | None:

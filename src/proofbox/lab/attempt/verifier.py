@@ -33,8 +33,6 @@ from proofbox.core.text import gap, preview, preview_end
 from proofbox.errors import SuiteInvalid
 from proofbox.evidence.bundle.paths import shown
 from proofbox.lab.attempt.reward import Reward, combine_rewards, read_reward
-from proofbox.lab.attempt.runner_files import COMPILED, Protection, imported_as
-from proofbox.lab.suite.harbor.task_tree import tree_sha256
 from proofbox.lab.suite.spec import Verify, VerifyCommand
 from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.options import PolicyOptions
@@ -103,13 +101,14 @@ def lay_out(
 
     `given` is the snapshot that the agent started from, `final` the one it left.
     """
-    # Readers of results need no workspace.
+    # Readers of results need neither a workspace nor the files of test runners.
+    from proofbox.lab.attempt.runner_files import COMPILED, OverlaidFiles, Protection
     from proofbox.workspace.timeline.diff import differences
     from proofbox.workspace.timeline.restore import write_file
     from proofbox.workspace.workspace import Workspace
 
     protection = Protection(verify)
-    laid_files = _OverlaidFiles(files)
+    laid_files = OverlaidFiles(files)
     taken = [Glob(pattern) for pattern in verify.take]
     put_back: list[str] = []
     left_out: list[str] = []
@@ -153,19 +152,10 @@ def lay_out(
         yield tuple(dict.fromkeys(map(shown, put_back))), tuple(dict.fromkeys(map(shown, left_out)))
 
 
-class _OverlaidFiles:
-    """The files that are copied over the agent's; Python must not load anything in their place."""
-
-    def __init__(self, files: Path | None) -> None:
-        self._paths = frozenset() if files is None else frozenset(str(p.relative_to(files)) for p in files.rglob("*"))
-        self._modules = {imported_as(path, is_link=False) for path in self._paths} - {None}
-
-    def shadowed_by(self, path: str, *, is_link: bool) -> bool:
-        return path not in self._paths and imported_as(path, is_link=is_link) in self._modules
-
-
 def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[str, Path]:
     """Copy the verifier's mounts to `dest`, and create the reward directory. Return box path → directory or file."""
+    from proofbox.lab.suite.harbor.task_tree import tree_sha256
+
     beside = {place: dest / str(number) for number, place in enumerate(verify.mounts)}
     if verify.mounts or verify.reward is not None:
         dest.mkdir()

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -28,7 +28,9 @@ from proofbox.lab.attempt_metrics import node_in
 from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.run.closing import UNREADABLE, as_committed, committed_result, lost, torn_result
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
-from proofbox.lab.run.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    from proofbox.lab.run.plan import Plan
 
 DISAGREES = "ledger_disagrees"
 UNWARRANTED = "retry_unwarranted"
@@ -38,6 +40,8 @@ _EPOCH = re.compile(r"\.e([0-9]{1,9})\Z")
 
 @dataclass(frozen=True, slots=True)
 class RunResults:
+    """The plan, the attempts and the results of a run."""
+
     attempts: tuple[Attempt, ...]
     """Of a committed run: from the evidence, in the order of the schedule; an attempt with invalid evidence has no
     result. Before the commit: from the ledger."""
@@ -55,6 +59,8 @@ def read_run(run_dir: Path, ledger: Ledger, visit: Callable[[str, Bundle], None]
 
     `visit` is called with the path and the bundle of each attempt of a committed run whose evidence is valid.
     """
+    from proofbox.lab.run.plan import read_plan  # readers without a ledger do not need it
+
     plan, recorded = read_plan(ledger), ledger.attempts()
     if ledger.get_value("committed") == "yes" or os.path.lexists(run_dir / INDEX):
         return _committed(run_dir, recorded, plan, visit)

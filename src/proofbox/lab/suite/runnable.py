@@ -30,7 +30,6 @@ from proofbox.errors import (
 )
 from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.spec import Mission, SuiteFields, verifiers_of
-from proofbox.sandbox.client.requests import encode_env
 from proofbox.sandbox.options import check_limit
 from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
 from proofbox.workspace.tools.registry import TOOLS
@@ -92,6 +91,8 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
     variables = [((*field, "env"), verify.env) for field, verify in verifiers_of(mission)]
     for path, env in (*variables, (("solution_env",), mission.solution_env)):
         for name, value in env.items():
+            from proofbox.sandbox.client.requests import encode_env  # few suites set variables
+
             try:
                 encode_env({name: value})
             except RequestInvalid as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import NamedTuple
 
@@ -46,8 +45,10 @@ def endpoint_of(url: str) -> NetworkEndpoint | str:
 
 def _plain_address(host: str) -> str:
     """Return the IPv4 address of an IPv4-mapped IPv6 address, else the host unchanged."""
+    from ipaddress import IPv6Address  # few commands need it
+
     try:
-        mapped = ipaddress.IPv6Address(host).ipv4_mapped
+        mapped = IPv6Address(host).ipv4_mapped
     except ValueError:
         return host
     return host if mapped is None else str(mapped)
