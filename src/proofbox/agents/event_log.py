@@ -30,10 +30,12 @@ class EntryShortener:
 
 
 def completed(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a log, each with its session, thread, turn and number."""
-    place: dict[str, Any] = dict.fromkeys(_PLACE, "")
+    """Add its session, thread, turn and number to each entry of a log, and yield it."""
+    session = thread = turn = ""
     number = 0
     for entry in entries:
-        place = {name: entry.get(name, place[name]) for name in _PLACE}
-        number = entry.get("number", number + 1)
-        yield {**entry, **place, "number": number}
+        session = entry.setdefault("session", session)
+        thread = entry.setdefault("thread", thread)
+        turn = entry.setdefault("turn", turn)
+        number = entry.setdefault("number", number + 1)
+        yield entry
