@@ -48,7 +48,7 @@ MAX_MEMORY_MB = 200
 FLAT = 1.1
 LARGE, EVIDENCE = 4.0, 1.2
 MAX_BYTES, MAX_FILES = 10_000, 12
-READERS = {"verify": 2.0, "report": 2.0, "validate": 2.7, "attempt list": 2.1, "suite resume": 2.4, "gc": 1.2}
+READERS = {"verify": 1.8, "report": 1.7, "validate": 2.4, "attempt list": 1.9, "suite resume": 2.1, "gc": 1.2}
 """The maximum ratio of each command's CPU time on a run to that of `READ`."""
 READ_ROUNDS = 5
 READ = """
