@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,7 +30,12 @@ from proofbox.sandbox.conformance import CHECKS, run_conformance
 from proofbox.sandbox.contract import Door
 from proofbox.sandbox.images.imports import import_image
 from proofbox.sandbox.machines import kernel as kernels
+from proofbox.sandbox.machines.acceleration import find_acceleration
+from proofbox.sandbox.machines.console_port import HEADER, READY
+from proofbox.sandbox.machines.initramfs import make_initramfs
 from proofbox.sandbox.machines.kernel import find_kernel
+from proofbox.sandbox.machines.qemu import port_options, qemu_base
+from proofbox.sandbox.machines.trial_boot import INITRAMFS, KERNEL, booting
 from proofbox.sandbox.providers import vm
 from proofbox.sandbox.service import Session
 
@@ -163,6 +169,31 @@ def within_two_seconds(condition: Callable[[], bool], what: str) -> None:
             return
         time.sleep(0.05)
     pytest.fail(f"{what} took more than two seconds")
+
+
+def test_guest_waits_until_its_kernel_knows_that_the_host_is_connected() -> None:
+    kernel = find_kernel()
+    monitor, its_end = socket.socketpair()
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as port, monitor, its_end:
+        listener.bind("")
+        listener.listen()
+        fds = [listener.fileno(), its_end.fileno()]
+        options = port_options(str(fds[0]))
+        options[1] += ",server=on,wait=off"
+        options[-1] += ",id=port"  # QEMU reports only changes of devices with a name
+        options += ["-chardev", f"socket,id=monitor,fd={fds[1]}", "-mon", "chardev=monitor,mode=control"]
+        kind = find_acceleration(kernel / "vmlinux", make_initramfs(kernel))
+        qemu = [*qemu_base(kind, KERNEL, INITRAMFS, memory_mb=None, cpus=None), *options]
+        with booting(qemu, {KERNEL: kernel / "vmlinux", INITRAMFS: make_initramfs(kernel)}, kind, fds=fds):
+            its_end.close()
+            monitor.sendall(b'{"execute": "qmp_capabilities"}')
+            with monitor.makefile("rb") as events:
+                assert any(b"VSERPORT_CHANGE" in event and b'"open": true' in event for event in events)
+                monitor.settimeout(3)
+                with pytest.raises(TimeoutError):  # a guest that gives up ends QEMU
+                    events.readline()
+            port.connect(listener.getsockname())
+            assert port.recv(HEADER.size) == HEADER.pack(0, READY, 0)
 
 
 @pytest.mark.needs("root", "limits")

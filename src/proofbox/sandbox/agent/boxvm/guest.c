@@ -445,7 +445,12 @@ static int open_port(void) { /* its name contains the number of its device, whic
     for (int tries = 0, fd; tries < 12000; tries++) {
         char path[32];
         snprintf(path, sizeof path, "/dev/vport%dp%d", tries % 3, tries / 3 % 2); /* QEMU reserves the port 0 */
-        if ((fd = open(path, O_RDWR | O_CLOEXEC)) >= 0) return fd;
+        if ((fd = open(path, O_RDWR | O_CLOEXEC)) >= 0) {
+            /* Until the kernel has received the news that the host is connected, the port is at its end. */
+            struct pollfd set = {fd, 0, 0};
+            for (; tries < 12000 && poll(&set, 1, 0) == 1 && set.revents & POLLHUP; tries++) poll(NULL, 0, 5);
+            return fd;
+        }
         if (tries % 6 == 5) poll(NULL, 0, 5);
     }
     die("the console port");
