@@ -130,6 +130,16 @@ def long_log(made: Evidence) -> None:
     repin(made.run)
 
 
+def long_inherited_id(made: Evidence) -> None:
+    """One event names a thread of 8 MiB, which thousands of events inherit."""
+    events = [json.loads(line) for line in (made.attempt / "events.jsonl").read_bytes().splitlines()]
+    change = {"event": "file_change", "item": "x", "paths": [], "status": "completed"}
+    named = {**change, "number": 1000, "thread": "t" * (8 << 20)}
+    rewrite_log(made.attempt, "events.jsonl", [*events, named, *([change] * 30_000)])
+    rebuild(made.attempt)
+    repin(made.run)
+
+
 def rewritten(path: str, data: Callable[[], bytes]) -> Callable[[Evidence], None]:
     """Replace an artifact, and list it in every index."""
 
@@ -210,6 +220,7 @@ BOMBS: dict[str, Callable[[Evidence], None]] = {
     "sparse LATEST": sparse_in_place_of("LATEST"),
     "sparse objects in the store": sparse_objects_in_the_store,
     "long log": long_log,
+    "long inherited id": long_inherited_id,
     "long line": rewritten(f"{ATTEMPT}/tool.calls.jsonl", lambda: values(MAX_LINE_BYTES, b"[],") + b"\n"),
     "long line of the schedule": rewritten("schedule.jsonl", lambda: values(MAX_LINE_BYTES, b'{"":0},') + b"\n"),
     "endless line": rewritten(f"{ATTEMPT}/events.jsonl", lambda: b"x" * (4 * MAX_LINE_BYTES)),
@@ -245,6 +256,7 @@ SELECTION = (
     ("huge index", "verify"),
     ("huge index", "repair"),
     ("long line", "validate"),
+    ("long inherited id", "validate"),
     ("long line of the schedule", "verify"),
     ("as many values as allowed", "suite report"),
     ("sparse objects in the store", "bundle pull"),

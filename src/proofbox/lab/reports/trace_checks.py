@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -93,7 +94,7 @@ class _Tokens:
         """Count an event, and return it."""
         if event["event"] == "usage" and not self.too_many:
             usage = msgspec.convert(event, Usage)
-            self._threads.add(_key(usage.source, usage.thread))
+            self._threads.add(_key(usage.source, of=_key_of_many(usage.thread)))
             self._count.add(usage)
         return event
 
@@ -184,7 +185,7 @@ class _Turns:
 
     def add(self, event: dict[str, Any]) -> None:
         """Add an event of `_TURNS`."""
-        key = _key(event["turn"])
+        key = _key_of_many(event["turn"])
         if event["event"] == "turn_started":
             self._started.setdefault(key, event["turn"][:_SHOWN])
         else:
@@ -213,11 +214,11 @@ class _Commands:
     def add(self, event: dict[str, Any]) -> None:
         """Add an event of `_COMMANDS`."""
         if event["event"] != "item_started":
-            key = _key(event["thread"], event["item"])
+            key = _key(event["item"], of=_key_of_many(event["thread"]))
             self._ended.add(key)
             self._open.pop(key, None)
         elif event.get("command"):
-            key = _key(event["thread"], event["item"])
+            key = _key(event["item"], of=_key_of_many(event["thread"]))
             if key not in self._ended:
                 self._open[key] = event["item"][:_SHOWN]
 
@@ -251,10 +252,15 @@ def _exchanges(bundle: Bundle, attempt: str) -> Iterator[Found]:
                 yield "body_missing", EXCHANGES, f"the {name} of exchange {entry['number']} is missing"
 
 
-def _key(*parts: str) -> bytes:
-    """Return a short key for texts of any length."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.digest()
+def _key(text: str, of: bytes = b"") -> bytes:
+    """Return a short key for a text of any length, in the thread with the key `of`."""
+    return hashlib.blake2b(of + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+@lru_cache(maxsize=4)
+def _key_of_many(text: str) -> bytes:
+    """Return a short key for the id of a thread or turn, which many events may inherit from one line of the log.
+
+    A forged id may have megabytes, so it is not hashed again for each of them.
+    """
+    return _key(text)
