@@ -133,7 +133,7 @@ def long_log(made: Evidence) -> None:
 def long_inherited_id(made: Evidence) -> None:
     """One event names a thread of 8 MiB, which thousands of events inherit."""
     events = [json.loads(line) for line in (made.attempt / "events.jsonl").read_bytes().splitlines()]
-    change = {"event": "file_change", "item": "x", "paths": [], "status": "completed"}
+    change: dict[str, object] = {"event": "file_change", "item": "x", "paths": [], "status": "completed"}
     named = {**change, "number": 1000, "thread": "t" * (8 << 20)}
     rewrite_log(made.attempt, "events.jsonl", [*events, named, *([change] * 30_000)])
     rebuild(made.attempt)

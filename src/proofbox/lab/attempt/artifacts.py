@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -13,7 +13,7 @@ from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.strategies import CandidateResult
 from proofbox.core.digest import sha256_file
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.errors import ProofboxError, WorkerLost
+from proofbox.errors import BundleSchemaUnknown, CorruptError, ProofboxError, WorkerLost
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.documents import outcome, tree
 from proofbox.lab.attempt.claims import Feedback
@@ -36,18 +36,21 @@ from proofbox.lab.attempt.documents import (
 from proofbox.lab.attempt.expectations import UnmetCondition
 from proofbox.lab.attempt.result import AttemptResult
 from proofbox.lab.attempt.states import StateEntered
-from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+from proofbox.lab.attempt.trace import CALLS, EVENTS, EXCHANGES, STEPS
 from proofbox.lab.attempt.verifier import VerifierResult
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.suite.spec import Isolation, Mission, comparability
 
 if TYPE_CHECKING:
+    from proofbox.evidence.bundle.index import Artifact
+    from proofbox.evidence.bundle.reader import Bundle
     from proofbox.evidence.bundle.writer import BundleWriter
     from proofbox.lab.attempt.final_tree import SharedBase
     from proofbox.workspace.model import Snapshot
     from proofbox.workspace.store.objects import ObjectStore
     from proofbox.workspace.workspace import Workspace
 
+T = TypeVar("T")
 ATTEMPT, PROMPT, RUNNER = "attempt.json", "prompt.txt", "runner.ref.json"
 FEEDBACK, REPORT = "feedback.json", "attempt.report.json"
 TORN = "attempt.torn.json"
@@ -60,6 +63,22 @@ CLEANUP = "cleanup.json"
 
 EXPECTED = (ATTEMPT, PROMPT, RUNNER, FEEDBACK, REPORT, outcome.PATH, CALLS, STEPS, EVENTS, tree.PATH)
 """The artifacts of a complete attempt. After an infrastructure failure some are missing, and the bundle is partial."""
+
+VERSIONS = {
+    ATTEMPT: "proofbox.attempt/2",
+    RUNNER: "proofbox.runner_ref/1",
+    FEEDBACK: "proofbox.feedback/1",
+    REPORT: "proofbox.attempt_report/2",
+    TORN: "proofbox.torn_attempt/1",
+    NODE: "proofbox.node/1",
+}
+"""The versions of an attempt's documents that are read."""
+LINE_VERSIONS = {
+    CALLS: "proofbox.tool_call/2",
+    STEPS: "proofbox.step/2",
+    EXCHANGES: "proofbox.model_exchange/1",
+}
+"""The versions of the lines of its logs. The lines of `EVENTS` have that of `ATTEMPT`."""
 
 DETAIL = 4000
 _ELSEWHERE = ("policy", "observed", "variables")
@@ -101,6 +120,42 @@ class FinishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
 def bundle_id(run_id: str, attempt_id: str) -> str:
     """Return the id of an attempt's bundle. An attempt outside a run has no run id in it."""
     return f"{run_id}.{attempt_id}" if run_id else attempt_id
+
+
+def require_known_versions(listed: Mapping[str, Artifact]) -> None:
+    """Raise BundleSchemaUnknown if an index lists a document of an attempt with another version than is read.
+
+    Such an attempt must not count as damaged or as lost: a newer proofbox may have written it.
+    """
+    for name, known in VERSIONS.items():
+        if name in listed and listed[name].schema_version != known:
+            raise _unknown(name, listed[name].schema_version, known)
+
+
+def read_json(bundle: Bundle, name: str) -> Any:
+    """Read a document of a verified attempt. Raises BundleSchemaUnknown if it has another version than is read."""
+    return bundle.read_json(name, schema=VERSIONS[name])
+
+
+def read_log(bundle: Bundle, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a log of a verified attempt. Raises BundleSchemaUnknown at a line with another version."""
+    known = LINE_VERSIONS[name]
+    for entry in bundle.read_log(name):
+        if entry.get("schema_version") != known:
+            raise _unknown(f"line {entry['seq'] + 1} of {name}", entry.get("schema_version"), known)
+        yield entry
+
+
+def _unknown(what: str, stated: object, known: str) -> BundleSchemaUnknown:
+    return BundleSchemaUnknown(f"{what} has schema_version {str(stated)[:100]!r}; expected {known!r}", op="attempt")
+
+
+def read_document(bundle: Bundle, name: str, kind: type[T]) -> T:
+    """Read a document like `read_json`. Raises CorruptError if it is malformed."""
+    try:
+        return msgspec.convert(read_json(bundle, name), kind)
+    except msgspec.ValidationError as error:
+        raise CorruptError(f"{name} of {bundle.path} is malformed: {error}", op="attempt") from None
 
 
 def index_sha256(bundle: Path) -> str:

@@ -163,7 +163,7 @@ def _flow(run_dir: Path, flow: str, suite: Suite, scratch: Path, redactor: Redac
 
 def _verified(attempt: Attempt, bundle: Bundle, suite: Suite, place: Path, redactor: Redactor) -> str:
     mission = suite.mission(attempt.mission)
-    found = final_of(msgspec.convert(bundle.read_json(artifacts.ATTEMPT), AttemptRecord))
+    found = final_of(artifacts.read_document(bundle, artifacts.ATTEMPT, AttemptRecord))
     files = None if mission.verify.files is None else suite.at(mission.verify.files)
     place.mkdir(parents=True)
     with (

@@ -95,13 +95,17 @@ def read_documents(bundle: Path) -> dict[str, Any]:
 
 
 def evidence_problem(attempt: Attempt, bundle: Path) -> str | None:
-    """Return why the evidence of an ended attempt is invalid; None if it matches the ledger."""
+    """Return why the evidence of an ended attempt is invalid; None if it matches the ledger.
+
+    Raises BundleSchemaUnknown if another version of proofbox wrote it.
+    """
     if attempt.result is None:
         return None
     try:
         found = load_bundle(bundle)
     except (ProofboxError, OSError) as error:
         return f"{error.code}: {error.message}" if isinstance(error, ProofboxError) else str(error)
+    artifacts.require_known_versions(found.artifacts)
     if found.index_sha256 != attempt.result.index_sha256:
         return "its index differs from the one in the run's ledger"
     try:

@@ -173,6 +173,7 @@ def _scored_in(bundle: Bundle) -> dict[str, _Attempt]:
 
 
 def _scored(attempt: Bundle) -> _Attempt:
+    artifacts.require_known_versions(attempt.artifacts)
     result = _convert(attempt.read_json(artifacts.REPORT), _Result, attempt)
     if tree.PATH in attempt.artifacts:
         left = _convert(attempt.read_json(tree.PATH), _Tree, attempt)
@@ -183,7 +184,7 @@ def _scored(attempt: Bundle) -> _Attempt:
 def _calls(attempt: _Attempt) -> Iterator[str]:
     """Yield command, status and exit code of each tool call."""
     bundle, finished = attempt.bundle, attempt.result.reason == "completed"
-    for call in bundle.read_log(CALLS) if CALLS in bundle.artifacts else ():
+    for call in artifacts.read_log(bundle, CALLS) if CALLS in bundle.artifacts else ():
         yield _convert(call, _Call, bundle).described(finished=finished)
 
 

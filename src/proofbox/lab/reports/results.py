@@ -83,8 +83,9 @@ class StatedAttempt(NamedTuple):
     @classmethod
     def read(cls, bundle: Bundle, run_id: str, stated: Outcome | None = None) -> StatedAttempt:
         """`run_id` is the id of the run that contains the bundle; empty without a run. `stated` is the bundle's
-        outcome, if that was read already."""
+        outcome, if that was read already. Raises BundleSchemaUnknown if another version wrote the bundle."""
         attempt_id = bundle.run_id.removeprefix(f"{run_id}." if run_id else "")
+        artifacts.require_known_versions(bundle.artifacts)
         named = _named(bundle)
         result = torn = None
         with contextlib.suppress(*UNREADABLE):

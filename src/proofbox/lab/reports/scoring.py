@@ -141,7 +141,7 @@ def _load_run(path: _Path, command: str, read: Callable[[BundleCheck, str, Bundl
 def _report_of(bundle: Bundle) -> dict[str, Any] | BundleError:
     """Return the report of an attempt, or why it is unreadable, which matters only if the run verifies."""
     try:
-        found: dict[str, Any] = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/2")
+        found: dict[str, Any] = artifacts.read_json(bundle, artifacts.REPORT)
         msgspec.convert(found, AttemptReport)
     except msgspec.ValidationError as error:
         message = f"{artifacts.REPORT} of {bundle.run_id} is malformed: {error}"

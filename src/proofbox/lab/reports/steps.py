@@ -54,8 +54,12 @@ def read_diff(document: Mapping[str, Any], read: Callable[[str], bytes]) -> str:
 
 
 def load_attempt(path: Path) -> Bundle:
-    """Load and verify the bundle of one attempt. Raises `AttemptUnknown` if the bundle is not that of an attempt."""
+    """Load and verify the bundle of one attempt.
+
+    Raises `AttemptUnknown` if the bundle is not that of an attempt, `BundleSchemaUnknown` if another version wrote it.
+    """
     bundle = load_bundle(path)
+    artifacts.require_known_versions(bundle.artifacts)
     if artifacts.ATTEMPT not in bundle.artifacts and artifacts.TORN not in bundle.artifacts:
         raise AttemptUnknown(
             f"{path} is not the bundle of an attempt",
@@ -85,6 +89,6 @@ def _find(bundle: Bundle, number: int) -> tuple[Step, StepEntry]:
 
 def _entries(bundle: Bundle) -> list[StepEntry]:
     try:
-        return [msgspec.convert(entry, StepEntry) for entry in bundle.read_log(STEPS)]
+        return [msgspec.convert(entry, StepEntry) for entry in artifacts.read_log(bundle, STEPS)]
     except BundleArtifactAbsent:
         return []

@@ -65,7 +65,7 @@ class _Calls:
         self.findings: list[Found] = []
 
     def __iter__(self) -> Iterator[ToolCallEntry]:
-        for call in self._bundle.read_log(CALLS):
+        for call in artifacts.read_log(self._bundle, CALLS):
             self.recorded.add(call["call"])
             if len(self.findings) < MAX_FINDINGS:
                 self.findings += self._check(call)
@@ -229,7 +229,7 @@ class _Commands:
 def _steps(bundle: Bundle, calls: int) -> Iterator[Found]:
     earlier: dict[str, Any] | None = None
     of_calls = 0
-    for entry in bundle.read_log(STEPS):
+    for entry in artifacts.read_log(bundle, STEPS):
         if "diff_sha256" in entry and DIFFS.format(entry["diff_sha256"]) not in bundle.artifacts:
             yield "diff_missing", STEPS, f"the diff of step {entry['step']['n']} is missing"
         if "step" not in entry:
@@ -243,7 +243,7 @@ def _steps(bundle: Bundle, calls: int) -> Iterator[Found]:
 
 
 def _exchanges(bundle: Bundle, attempt: str) -> Iterator[Found]:
-    for entry in bundle.read_log(EXCHANGES) if EXCHANGES in bundle.artifacts else ():
+    for entry in artifacts.read_log(bundle, EXCHANGES) if EXCHANGES in bundle.artifacts else ():
         if entry["attempt"] != attempt:
             yield "trace_foreign", EXCHANGES, "a model request names another attempt"
         for name in ("request", "response"):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from proofbox.errors import BundleError, ProofboxError
+from proofbox.errors import BundleError, BundleSchemaUnknown, ProofboxError
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.documents import outcome, tree
@@ -288,6 +288,8 @@ def _readable(findings: Iterator[Found], path: str) -> Iterator[Found]:
     """Yield findings; a document that cannot be read is a finding as well."""
     try:
         yield from findings
+    except BundleSchemaUnknown as error:
+        yield "schema_unknown", path, error.message
     except MALFORMED as error:
         yield "artifact_malformed", path, _malformed(error)
 
@@ -354,11 +356,11 @@ def _consistency(bundle: Bundle, stated: outcome.Outcome | None, *, whole: bool)
 
     `stated` is its outcome, if that was read already.
     """
-    report = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/2")
-    attempt = bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/2")
+    report = artifacts.read_json(bundle, artifacts.REPORT)
+    attempt = artifacts.read_json(bundle, artifacts.ATTEMPT)
     yield from same(artifacts.REPORT, "attempt_id", report["attempt_id"], attempt["attempt_id"])
     yield from same(artifacts.REPORT, "reason", report["reason"], attempt["reason"])
-    feedback = bundle.read_json(artifacts.FEEDBACK, schema="proofbox.feedback/1")
+    feedback = artifacts.read_json(bundle, artifacts.FEEDBACK)
     if ("result" in feedback) == ("result_json" in feedback):
         yield "feedback_ambiguous", artifacts.FEEDBACK, "requires exactly one of result and result_json"
     yield from same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])

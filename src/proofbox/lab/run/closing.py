@@ -22,6 +22,7 @@ from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import (
     BundleError,
     BundleInProgress,
+    BundleSchemaUnknown,
     EvidenceIncomplete,
     ProofboxError,
     WorkerLost,
@@ -86,7 +87,11 @@ def close_torn(
             return lost("", cause)
         return lost(_index(path)[0], cause)
     try:
-        return committed_result(load_bundle(path), run_id, attempt.id) or lost(_index(path)[0], cause)
+        bundle = load_bundle(path)
+        artifacts.require_known_versions(bundle.artifacts)
+        return committed_result(bundle, run_id, attempt.id) or lost(bundle.index_sha256, cause)
+    except BundleSchemaUnknown:  # a run that another version began, which must not continue here
+        raise
     except UNREADABLE:
         return lost(_index(path)[0], cause)
 
@@ -127,7 +132,10 @@ def torn_result(bundle: Bundle) -> Ended:
 
 
 def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Return the attempts of a run in progress, without results whose bundle failed or does not match the ledger."""
+    """Return the attempts of a run in progress, without results whose bundle failed or does not match the ledger.
+
+    Raises BundleSchemaUnknown if another version of proofbox wrote the bundle of a result.
+    """
     return [each if _is_confirmed(run_dir, each) else _without_result(each) for each in attempts]
 
 
@@ -141,7 +149,7 @@ def committed_result(
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
     if not complete or bundle.run_id != artifacts.bundle_id(run_id, attempt_id) or artifacts.TORN in bundle.artifacts:
         return None
-    report = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/2"), _ReportFields)
+    report = msgspec.convert(artifacts.read_json(bundle, artifacts.REPORT), _ReportFields)
     found = stated or bundle.read_as(outcome.PATH, outcome.parse_outcome)
     held = found.infra.result == "ok" if report.infra is None else found.infra.result == "failed"
     same = found.verified.result == {"none": "unknown"}.get(report.verified, report.verified)
@@ -211,12 +219,17 @@ def lost(index_sha256: str, cause: WorkerLost | None = None) -> Ended:
 
 
 def _index(path: Path) -> tuple[str, Literal["ok", "partial", "failed", ""]]:
-    """Return the digest of a bundle's index and the status it states; empty strings if there is no index."""
+    """Return the digest of a bundle's index and the status it states; empty strings if there is no index.
+
+    Raises BundleSchemaUnknown if the index lists a document of an attempt with another version than is read.
+    """
     digest = ""
     with contextlib.suppress(OSError, ShapeError):
         data = read_bounded(path / INDEX, MAX_INDEX_BYTES)
         digest = sha256_hex(data)
-        return digest, parse_index(data).status  # type: ignore[return-value]
+        index = parse_index(data)
+        artifacts.require_known_versions(index.artifacts)
+        return digest, index.status  # type: ignore[return-value]
     return digest, ""
 
 

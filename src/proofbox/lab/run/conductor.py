@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 
@@ -198,6 +199,7 @@ class Conductor:
             refuse_to_share_on(self._engine, self._plan.isolation)
             self._require_known_plan(trust=trust)
             self._require_pinned()
+            self._require_known_versions()
             refuse_secrets(self._plan, self._suite, os.environ)
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
@@ -251,6 +253,14 @@ class Conductor:
         if pinned is None or Path(pinned).is_dir():
             return
         raise RunMoved(f"{self._out} was moved: the files of {self._run_id} are not in {pinned}", op="suite")
+
+    def _require_known_versions(self) -> None:
+        """Raise BundleSchemaUnknown if another version of proofbox began the run.
+
+        One attempt is enough: all are checked before the commit, but then the missing ones have run for nothing.
+        """
+        ended = (each for each in self._ledger.attempts() if each.result is not None)
+        as_committed(self._out / self._run_id, islice(ended, 1))
 
     def _tidy_up(self) -> None:
         """Clean up after the commit. Idempotent."""

@@ -181,7 +181,7 @@ async def explore_attempt_async(
     if options.get("out") is not None:
         raise UsageError("the branches of an exploration can't share one `out`", op="explore")
     source = await run_sync(load_attempt, Path(attempt))
-    record = msgspec.convert(await run_sync(source.read_json, artifacts.ATTEMPT), AttemptRecord)
+    record = await run_sync(artifacts.read_document, source, artifacts.ATTEMPT, AttemptRecord)
     given = final_of(record).given
     await run_sync(_check_step, source, record, step)
     await run_sync(partial(require_fork_consent, source, options, trust=trust, command="proofbox explore"))
@@ -296,7 +296,7 @@ def _branch(number: int, made: AttemptRun, place: Path, given: str, how: _Verifi
     code = reason = ""
     changed = None
     if made.snapshot_after:
-        record = msgspec.convert(load_attempt(bundle).read_json(artifacts.ATTEMPT), AttemptRecord)
+        record = artifacts.read_document(load_attempt(bundle), artifacts.ATTEMPT, AttemptRecord)
         try:
             with stored_trees(final_of(record), made.attempt_id, "explore") as trees:
                 changed = trees.compare(final_of(record).given, final_of(record).snapshot, changed_lines)

@@ -11,18 +11,16 @@ import os
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TypeVar, Unpack, cast
+from typing import Unpack, cast
 
 import anyio
-import msgspec
 from anyio.to_thread import run_sync
 from msgspec import UNSET
 
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.strategies import parse_chain
 from proofbox.core.clock import Clock
-from proofbox.errors import CorruptError, SnapshotUnknown, StepFilesGone
-from proofbox.evidence.bundle.reader import Bundle
+from proofbox.errors import SnapshotUnknown, StepFilesGone
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.adhoc.fork_consent import require_fork_consent
 from proofbox.lab.attempt.adhoc.home import home_of
@@ -34,8 +32,6 @@ from proofbox.lab.reports.steps import load_attempt, step_of
 from proofbox.sandbox.client.signals import interrupting_waits
 from proofbox.sandbox.options import PolicyOptions
 from proofbox.workspace.workspace import Workspace
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 def fork_attempt(
@@ -98,8 +94,8 @@ class _Source:
 
     def __init__(self, path: Path) -> None:
         self.bundle = load_attempt(path.resolve())
-        self.record = _read(self.bundle, artifacts.ATTEMPT, AttemptRecord)
-        self.runner = _read(self.bundle, artifacts.RUNNER, RunnerRef)
+        self.record = artifacts.read_document(self.bundle, artifacts.ATTEMPT, AttemptRecord)
+        self.runner = artifacts.read_document(self.bundle, artifacts.RUNNER, RunnerRef)
         self.strategy = "" if self.runner.runtime is UNSET else self.runner.runtime
 
     def fork_at(self, number: int, options: AttemptOptions, registry: Registry) -> ForkedFrom:
@@ -175,10 +171,3 @@ class _Source:
             "policy": cast(PolicyOptions, policy),
         }
         return chosen
-
-
-def _read(bundle: Bundle, name: str, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(bundle.read_json(name), kind)
-    except msgspec.ValidationError as error:
-        raise CorruptError(f"{name} of {bundle.path} is malformed: {error}", op="attempt fork") from None

@@ -12,7 +12,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from proofbox.config import consent
@@ -63,8 +62,8 @@ def _of_own_run(bundle: Bundle) -> bool:
 def _requests(
     bundle: Bundle, provider: str | None, policy: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Widening, ...]:
-    record = msgspec.convert(bundle.read_json(artifacts.ATTEMPT), AttemptRecord)
-    runner = msgspec.convert(bundle.read_json(artifacts.RUNNER), RunnerRef)
+    record = artifacts.read_document(bundle, artifacts.ATTEMPT, AttemptRecord)
+    runner = artifacts.read_document(bundle, artifacts.RUNNER, RunnerRef)
     used = {} if runner.settings is UNSET else runner.settings
     return consent.recorded_requests(
         None if provider else record.requested.provider,

@@ -67,8 +67,8 @@ def open_returned(archive: Path, dest: Path, index_sha256: str, attempt: Attempt
 
 def _check_claims(bundle: Bundle, attempt: Attempt, node: str, run: RunContext) -> None:
     try:
-        record = msgspec.convert(bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/2"), _Claims)
-        named = bundle.read_json(artifacts.NODE, schema="proofbox.node/1").get("name")
+        record = msgspec.convert(artifacts.read_json(bundle, artifacts.ATTEMPT), _Claims)
+        named = artifacts.read_json(bundle, artifacts.NODE).get("name")
     except msgspec.ValidationError as error:
         raise _refused(f"{artifacts.ATTEMPT} is malformed: {error}") from error
     expected = _Claims(
