@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forging import rewrite_log
 from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
 from proofbox.cli import main
@@ -50,7 +51,7 @@ SUITE = HEAD + mission(
     command("seq 1 2000"),
     {"usage": {"input_tokens": 70, "output_tokens": 30}},
     say("done"),
-    verify={"commands": ["grep -qx 42 answer.txt"]},
+    verify={"commands": ["grep -x 42 answer.txt"]},
 )
 
 
@@ -88,6 +89,9 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
         ("attempt.report.json", lambda it: it["tokens"].clear(), "contradiction"),
         ("attempt.report.json", lambda it: it.update(responses_without_usage=1), "contradiction"),
         ("attempt.report.json", lambda it: it.pop("reason"), "artifact_malformed"),
+        ("attempt.json", lambda it: it["verification"]["commands"][0].pop("stdout_sha256"), "contradiction"),
+        ("attempt.json", lambda it: it["verification"]["commands"][0].pop("stdout"), "contradiction"),
+        ("attempt.json", lambda it: it.pop("final"), "contradiction"),
     ],
 )
 def test_contradictions_are_found_even_if_all_digests_match(
@@ -99,6 +103,28 @@ def test_contradictions_are_found_even_if_all_digests_match(
     edited(attempt / name, change)
     reindex_repair(attempt)
     assert code in {each.code for each in validate(load_bundle(attempt), strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "code"),
+    [
+        ("tool.calls.jsonl", lambda it: it[1].pop("output_sha256"), "output_missing"),
+        ("tool.calls.jsonl", lambda it: it[0].update(turn="turn-other"), "contradiction"),
+        ("events.jsonl", lambda it: it[0].update(thread="thread-other"), "contradiction"),
+        ("events.jsonl", lambda it: it[0].pop("session"), "contradiction"),
+        ("events.jsonl", lambda it: [each.pop("turn", None) for each in it], "contradiction"),
+    ],
+)
+def test_lines_that_contradict_other_logs_are_found(
+    run: Path, tmp_path: Path, name: str, change: Callable[[list[dict[str, Any]]], object], code: str
+) -> None:
+    copy = tmp_path / run.name
+    shutil.copytree(run, copy)
+    attempt = copy / "attempts/answer.1.e1"
+    entries = [json.loads(line) for line in (attempt / name).read_bytes().splitlines()]
+    change(entries)
+    rewrite_log(attempt, name, entries)
+    assert {each.code for each in validate(load_bundle(attempt), strict=True)} == {code}
 
 
 def test_missing_artifacts_are_reported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from proofbox.evidence.bundle.reader import Bundle
 from proofbox.evidence.verify.check import MAX_FINDINGS
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import ToolCallEntry
-from proofbox.lab.attempt.trace import BODIES, CALLS, DIFFS, EVENTS, EXCHANGES, OUTPUTS, STEPS, call_figures
+from proofbox.lab.attempt.trace import BODIES, CALLS, DIFFS, EVENTS, EXCHANGES, OUTPUTS, PREVIEW, STEPS, call_figures
 
 Found = tuple[str, str, str]
 MAX_TRACKED = 250_000
@@ -49,7 +49,7 @@ def check_trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool,
     yield from (each for name in figures for each in same(CALLS, name, figures[name], report[name]))
     tokens = _Tokens(shared=shared)
     events = map(tokens.add, completed(bundle.read_log(EVENTS)))
-    yield from _events(events, calls.recorded, report, whole=whole)
+    yield from _events(events, calls, report, whole=whole)
     yield from tokens.findings(report)
     yield from _steps(bundle, calls.recorded.count)
     yield from _exchanges(bundle, id)
@@ -62,11 +62,13 @@ class _Calls:
         self._bundle = bundle
         self._attempt = attempt
         self.recorded = _Sequence()
+        self.turns = _Sequence()
         self.findings: list[Found] = []
 
     def __iter__(self) -> Iterator[ToolCallEntry]:
         for call in artifacts.read_log(self._bundle, CALLS):
             self.recorded.add(call["call"])
+            self.turns.add(call.get("turn", ""), of=_key_of_thread(call))
             if len(self.findings) < MAX_FINDINGS:
                 self.findings += self._check(call)
             yield msgspec.convert(call, ToolCallEntry)
@@ -75,6 +77,8 @@ class _Calls:
         if call["attempt"] != self._attempt:
             yield "trace_foreign", CALLS, "a call names another attempt"
         digest = call.get("output_sha256")
+        if digest is None and call.get("output_bytes", 0) > PREVIEW:
+            yield "output_missing", CALLS, f"the whole output of {str(call['call'])[:_SHOWN]} is not named"
         if digest is not None and OUTPUTS.format(digest) not in self._bundle.artifacts:
             yield "output_missing", CALLS, f"the whole output of {str(call['call'])[:_SHOWN]} is missing"
 
@@ -117,9 +121,9 @@ class _Sequence:
         self._digest = hashlib.sha256()
         self._preview = ""
 
-    def add(self, id: str) -> None:
+    def add(self, id: str, of: bytes = b"") -> None:
         self.count += 1
-        self._digest.update(_key(id))
+        self._digest.update(_key(id, of))
         if len(self._preview) < _SHOWN:
             self._preview += f"{', ' if self._preview else ''}{id[:_SHOWN]}"
 
@@ -133,10 +137,8 @@ class _Sequence:
         return f"{self.count}: {self._preview}"
 
 
-def _events(
-    events: Iterator[dict[str, Any]], calls: _Sequence, report: dict[str, Any], *, whole: bool
-) -> Iterator[Found]:
-    recorded = _Sequence()
+def _events(events: Iterator[dict[str, Any]], calls: _Calls, report: dict[str, Any], *, whole: bool) -> Iterator[Found]:
+    recorded, turns_of_calls = _Sequence(), _Sequence()
     turns, commands = _Turns(), _Commands()
     started = messages = tracked = 0
     last: int | None = None
@@ -149,6 +151,7 @@ def _events(
         if kind in _COMMANDS:
             if kind == "tool_call":
                 recorded.add(event["item"])
+                turns_of_calls.add(event["turn"], of=_key_of_thread(event))
             commands.add(event)
         elif kind in _TURNS:
             started += kind == "turn_started"
@@ -161,7 +164,8 @@ def _events(
             yield "trace_too_long", EVENTS, f"more than {MAX_TRACKED} turns or commands; the rest is not checked"
             deque(events, maxlen=0)  # its tokens are counted
             return
-    yield from same(EVENTS, "tool calls", recorded, calls)
+    yield from same(EVENTS, "tool calls", recorded, calls.recorded)
+    yield from same(EVENTS, "sessions, threads and turns of tool calls", turns_of_calls, calls.turns)
     yield from same(EVENTS, "turns", started, report["turns"])
     yield from same(EVENTS, "messages", messages, report["messages"])
     if not ordered:
@@ -255,6 +259,11 @@ def _exchanges(bundle: Bundle, attempt: str) -> Iterator[Found]:
 def _key(text: str, of: bytes = b"") -> bytes:
     """Return a short key for a text of any length, in the thread with the key `of`."""
     return hashlib.blake2b(of + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _key_of_thread(entry: dict[str, Any]) -> bytes:
+    """Return a short key for the session and the thread of a call or an event."""
+    return _key_of_many(entry.get("session", "")) + _key_of_many(entry.get("thread", ""))
 
 
 @lru_cache(maxsize=4)

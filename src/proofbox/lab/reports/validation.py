@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from proofbox.errors import BundleError, BundleSchemaUnknown, ProofboxError
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
@@ -43,6 +44,7 @@ SOURCES = ("suite.toml", "suite.json")
 ATTEMPTS = "attempts/"
 MALFORMED = (KeyError, TypeError, AttributeError, ShapeError, ProofboxError, msgspec.ValidationError)
 """Errors that malformed documents raise when they are read."""
+_SHOWN = 100
 _NAMING: dict[str, dict[str, Any]] = {artifacts.ATTEMPT: {"parent": None}, artifacts.TORN: {}}
 """The documents that name an attempt, with the defaults of the members that are checked."""
 
@@ -346,6 +348,10 @@ def _verdict(document: Any, verified: str) -> Iterator[Found]:
     found = msgspec.convert(document, AttemptVerification)
     yield from same(artifacts.ATTEMPT, "result", found.result, verified)
     yield from same(artifacts.ATTEMPT, "passed", found.passed, decided_by(found.commands, found.reward))
+    for run in found.commands:
+        digests = [digest is not UNSET for digest in (run.stdout_sha256, run.stderr_sha256)]
+        what = f"the digests of what `{' '.join(run.command)[:_SHOWN]}` printed"
+        yield from same(artifacts.ATTEMPT, what, digests, [run.stdout != "", run.stderr != ""])
     failed = found.passed is False or bool(found.unmet)
     if found.result != "none":
         yield from same(artifacts.ATTEMPT, "failed commands or conditions", failed, found.result == "failed")
@@ -377,6 +383,8 @@ def _consistency(bundle: Bundle, stated: outcome.Outcome | None, *, whole: bool)
     diff = (attempt.get("final") or {}).get("diff_sha256")
     if diff is not None and DIFFS.format(diff) not in bundle.artifacts:
         yield "diff_missing", artifacts.ATTEMPT, "the diff of the attempt is missing"
+    if tree.PATH in bundle.artifacts and "final" not in attempt and recorded_outcome.infra.result == "ok":
+        yield "contradiction", artifacts.ATTEMPT, f"it names no final snapshot, but {tree.PATH} lists its files"
     if tree.PATH in bundle.artifacts and bundle.read_as(tree.PATH, complete_tree) is None:
         read_tree(bundle.read_json(tree.PATH), bundle.path)
     for each in report.get("integrity", []) if whole else []:
