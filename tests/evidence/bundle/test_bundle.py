@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -31,6 +32,7 @@ from proofbox.errors import (
 from proofbox.evidence.bundle import reader
 from proofbox.evidence.bundle.index import Artifact, Index, parse_index
 from proofbox.evidence.bundle.paths import is_artifact_path
+from proofbox.evidence.verify.check import check_bundle
 
 SECRET = "correct-horse-battery-staple"
 
@@ -227,8 +229,6 @@ def test_file_changed_before_the_commit_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_log_changed_before_the_commit_is_found_by_its_chain(tmp_path: Path) -> None:
-    from proofbox.evidence.verify.check import check_bundle
-
     with BundleWriter.create(tmp_path) as bundle:
         with bundle.open_log("l.jsonl") as log:
             log.append({"n": 1})
@@ -236,6 +236,22 @@ def test_a_log_changed_before_the_commit_is_found_by_its_chain(tmp_path: Path) -
         path.write_bytes(path.read_bytes().replace(b'"n":1', b'"n":2'))
     codes = [finding.code for finding in check_bundle(str(bundle.path), chains=True).findings]
     assert codes == ["chain_wrong_head"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo"])
+def test_what_replaced_a_log_is_found_and_left_closed(tmp_path: Path, kind: str) -> None:
+    with BundleWriter.create(tmp_path) as bundle, bundle.open_log("l.jsonl") as log:
+        log.append({"n": 1})
+    path = bundle.path / "l.jsonl"
+    path.unlink()
+    path.mkdir() if kind == "directory" else os.mkfifo(path)
+    before = os.listdir("/proc/self/fd")
+    checked = check_bundle(str(bundle.path), chains=True)
+    assert {"missing", "unreadable"} <= {finding.code for finding in checked.findings}
+    with pytest.raises(OSError, match=r"l\.jsonl is not a regular file"):
+        [*checked.directory.lines("l.jsonl", 100, hashlib.sha256())]
+    del checked
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo"])

@@ -7,6 +7,7 @@ one is compared with the index, whose own digest is computed from the parsed byt
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -46,8 +47,12 @@ class BundleDirectory:
         return inner
 
     def open(self, path: str) -> int:
-        """Open the file at `path` for reading. Does not follow a link at `path`, and does not block on a FIFO."""
-        return os.open(self._below + path, _READ, dir_fd=self._top.fd)
+        """Open the regular file at `path` for reading. Does not follow a link at `path`, nor block on a FIFO."""
+        fd = os.open(self._below + path, _READ, dir_fd=self._top.fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, f"{shown(path)} is not a regular file")
+        return fd
 
     def read_matching(self, artifacts: Iterable[Artifact]) -> dict[str, bytes]:
         """Read small files, and return the content of those that have the listed size and digest, by path.
@@ -80,8 +85,6 @@ class BundleDirectory:
         Raises TooLarge for a file beyond `size` bytes and for a line longer than any log has, and OSError.
         """
         with open(self.open(path), "rb") as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise OSError(f"{shown(path)} is not a regular file")
             left = size
             while line := stream.readline(MAX_LINE_BYTES + 2):
                 left -= len(line)
