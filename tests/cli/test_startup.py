@@ -28,6 +28,17 @@ def run(script: str, *argv: str, code: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "collects"),
+    [("report out", False), ("report out --html x", True), ("report out --html=x", True), ("view out", True)],
+)
+def test_only_commands_without_pages_collect_no_garbage(words: str, collects: bool) -> None:
+    script = (
+        "import gc, sys; from proofbox.cli import collect_rarely; collect_rarely(sys.argv[1:]); print(gc.isenabled())"
+    )
+    assert run(script, *words.split()) == f"{collects}\n"
+
+
 NEEDS_BUBBLEWRAP = pytest.mark.needs("bubblewrap")
 
 

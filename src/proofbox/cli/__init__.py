@@ -217,8 +217,8 @@ def collect_rarely(words: Sequence[str]) -> None:
     import gc
 
     gc.set_threshold(GARBAGE_THRESHOLD)
-    if " ".join(words).startswith(READING):
-        gc.disable()
+    if " ".join(words).startswith(READING) and not any(word.startswith("--html") for word in words):
+        gc.disable()  # except for pages, which are freed only by it
 
 
 def run_to_end() -> int:

@@ -103,7 +103,7 @@ def read_steps(evidence: OpenedEvidence) -> list[ComparedStep]:
     """Return the first steps of an attempt, and one more if it has more than are compared."""
     found: list[ComparedStep] = []
     first = 0
-    while len(found) <= MAX_STEPS and (lines := evidence.lines(STEPS, first, MAX_STEPS)):
+    while len(found) <= MAX_STEPS and (lines := [*evidence.lines(STEPS, first, MAX_STEPS)]):
         found += [_step(line) for line in lines if "turn_end" not in line]
         first += len(lines)
     return found[: MAX_STEPS + 1]

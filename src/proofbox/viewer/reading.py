@@ -118,13 +118,20 @@ class OpenedEvidence:
             position += len(piece)
         return bytes(found)
 
-    def lines(self, log: str, first: int, count: int) -> list[dict[str, Any]]:
-        """Return some lines of a log. The first line has number 0. Malformed lines are empty."""
-        found: list[bytes] = []
-        for number, line in enumerate(self._split(log, lambda: len(found) < count)):
-            if first <= number < first + count:
-                found.append(line)
-        return [_parsed(line) for line in found]
+    def lines(self, log: str, first: int, count: int) -> Iterator[dict[str, Any]]:
+        """Yield some lines of a log. The first line has number 0. Malformed lines are empty.
+
+        Raises BundleCorrupt after the last line if the log does not match the index.
+        """
+        read = 0
+
+        def go_on() -> bool:
+            return read < first + count
+
+        for line in self._split(log, go_on):
+            read += 1
+            if first < read <= first + count:
+                yield _parsed(line)
 
     def find(
         self, log: str, kind: type[_T], member: str, wanted: Mapping[str, int], *, before: int | None = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -25,6 +26,18 @@ ENDS: Final = ("tool_call", "file_change")
 SOURCES: Final = ("observed", "gateway", "runtime_reported")
 MAX_VALUE: Final = 8 << 10
 """Maximum number of characters shown for each text of an event. Proofbox records less; forgers may record more."""
+MAX_INNER: Final = 300
+"""Maximum number of characters shown for each text in a list or an object of an event."""
+MAX_ITEMS: Final = 16
+"""Maximum number of items shown of a list or an object of an event."""
+MEMBERS: Final = frozenset(
+    (
+        *("event", "item", "at_ms", "thread", "status", "source", "kind", "tool", "command", "output", "exit_code"),
+        *("duration_ms", "late", "text", "message", "code", "method", "payload", "paths", "answer", "rule", "subject"),
+        *("origin", "forked_from", "total", "windows"),
+    )
+)
+"""The members of events that are shown, or decide what is."""
 MAX_DECISIONS: Final = 20
 """Maximum number of decisions about a step on a page."""
 IDLE_MS: Final = 2000.0
@@ -88,7 +101,10 @@ class TimelineEntry:
     member: str = "text"
     """The member of the event that `text` comes from."""
     facts: tuple[str, ...] = ()
-    event: Mapping[str, Any] = field(default_factory=dict)
+    output: str = ""
+    """What a call printed, as far as the event has it."""
+    has_failed: bool = False
+    """Whether the call's exit code is not 0."""
     step: StepLine | None = None
     call: CallLine | None = None
     decisions: tuple[StepDecision, ...] = ()
@@ -106,12 +122,28 @@ class TimelinePage:
 
 def read_timeline(evidence: OpenedEvidence, first: int = 0, count: int = PAGE) -> TimelinePage:
     """Return a page of the timeline, which begins with event number `first`."""
-    events = evidence.lines(EVENTS, max(0, first - 1), count + 1 if first else count)
+    lines = evidence.lines(EVENTS, max(0, first - 1), count + 1 if first else count)
+    events = [_shown(each) for each in lines]
     before = events.pop(0) if first and events else {}
     joined = _Joined(evidence, events, first)
     total = evidence.line_count(EVENTS)
     more = len(events) == count and (total is None or first + count < total)
     return TimelinePage(tuple(_entries(events, first, before, joined)), first, total, first + count if more else None)
+
+
+def _shown(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of an event that the timeline shows, cut. A forged one may have a million others."""
+    return {name: _cut(value, MAX_VALUE) for name, value in event.items() if name in MEMBERS}
+
+
+def _cut(value: Any, limit: int) -> Any:
+    if isinstance(value, str):
+        return value[:limit]
+    if isinstance(value, list):
+        return [_cut(each, MAX_INNER) for each in value[:MAX_ITEMS]]
+    if isinstance(value, dict):
+        return {name: _cut(each, MAX_INNER) for name, each in islice(value.items(), MAX_ITEMS) if len(name) < MAX_INNER}
+    return value
 
 
 class EventRef(msgspec.Struct, frozen=True):
@@ -171,8 +203,7 @@ def _entries(
     thread = before.get("thread", None if first else "")  # of a later page, unknown until a line states it
     for line, found in enumerate(events, first):
         thread = found.get("thread", thread)
-        members = {**found, "thread": thread}
-        event = {name: value[:MAX_VALUE] if isinstance(value, str) else value for name, value in members.items()}
+        event = {**found, "thread": thread}
         if not isinstance(event.get("output", ""), str):
             del event["output"]
         at_ms = number(event.get("at_ms"))
@@ -210,7 +241,8 @@ def _entry(
             status=str(event.get("status", "")),
             member=member,
             facts=tuple(filter(None, facts)),
-            event=event,
+            output=event.get("output", ""),
+            has_failed=bool(event.get("exit_code")),
             step=step,
             call=call,
             decisions=decisions,

@@ -140,6 +140,15 @@ def long_inherited_id(made: Evidence) -> None:
     repin(made.run)
 
 
+def nested_members(made: Evidence) -> None:
+    """Events with members of many empty lists: a byte of them takes twenty in memory."""
+    events = [json.loads(line) for line in (made.attempt / "events.jsonl").read_bytes().splitlines()]
+    nested: dict[str, object] = {"event": "reasoning", "item": "x", "text": "t", "a": [[]] * 12_000}
+    rewrite_log(made.attempt, "events.jsonl", [*events, *([nested] * 400)])
+    rebuild(made.attempt)
+    repin(made.run)
+
+
 def rewritten(path: str, data: Callable[[], bytes]) -> Callable[[Evidence], None]:
     """Replace an artifact, and list it in every index."""
 
@@ -221,6 +230,7 @@ BOMBS: dict[str, Callable[[Evidence], None]] = {
     "sparse objects in the store": sparse_objects_in_the_store,
     "long log": long_log,
     "long inherited id": long_inherited_id,
+    "nested members of events": nested_members,
     "long line": rewritten(f"{ATTEMPT}/tool.calls.jsonl", lambda: values(MAX_LINE_BYTES, b"[],") + b"\n"),
     "long line of the schedule": rewritten("schedule.jsonl", lambda: values(MAX_LINE_BYTES, b'{"":0},') + b"\n"),
     "endless line": rewritten(f"{ATTEMPT}/events.jsonl", lambda: b"x" * (4 * MAX_LINE_BYTES)),
@@ -236,6 +246,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "verify": ("verify", "{run}"),
     "validate": ("validate", "{run}", "--strict", "--json"),
     "report": ("report", "{run}", "--strict", "--json"),
+    "report html": ("report", "{run}", "--html", "{out}/report.html"),
     "bundle list": ("bundle", "list", "{out}"),
     "bundle show": ("bundle", "show", "{run}"),
     "bundle push": ("bundle", "push", "{run}", "{out}/store"),
@@ -257,6 +268,7 @@ SELECTION = (
     ("huge index", "repair"),
     ("long line", "validate"),
     ("long inherited id", "validate"),
+    ("nested members of events", "report html"),
     ("long line of the schedule", "verify"),
     ("as many values as allowed", "suite report"),
     ("sparse objects in the store", "bundle pull"),
