@@ -115,3 +115,21 @@ def test_run_that_another_version_began_is_not_resumed(out: Path, tmp_path: Path
     with pytest.raises(BundleSchemaUnknown, match="attempt_report/92"):
         conduct(made, out)
     assert attempts(made, out) == before
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [([], "BUNDLE_SCHEMA_UNKNOWN"), ({"schema_version": artifacts.VERSIONS[artifacts.ATTEMPT]}, "PROOFBOX_CORRUPT")],
+)
+@pytest.mark.parametrize("reader", ["attempt diff", "attempt fork", "explore"])
+def test_malformed_record_is_named(
+    made: Plan, out: Path, capsys: pytest.CaptureFixture[str], document: object, code: str, reader: str
+) -> None:
+    run = out / made.run_id
+    attempt = run / attempts(made, out)["m.1"].path
+    (attempt / artifacts.ATTEMPT).write_bytes(canonical_bytes(document))
+    rebuild(attempt)
+    repin(run)
+    capsys.readouterr()
+    assert main([*(word.format(run=run, attempt=attempt) for word in READERS[reader]), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == code

@@ -15,7 +15,7 @@ from proofbox.agents.steps import Step
 from proofbox.errors import AttemptUnknown, BundleArtifactAbsent, NotFoundError, StepDiffOmitted
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.attempt.documents import StepEntry
+from proofbox.lab.attempt.documents import AttemptRecord, StepEntry
 from proofbox.lab.attempt.trace import DIFFS, STEPS
 
 
@@ -32,8 +32,9 @@ def diff_attempt(attempt: str | os.PathLike[str], step: int | None = None) -> st
     """
     bundle = load_attempt(Path(attempt))
     if step is None:
-        final = {} if artifacts.TORN in bundle.artifacts else bundle.read_json(artifacts.ATTEMPT).get("final") or {}
-        return read_diff(final, bundle.read_bytes)
+        torn = artifacts.TORN in bundle.artifacts
+        final = None if torn else artifacts.read_document(bundle, artifacts.ATTEMPT, AttemptRecord).final
+        return "" if final is None else read_diff(msgspec.to_builtins(final), bundle.read_bytes)
     _, entry = _find(bundle, step)
     if entry.diff_omitted is not UNSET:
         raise StepDiffOmitted(
