@@ -19,12 +19,14 @@ are read. As JSON Schema they are in `proofbox contract --json`, under `schemas`
 `stored`.
 
 In the tables, *?* marks a member that may be absent; a member with a default value then has that one (null, false, 0,
-or empty, unless the JSON Schema says otherwise). `sha256` is 64 lower-case hexadecimal digits, *time* is RFC 3339
+or empty, unless the table says otherwise). `sha256` is 64 lower-case hexadecimal digits, *time* is RFC 3339
 in UTC. Where a stored document is: CONFIG, STATE and CACHE are `$XDG_CONFIG_HOME/proofbox` (`~/.config/proofbox`),
 `$XDG_STATE_HOME/proofbox` (`~/.local/state/proofbox`) and `$XDG_CACHE_HOME/proofbox` (`~/.cache/proofbox`); OUT is
 what `--out` names, RUN is `OUT/<run_id>`, BUNDLE the directory of any bundle, PROJECT a project's.
 """
 Schema = dict[str, Any]
+_USUAL = (None, False, 0, "", (), [], {})
+"""Defaults of absent members that the tables do not state."""
 
 
 def page(contract: ContractDocument) -> str:
@@ -108,6 +110,8 @@ class Parts:
             # Members with a default are written, unless the schema says otherwise; others may be absent.
             written = name in required or "const" in inner or ("default" in inner and not meaning.endswith(OMITTED))
             absent, meaning = "" if written else "?", meaning.removesuffix(OMITTED).rstrip()
+            if absent and inner.get("default") not in _USUAL:
+                meaning = f"{meaning} Absent: `{json.dumps(inner['default'])}`.".lstrip()
             yield f"| `{prefix}{name}`{absent} | {self._type(inner, definitions)} | {meaning} |"
             yield from self._inside(inner, definitions, f"{prefix}{name}")
 

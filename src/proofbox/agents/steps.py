@@ -38,7 +38,7 @@ class StepDecision(msgspec.Struct, frozen=True):
     rule: str
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     kind: Literal["tool_call", "file_change", "turn"]
     """`turn`: the end of a turn without steps, or of a turn that changed files after its last step."""

@@ -418,13 +418,17 @@ class TurnEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     snapshot: str
 
 
+class StoredStep(Step, frozen=True, kw_only=True, omit_defaults=True):
+    """A step in the evidence, where members with their default value are absent. Commands print all members."""
+
+
 @stored("proofbox.step/2", at="BUNDLE/steps.jsonl of an attempt, one per line")
 class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A step with the snapshots before and after it, or the end of a turn."""
 
     schema_version: str = "proofbox.step/2"
     attempt: str
-    step: Step | UnsetType = UNSET
+    step: StoredStep | UnsetType = UNSET
     """Absent on a line that ends a turn."""
     diff: str | UnsetType = UNSET
     """The step's redacted diff. Absent if nothing changed, or if the diff is a file or omitted."""

@@ -44,7 +44,9 @@ from proofbox.lab.attempt.documents import (
     NoProgress,
     StepEntry,
     StoredBody,
+    StoredStep,
     ToolCallEntry,
+    TurnEnd,
 )
 from proofbox.lab.attempt.expectations import ObservedCall
 from proofbox.lab.suite.spec import Budget
@@ -276,8 +278,12 @@ class Trace:
         return StoredBody(size=body.size, sha256=self._keep(data, BODIES) if data else None, omitted=omitted)
 
     def _keep_step(self, entry: Mapping[str, Any]) -> None:
-        diff: dict[str, Any] = self._diff(entry["step"]) if "step" in entry else {}
-        self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **entry, **diff)))
+        if "step" in entry:
+            step: Step = entry["step"]
+            members: dict[str, Any] = {"step": StoredStep(**msgspec.structs.asdict(step)), **self._diff(step)}
+        else:
+            members = {"turn_end": TurnEnd(**entry["turn_end"])}
+        self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **members)))
 
     def _diff(self, step: Step) -> dict[str, str]:
         """Store what a step changed, and return the members of its entry that say where, or why it is not stored."""

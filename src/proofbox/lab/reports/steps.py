@@ -83,7 +83,7 @@ def _find(bundle: Bundle, number: int) -> tuple[Step, StepEntry]:
         if entry.step is not UNSET:
             last = entry.step.n
             if last == number:
-                return entry.step, entry
+                return Step(**msgspec.structs.asdict(entry.step)), entry
     hints = [f"choose a step from 1 to {last}"] if last else ["it has no steps: see proofbox attempt explain"]
     raise NotFoundError(f"the attempt has no step {number}", op="attempt", fix_hints=hints)
 
