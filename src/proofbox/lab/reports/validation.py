@@ -350,7 +350,7 @@ def _verdict(document: Any, verified: str) -> Iterator[Found]:
     yield from same(artifacts.ATTEMPT, "passed", found.passed, decided_by(found.commands, found.reward))
     for run in found.commands:
         digests = [digest is not UNSET for digest in (run.stdout_sha256, run.stderr_sha256)]
-        what = f"the digests of what `{' '.join(run.command)[:_SHOWN]}` printed"
+        what = f"digests of the output of `{' '.join(run.command)[:_SHOWN]}`"
         yield from same(artifacts.ATTEMPT, what, digests, [run.stdout != "", run.stderr != ""])
     failed = found.passed is False or bool(found.unmet)
     if found.result != "none":
