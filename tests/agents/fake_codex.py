@@ -59,7 +59,8 @@ def end(thread, turn, status="completed", error=None):
 
 
 def play(thread, turn):
-    say(method="turn/started", params={"threadId": thread, "turn": {"id": turn}})
+    if MODE != "early":
+        say(method="turn/started", params={"threadId": thread, "turn": {"id": turn}})
     place = {"threadId": thread, "turnId": turn}
     if MODE == "garbage":
         sys.stdout.write('WARN this is not a message \x1b[31m\n{"half": \n[1,2]\n\n')
@@ -162,7 +163,11 @@ def main():
             if MODE == "unanswered":
                 continue
             turns += 1
-            turn = f"turn-{RUN}-{turns}"
+            turn = f"turn-{RUN}-{1 if MODE == 'reused' else turns}"
+            if MODE == "early":
+                say(method="turn/started", params={"threadId": params["threadId"], "turn": {"id": turn}})
+                say(id="handled", method="item/tool/call", params={})
+                sys.stdin.readline()  # it is answered after the notification was handled
             say(id=id, result={"turn": {"id": turn}} if MODE != "shapeless" else [1])
             play(params["threadId"], turn)
         elif id is not None:

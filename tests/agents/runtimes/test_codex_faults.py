@@ -23,6 +23,7 @@ from proofbox.agents.events import ApprovalDecision, Delta, Integrity, Notice, T
 from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings, ending, supervisor
 from proofbox.agents.runtimes.codex import session as session_module
 from proofbox.agents.runtimes.codex.binary import check_version, find_binary
+from proofbox.agents.runtimes.codex.listener import MAX_UNREQUESTED
 from proofbox.agents.runtimes.codex.settings import config_toml
 from proofbox.agents.runtimes.installed import parse_version
 from proofbox.agents.settings import read_settings
@@ -97,6 +98,31 @@ def test_tokens_that_bypass_the_gateway_are_a_finding(tmp_path: Path, mode: str,
             if found:
                 assert found[0].details["reported"]["input_tokens"] == 30
                 assert found[0].details["seen"]["input_tokens"] == 10
+
+    run(tmp_path, work)
+
+
+@boxed
+def test_turn_that_is_announced_before_it_is_answered_is_the_requested_one(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session(fake="early") as seat:
+            thread = await seat.session.start_thread()
+            results = [await seat.turn("x", thread) for _ in range(MAX_UNREQUESTED + 2)]
+            assert {result.status for result in results} == {"completed"}
+            assert len({result.turn for result in results}) == len(seat.of(TurnEnded)) == len(results)
+            assert not seat.of(Integrity, code="TOO_MANY_TURNS")
+
+    run(tmp_path, work)
+
+
+@boxed
+def test_id_of_an_older_turn_is_refused(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session(fake="reused") as seat:
+            thread = await seat.session.start_thread()
+            assert (await seat.turn("x", thread)).status == "completed"
+            with pytest.raises(RuntimeProtocolError, match="the id of another turn"):
+                await seat.turn("x", thread)
 
     run(tmp_path, work)
 

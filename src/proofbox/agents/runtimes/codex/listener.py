@@ -34,7 +34,7 @@ from proofbox.agents.runtimes.codex.requested import RequestedCalls
 from proofbox.agents.usage import UsageLedger
 from proofbox.core.clock import Clock
 from proofbox.core.text import printable
-from proofbox.errors import AgentError, TurnInterrupted
+from proofbox.errors import AgentError, RuntimeProtocolError, TurnInterrupted
 
 REPORTED_FIRST = 16
 MAX_UNREQUESTED = 100
@@ -62,6 +62,8 @@ class CodexListener:
         """The threads of the session, each with the value of `generation` when it was last loaded."""
         self.verdicts: dict[str, AgentError] = {}
         """The reasons of turns that are being ended early."""
+        self.announced: dict[str, set[str]] = {}
+        """The threads with a request for a turn under way, each with the turns that began there in the meantime."""
         self.garbage = 0
         self._failures = 0
         self._unrequested = 0
@@ -84,6 +86,18 @@ class CodexListener:
         self.feed.begin_turn(turn, thread)
         self.early_calls.move(thread, turn, self._requested)
 
+    def begin_requested(self, turn: str, thread: str) -> None:
+        """Begin the turn that Codex names in its answer to a request. Under load, it may announce the turn first.
+
+        Raises RuntimeProtocolError if the turn is an older one.
+        """
+        if not self.feed.has_turn(turn):
+            self.begin(turn, thread)
+        elif turn in self.announced[thread]:
+            self._unrequested -= 1
+        else:
+            raise RuntimeProtocolError(f"codex returned the id of another turn, {turn[:80]}", op="turn")
+
     def idle_seconds(self, turn: Turn) -> float:
         """Return the seconds since the last activity of a turn in progress."""
         return self._clock.monotonic() - max(self._last_activity.get(turn.thread, 0.0), turn.began)
@@ -99,6 +113,8 @@ class CodexListener:
                 await self._end_turn(event)
                 continue
             if isinstance(event, TurnStarted) and turn and not self.feed.has_turn(turn):
+                if thread in self.announced:
+                    self.announced[thread].add(turn)
                 await self._begin_unrequested(turn, thread)
             elif isinstance(event, ItemStarted | ToolCall | FileChange):
                 self._requested.reported(thread, turn, event.item)

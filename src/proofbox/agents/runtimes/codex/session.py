@@ -86,7 +86,6 @@ class CodexSession:
         self._background = Background()
         self._opened = False
         self._folders: dict[str, str] = {}
-        self._starting: set[str] = set()
 
     def facts(self) -> Mapping[str, Any]:
         return {
@@ -166,20 +165,18 @@ class CodexSession:
                 f"this session has no thread {thread[:80]!r}", op="turn", fix_hints=["start a thread first"]
             )
         # Codex would silently treat a second start as steering.
-        if thread in self._starting or self.feed.active_turn(thread) is not None:
+        if thread in self._listener.announced or self.feed.active_turn(thread) is not None:
             raise UsageError(
                 "the thread already has a turn in progress",
                 op="turn",
                 fix_hints=["wait for that turn, interrupt it, or steer it"],
             )
-        self._starting.add(thread)
+        self._listener.announced[thread] = set()
         begun: list[str] = []
 
         def begin(result: Any) -> None:
             turn = _member(result, "turn", "id", method="turn/start")
-            if self.feed.has_turn(turn):
-                raise RuntimeProtocolError(f"codex returned the id of another turn, {turn[:80]}", op="turn")
-            self._listener.begin(turn, thread)
+            self._listener.begin_requested(turn, thread)
             begun.append(turn)
 
         try:
@@ -187,7 +184,7 @@ class CodexSession:
             params = {"threadId": thread, "input": [{"type": "text", "text": prompt}]}
             await self._codex.request("turn/start", lambda _: params, on_result=begin)
         finally:
-            self._starting.discard(thread)
+            del self._listener.announced[thread]
         return begun[0]
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
