@@ -186,25 +186,40 @@ static int create(int fd, const char *name, mode_t mode, const char *data, uint6
     return close(out);
 }
 
+struct file { struct place place; struct record *record; const char *name; };
+
+static int by_offset(const void *one, const void *other) {
+    uint64_t a = ((const struct file *)one)->place.offset, b = ((const struct file *)other)->place.offset;
+    return (a > b) - (a < b);
+}
+
+/* In the order of their contents in the pack, so that those of a directory are read together. */
 static void write_files(int fd, const struct job *job) {
+    static struct file *files;
     static struct place *places;
     struct folder *folder = folder_of(job);
     const char *name = name_of(folder) + folder->name, *data;
     struct record *record = (struct record *)(name + folder->names);
     struct stat st;
-    if (!(places = reallocarray(places, folder->count + 1, sizeof *places))) fail(ENOMEM, NULL, job->path, "");
-    for (uint32_t n = 0; n < folder->count; n++) {
-        int code = find(record[n].digest, places + n);
-        if (code) fail(code, record[n].digest, job->path, "");
-    }
+    files = reallocarray(files, folder->count + 1, sizeof *files);
+    places = reallocarray(places, folder->count + 1, sizeof *places);
+    if (!files || !places) fail(ENOMEM, NULL, job->path, "");
     for (uint32_t n = 0; n < folder->count; n++, record++, name += strlen(name) + 1) {
+        files[n] = (struct file){.record = record, .name = name};
+        int code = find(record->digest, &files[n].place);
+        if (code) fail(code, record->digest, job->path, "");
+    }
+    qsort(files, folder->count, sizeof *files, by_offset);
+    for (uint32_t n = 0; n < folder->count; n++) places[n] = files[n].place;
+    for (uint32_t n = 0; n < folder->count; n++) {
+        record = files[n].record;
         if (!places[n].offset) {
             folder->left = 1;
             continue;
         }
         int code = content(places + n, folder->count - n, record->digest, &data);
-        if (code || has_failed()) fail(code, record->digest, job->path, name);
-        if (create(fd, name, record->mode, data, places[n].length, &st)) fail(errno, record->digest, job->path, name);
+        if (code || has_failed()) fail(code, record->digest, job->path, files[n].name);
+        if (create(fd, files[n].name, record->mode, data, places[n].length, &st)) fail(errno, record->digest, job->path, files[n].name);
         record->size = (uint64_t)st.st_size;
         record->mtime = ns(st.st_mtim);
         record->ctime = ns(st.st_ctim);
