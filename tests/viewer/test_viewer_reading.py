@@ -130,6 +130,17 @@ def test_timeline_is_paged_and_shows_idle_time_and_model_requests(bundle: Path) 
     assert (last.next, last.entries[-1].line) == (None, 999)
 
 
+def test_deep_events_of_a_forged_log_are_shown_without_their_depth(tmp_path: Path) -> None:
+    lines = [
+        b'{"event":"usage","item":"i","total":%b%b}\n' % (b"[" * depth, b"]" * depth) for depth in (2, 900, 100_000)
+    ]
+    with BundleWriter.create(tmp_path, run_id="run-deep") as made:
+        made.write_bytes("events.jsonl", b"".join(lines) + b'{"event":"tool_call","item":"i"}\n')
+        made.write_bytes("steps.jsonl", lines[-1])
+    entries = read_timeline(open_evidence(made.path)).entries
+    assert [entry.kind for entry in entries] == ["model", "model", "other", "tool"]
+
+
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_usage_grows_per_thread_which_lines_state_if_it_changes(tmp_path: Path, first: int) -> None:
     with BundleWriter.create(tmp_path, run_id="run-threads") as made, made.open_log("events.jsonl") as log:

@@ -153,7 +153,7 @@ class OpenedEvidence:
                 continue
             try:
                 entry = decoder.decode(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue
             entries = found.get(getattr(entry, member))
             if entries is not None and len(entries) < wanted[getattr(entry, member)]:
@@ -204,7 +204,7 @@ def final_snapshot(evidence: OpenedEvidence) -> dict[str, Any]:
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
         return _LINE.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
 
 

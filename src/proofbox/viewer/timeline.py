@@ -30,6 +30,8 @@ MAX_INNER: Final = 300
 """Maximum number of characters shown for each text in a list or an object of an event."""
 MAX_ITEMS: Final = 16
 """Maximum number of items shown of a list or an object of an event."""
+MAX_LEVELS: Final = 3
+"""Maximum number of levels shown of the lists and objects of an event."""
 MEMBERS: Final = frozenset(
     (
         *("event", "item", "at_ms", "thread", "status", "source", "kind", "tool", "command", "output", "exit_code"),
@@ -133,16 +135,17 @@ def read_timeline(evidence: OpenedEvidence, first: int = 0, count: int = PAGE) -
 
 def _shown(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of an event that the timeline shows, cut. A forged one may have a million others."""
-    return {name: _cut(value, MAX_VALUE) for name, value in event.items() if name in MEMBERS}
+    return {name: _cut(value, MAX_VALUE, MAX_LEVELS) for name, value in event.items() if name in MEMBERS}
 
 
-def _cut(value: Any, limit: int) -> Any:
+def _cut(value: Any, limit: int, levels: int) -> Any:
     if isinstance(value, str):
         return value[:limit]
     if isinstance(value, list):
-        return [_cut(each, MAX_INNER) for each in value[:MAX_ITEMS]]
+        return [_cut(each, MAX_INNER, levels - 1) for each in value[:MAX_ITEMS]] if levels else []
     if isinstance(value, dict):
-        return {name: _cut(each, MAX_INNER) for name, each in islice(value.items(), MAX_ITEMS) if len(name) < MAX_INNER}
+        members = islice(value.items(), MAX_ITEMS) if levels else ()
+        return {name[:MAX_INNER]: _cut(each, MAX_INNER, levels - 1) for name, each in members}
     return value
 
 
