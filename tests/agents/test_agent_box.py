@@ -11,8 +11,12 @@ from proofbox.sandbox.async_service import AsyncSandboxes
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.anyio]
 
-CHAIN = "setsid " + "env " * 100 + "sleep 300 >/dev/null 2>&1 & until grep -qz '^env$' /proc/$!/cmdline; do :; done"
-"""A program that executes another one a hundred times: its environment is often empty while it is read."""
+STARTED = "until grep -qzE '^(env|sleep)$' /proc/$!/cmdline; do :; done"
+CHAIN = "setsid " + "env " * 100 + f"sleep 300 >/dev/null 2>&1 & {STARTED}"
+"""A program that executes another one a hundred times: its environment is often empty while it is read.
+
+On a busy machine, it may have executed all of them before it is looked at.
+"""
 ALIVE = "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx '30[0]'"
 
 
